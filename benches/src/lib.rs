@@ -1,0 +1,1 @@
+//! Benchmarks; each is a binary under `src/bin`.

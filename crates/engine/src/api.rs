@@ -1,0 +1,317 @@
+//! What callers of an engine see: a request goes in, a stream of events comes out.
+//!
+//! Owns: [`Request`], [`Event`], [`ModelInfo`], [`Vocabulary`], [`Refusal`]; the handle and the engine itself stand in
+//! [`crate::owner`]. Refuses to know: faces, kernels, how a model computes. See D-4 to D-11.
+//!
+//! ```text
+//!   Engine::submit(Request) -> Handle ── Event{step, choice, Tokens}* ── Event{Finish} per choice ── Event{Usage} ── end
+//!                                     └─ or Event{Fault} once, as the last event
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytestring::ByteString;
+use sapwood_proto::code::Code;
+use sapwood_proto::steer::{Steer, Token};
+
+/// What to generate from. Always whole before submission (D-9).
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prompt {
+    /// Token ids, used as they are.
+    Tokens(Vec<Token>),
+    /// Raw text: no template; special tokens are not parsed; a BOS token as the model says (D-24).
+    Text(String),
+    /// A conversation for the model's chat template.
+    Chat(Chat),
+}
+
+/// A conversation, rendered by the model's own chat template.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chat {
+    /// The messages, oldest first.
+    pub messages: Vec<Message>,
+    /// Tool definitions in the OpenAI shape, or `Null`.
+    pub tools: serde_json::Value,
+    /// Further variables for the template; an object or `Null`.
+    pub template_args: serde_json::Value,
+    /// Continue the last assistant message instead of opening a new one (EV-606).
+    pub continue_last: bool,
+}
+
+/// One message of a conversation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Message {
+    /// `system`, `user`, `assistant`, `tool`, or whatever the template knows.
+    pub role: String,
+    /// The text. It never turns into special tokens (EV-607).
+    pub content: String,
+    /// The speaker's name, if any.
+    pub name: Option<String>,
+    /// Calls made by an assistant message, in the OpenAI shape, or `Null`.
+    pub tool_calls: serde_json::Value,
+    /// The call that a tool message answers.
+    pub tool_call_id: Option<String>,
+}
+
+/// How tokens are chosen. Ranges are those of D-20's core column; out of range is refused, never clipped.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 takes the most likely token; at most 100.
+    pub temperature: f32,
+    /// Keep this many of the most likely tokens; 0 is off.
+    pub top_k: u32,
+    /// Keep the smallest set with this probability; in (0, 1], 1 is off.
+    pub top_p: f32,
+    /// Keep what is at least this fraction of the most likely; in [0, 1), 0 is off.
+    pub min_p: f32,
+    /// Divides (or multiplies, if negative) the logits of tokens seen; in (0, 10], 1 is off.
+    pub repetition_penalty: f32,
+    /// Subtracted once from tokens generated before; within ±100.
+    pub presence_penalty: f32,
+    /// Subtracted per earlier occurrence in the output; within ±100.
+    pub frequency_penalty: f32,
+    /// Added to logits; -100 and below forbids.
+    pub logit_bias: BTreeMap<Token, f32>,
+    /// Equal seed, build, model and request give equal tokens (D-21). `None`: the engine picks one and reports it.
+    pub seed: Option<u64>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: BTreeMap::new(),
+            seed: None,
+        }
+    }
+}
+
+/// One generation, wanted `n` times.
+pub struct Request {
+    /// What to generate from.
+    pub prompt: Prompt,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// At most this many tokens per choice; `None`: the rest of the context. 0 generates nothing.
+    pub max_tokens: Option<u32>,
+    /// Before this many tokens neither end-of-sequence nor a stop ends a choice.
+    pub min_tokens: u32,
+    /// Texts that end a choice and are not part of it; at most 64 of 1 KiB.
+    pub stop: Vec<String>,
+    /// Tokens that end a choice and are not part of its text.
+    pub stop_tokens: Vec<Token>,
+    /// Generate on past the end-of-sequence token.
+    pub ignore_eos: bool,
+    /// `None`: no log-probabilities at all. `Some(k)`: the chosen token's, and the `k` best.
+    pub top_logprobs: Option<u32>,
+    /// How many choices; 1 to 64.
+    pub n: u32,
+    /// Higher goes first among those that wait; 0 is usual.
+    pub priority: i32,
+    /// Ends the request this long after submission, waiting included.
+    pub timeout: Option<Duration>,
+    /// Requests with the same key probably share a prefix; keep it warm for them.
+    pub cache_key: Option<u64>,
+    /// Steers the request; forked for each further choice.
+    pub steer: Option<Box<dyn Steer>>,
+}
+
+impl Request {
+    /// A request with the defaults of the core for everything but its prompt.
+    #[must_use]
+    pub fn new(prompt: Prompt) -> Self {
+        Self {
+            prompt,
+            sampling: Sampling::default(),
+            max_tokens: None,
+            min_tokens: 0,
+            stop: Vec::new(),
+            stop_tokens: Vec::new(),
+            ignore_eos: false,
+            top_logprobs: None,
+            n: 1,
+            priority: 0,
+            timeout: None,
+            cache_key: None,
+            steer: None,
+        }
+    }
+}
+
+/// One thing that happened to a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    /// The engine's step in which it happened.
+    pub step: u64,
+    /// Which of the `n` choices (or forks) it concerns; 0 for `Usage` and `Fault`.
+    pub choice: u32,
+    /// What happened.
+    pub kind: Kind,
+}
+
+/// The kinds of event.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kind {
+    /// Tokens were appended.
+    Tokens(Tokens),
+    /// The choice ended; the last event of this choice.
+    Finish(Finish),
+    /// What the whole request cost; after the last `Finish`, the last event.
+    Usage(Usage),
+    /// The request ended early; the last event.
+    Fault(Fault),
+}
+
+/// Tokens appended in one step, and the text that became certain with them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tokens {
+    /// The tokens, in order. Empty when only held-back text is released.
+    pub tokens: Vec<Sampled>,
+    /// Whole characters, never the beginning of a stop string; often empty.
+    pub text: ByteString,
+}
+
+/// One token of an output.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    /// Its id.
+    pub id: Token,
+    /// Its bytes; may be part of a character. Empty for special tokens.
+    pub bytes: bytes::Bytes,
+    /// Natural logarithm of its probability over the whole vocabulary, after bias and masks, before temperature
+    /// (D-22). NaN if not asked for.
+    pub logprob: f32,
+    /// The most likely tokens with theirs, best first; exactly as many as asked (KE-614).
+    pub top: Vec<(Token, f32)>,
+    /// A control token of the vocabulary.
+    pub special: bool,
+    /// Forced by a steerer rather than sampled.
+    pub forced: bool,
+}
+
+/// How a choice ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finish {
+    /// Why.
+    pub reason: Reason,
+    /// The stop text or stop token that did it, if one did.
+    pub stop: Option<Stop>,
+}
+
+/// Why a choice ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// End-of-sequence, a stop text or a stop token.
+    Stop,
+    /// `max_tokens` or the end of the context.
+    Length,
+    /// A steerer said so.
+    Controller,
+    /// Somebody asked for the end and the rest was kept.
+    Cancelled,
+}
+
+/// What stopped a choice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// This stop text.
+    Text(String),
+    /// This token.
+    Token(Token),
+}
+
+/// What a request cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens generated, all choices together.
+    pub completion_tokens: u32,
+    /// Tokens of the prompt that were not computed because an equal prefix was cached.
+    pub cached_tokens: u32,
+    /// The seed in force.
+    pub seed: u64,
+}
+
+/// Why a request ended early.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Fault {
+    /// The closed code.
+    pub code: Code,
+    /// The finer, stable name (`ENGINE_BUSY`, `PROMPT_TOO_LONG`, `timeout` …), or empty.
+    pub reason: &'static str,
+    /// For people; safe for strangers.
+    pub message: String,
+}
+
+/// Why a request was not taken at all.
+pub type Refusal = Fault;
+
+/// What a model is and can do. Immutable while it is loaded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelInfo {
+    /// The name under which it is served.
+    pub name: String,
+    /// The architecture (`llama`, `scripted` …).
+    pub architecture: String,
+    /// What it is, for people: size, quantisation, source.
+    pub description: String,
+    /// Tokens a sequence may hold, prompt and output together. A prompt of this many is refused (D-23).
+    pub context_tokens: u32,
+    /// Tokens of the vocabulary.
+    pub vocabulary_tokens: u32,
+    /// Parameters; 0 if unknown.
+    pub parameters: u64,
+    /// Bytes of the weights; 0 if none.
+    pub weight_bytes: u64,
+    /// Sequences that can be in one batch.
+    pub parallel: u32,
+    /// It has a chat template.
+    pub chat: bool,
+    /// A sequence can be cut back cheaply (not so for recurrent models); rewinding steerers need it.
+    pub truncates: bool,
+    /// Equal requests give equal tokens whatever else runs (D-21).
+    pub deterministic: bool,
+}
+
+/// Tokenising and templating: immutable, shared, callable from any thread (D-8).
+pub trait Vocabulary: Send + Sync + 'static {
+    /// Number of tokens.
+    fn size(&self) -> usize;
+
+    /// The tokens of `text`. With `special`, the texts of control tokens become control tokens; without, plain text.
+    fn tokenize(&self, text: &str, special: bool) -> Vec<Token>;
+
+    /// The bytes of one token; empty for control tokens and ids outside the vocabulary.
+    fn bytes(&self, token: Token) -> bytes::Bytes;
+
+    /// Whether the token is a control token.
+    fn is_special(&self, token: Token) -> bool;
+
+    /// Whether the token ends a generation.
+    fn is_end(&self, token: Token) -> bool;
+
+    /// The token to put before raw text, if the model wants one.
+    fn beginning(&self) -> Option<Token>;
+
+    /// The token that ends a turn, if there is one (EV-607).
+    fn end_of_turn(&self) -> Option<Token>;
+
+    /// Renders a conversation with the chat template and tokenises it; contents never become special tokens.
+    ///
+    /// # Errors
+    /// `NO_TEMPLATE` if there is none; `BAD_ROLE` or `invalid-request` if the template rejects the conversation.
+    fn chat(&self, chat: &Chat) -> Result<Vec<Token>, Fault>;
+}
+
+/// A shared vocabulary.
+pub type SharedVocabulary = Arc<dyn Vocabulary>;

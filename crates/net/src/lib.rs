@@ -1,0 +1,4 @@
+//! Sapwood's clients: the only home of client sockets.
+//!
+//! Owns: transports and typed clients of every protocol, reconnecting, balancing.
+//! Refuses to know: kernels, engines, servers.

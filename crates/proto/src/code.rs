@@ -1,0 +1,161 @@
+//! The closed set of error codes that every face, function and engine shares.
+//!
+//! Owns: [`Code`] with its fault, scope and retry advice, and its spelling in gRPC and HTTP.
+//! Refuses to know: which rule was broken. Cores have precise enums of their own; one function per core
+//! maps each variant to a code and a reason (DESIGN section 6, D-30). Each code has a page in `docs/errors/`.
+
+use std::fmt;
+
+/// Whose doing an error is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// The peer asked for something that cannot be done as asked.
+    Client,
+    /// A server elsewhere failed.
+    Upstream,
+    /// A controller (a program that steers decoding) failed.
+    Controller,
+    /// We failed.
+    Server,
+}
+
+/// Whether asking again can help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Retry {
+    /// The same request fails again.
+    No,
+    /// The same request may be sent again at once.
+    Same,
+    /// The same request may be sent again after a while.
+    Later,
+}
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal, $fault:ident, $retry:ident, $grpc:literal, $http:literal;)*) => {
+        /// What went wrong, as far as a program needs to know.
+        ///
+        /// The kebab-case name is stable for ever; the finer name is a *reason* next to it.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Code { $($(#[$doc])* $variant,)* }
+
+        impl Code {
+            /// Every code, in table order.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The stable kebab-case name.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// Whose doing it is.
+            #[must_use]
+            pub const fn fault(self) -> Fault {
+                match self { $(Self::$variant => Fault::$fault,)* }
+            }
+
+            /// Whether asking again can help.
+            #[must_use]
+            pub const fn retry(self) -> Retry {
+                match self { $(Self::$variant => Retry::$retry,)* }
+            }
+
+            /// The gRPC status number (`google.rpc.Code`).
+            #[must_use]
+            pub const fn grpc(self) -> u8 {
+                match self { $(Self::$variant => $grpc,)* }
+            }
+
+            /// The HTTP status, where no face says otherwise.
+            #[must_use]
+            pub const fn http(self) -> u16 {
+                match self { $(Self::$variant => $http,)* }
+            }
+        }
+    };
+}
+
+codes! {
+    /// The request is malformed or out of range.
+    InvalidRequest = "invalid-request", Client, No, 3, 400;
+    /// A name that nothing bears.
+    NotFound = "not-found", Client, No, 5, 404;
+    /// A name that is taken.
+    AlreadyExists = "already-exists", Client, No, 6, 409;
+    /// No credential, or a wrong one.
+    Unauthenticated = "unauthenticated", Client, No, 16, 401;
+    /// A valid credential that does not allow this.
+    PermissionDenied = "permission-denied", Client, No, 7, 403;
+    /// A named limit was exceeded.
+    LimitExceeded = "limit-exceeded", Client, No, 8, 413;
+    /// Too many requests of this caller in a span of time.
+    RateLimited = "rate-limited", Client, Later, 8, 429;
+    /// The server has more work than it can queue.
+    Overloaded = "overloaded", Server, Later, 14, 503;
+    /// The state that the request needs does not hold.
+    FailedPrecondition = "failed-precondition", Client, No, 9, 400;
+    /// Somebody asked for the end.
+    Cancelled = "cancelled", Client, No, 1, 499;
+    /// The time allowed has passed.
+    DeadlineExceeded = "deadline-exceeded", Client, Same, 4, 504;
+    /// A stream ended without its final marker.
+    Truncated = "truncated", Upstream, Same, 14, 502;
+    /// A server elsewhere failed.
+    UpstreamFailed = "upstream-failed", Upstream, Later, 14, 502;
+    /// A controller failed.
+    ControllerFailed = "controller-failed", Controller, No, 13, 500;
+    /// Loading, draining or gone.
+    Unavailable = "unavailable", Server, Later, 14, 503;
+    /// Known, and not built or not switched on here.
+    Unimplemented = "unimplemented", Client, No, 12, 501;
+    /// Taken over by somebody else.
+    Aborted = "aborted", Client, Same, 10, 409;
+    /// A defect of ours.
+    Internal = "internal", Server, No, 13, 500;
+}
+
+impl Code {
+    /// The code with this kebab-case name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|code| code.name() == name)
+    }
+
+    /// The code that a gRPC status number of a peer stands for; unknown numbers are `internal`.
+    #[must_use]
+    pub const fn from_grpc(number: i32) -> Self {
+        match number {
+            1 => Self::Cancelled,
+            3 | 11 => Self::InvalidRequest,
+            4 => Self::DeadlineExceeded,
+            5 => Self::NotFound,
+            6 => Self::AlreadyExists,
+            7 => Self::PermissionDenied,
+            8 => Self::LimitExceeded,
+            9 => Self::FailedPrecondition,
+            10 => Self::Aborted,
+            12 => Self::Unimplemented,
+            14 => Self::Unavailable,
+            16 => Self::Unauthenticated,
+            _ => Self::Internal,
+        }
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_read_back() {
+        for &code in Code::ALL {
+            assert_eq!(Code::from_name(code.name()), Some(code));
+        }
+    }
+}

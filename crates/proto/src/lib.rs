@@ -1,0 +1,10 @@
+//! Sapwood's protocol cores: vocabulary, state machines and wire formats, as pure values.
+//!
+//! Owns: everything that a stranger's bytes are turned into, and back. Refuses to know: sockets, tasks, threads,
+//! files, clocks, randomness, models. Time is an argument ([`time::Time`]); errors are values ([`code::Code`]).
+
+#![forbid(unsafe_code)]
+
+pub mod code;
+pub mod steer;
+pub mod time;

@@ -1,0 +1,8 @@
+//! Sapwood: one server, runtime and library for streaming generative AI.
+//!
+//! Owns: the facade that programs import, and the composition root of the binary. Refuses to know: anything that a
+//! crate below already knows.
+
+pub use sapwood_engine as engine;
+pub use sapwood_kernel as kernel;
+pub use sapwood_proto as proto;

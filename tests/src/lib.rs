@@ -1,0 +1,1 @@
+//! The integration tests stand in `main.rs`, one binary.
