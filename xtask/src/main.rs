@@ -1,3 +1,62 @@
-//! The project's own tasks. Owns: `cargo xtask …`. Refuses to know: anything the crates do at run time.
+//! The project's own tasks: `cargo xtask serve | ci | tidy | codegen | demo-model`.
+//!
+//! Owns: how the project is built, checked and regenerated. Refuses to know: anything the crates do at run time.
 
-fn main() {}
+mod ci;
+mod conformance;
+mod demo_model;
+mod foreign;
+mod fuzz;
+mod process;
+mod serve;
+mod tidy;
+mod toolchain;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Sapwood's own tasks.
+#[derive(Parser)]
+#[command(name = "cargo xtask", disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Build the release binary, with whatever it needs, and start `sapwood serve` with the demo model.
+    Serve(serve::Options),
+    /// Run every check and every test, as CI does.
+    Ci(ci::Options),
+    /// Check what the compiler cannot: crate edges, file sizes, names, module comments, pages of error codes.
+    Tidy(tidy::Options),
+    /// Train the demo model anew with our own recipe and write its GGUF file (an hour or more).
+    DemoModel(demo_model::Options),
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().task {
+        Task::Serve(options) => serve::run(&options),
+        Task::Ci(options) => ci::run(&options),
+        Task::Tidy(options) => tidy::run(&options),
+        Task::DemoModel(options) => demo_model::run(&options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            process::say(&format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The root of the checkout.
+fn root() -> PathBuf {
+    let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    manifest
+        .parent()
+        .map_or_else(|| manifest.clone(), PathBuf::from)
+}

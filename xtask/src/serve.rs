@@ -1,0 +1,76 @@
+//! `cargo xtask serve`: from a fresh clone to a running server.
+//!
+//! Owns: preparing the machine, building the release binary, starting it. Refuses to know: what the server does.
+
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use crate::{process, root, toolchain};
+
+/// Features of the binary that people run.
+pub(crate) const FEATURES: &str = "cli,embedded,demo-model";
+
+/// Options of `cargo xtask serve`.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Build only; do not start the server.
+    #[arg(long)]
+    build_only: bool,
+    /// Further cargo features of the binary, e.g. `cuda`, `metal`, `vulkan`.
+    #[arg(long, value_name = "LIST")]
+    features: Option<String>,
+    /// Arguments for `sapwood serve`, e.g. `--model path.gguf`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+/// Prepares, builds, serves.
+///
+/// # Errors
+/// If a tool is missing and cannot be installed, the build fails, or the server ends with an error.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    toolchain::ensure()?;
+    let binary = root().join("target/release/sapwood");
+    build(options, binary.exists())?;
+    if options.build_only {
+        process::say("built target/release/sapwood");
+        return Ok(());
+    }
+    process::say("put target/release on your PATH to call `sapwood chat` from anywhere");
+    let status = Command::new(&binary)
+        .arg("serve")
+        .args(&options.arguments)
+        .status()
+        .with_context(|| format!("cannot start {}", binary.display()))?;
+    if !status.success() {
+        bail!("sapwood serve ended with {status}");
+    }
+    Ok(())
+}
+
+fn build(options: &Options, again: bool) -> Result<()> {
+    if !again {
+        process::say(
+            "building sapwood; the first time takes some minutes, most of them for llama.cpp",
+        );
+    }
+    let features = match &options.features {
+        Some(more) => format!("{FEATURES},{more}"),
+        None => FEATURES.to_owned(),
+    };
+    let start = Instant::now();
+    process::run(&mut process::cargo(&[
+        "build",
+        "--release",
+        "--package",
+        "sapwood",
+        "--features",
+        &features,
+    ]))?;
+    if !again {
+        process::say(&format!("built in {} s", start.elapsed().as_secs()));
+    }
+    Ok(())
+}
