@@ -1,0 +1,258 @@
+//! Whether the server is alive and whether it takes work: one state, read by every kind of probe (OA-901, OA-902).
+//!
+//! Owns: the list of parts, the engine watchdog, the answers of the probes. Refuses to know: what an engine is; a part
+//! is a name and a closure that tells its pulse.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sapwood_proto::code::Code;
+use sapwood_proto::time::Time;
+use tokio::sync::watch;
+
+use crate::drain::{Drain, Phase};
+use crate::refusal::Refusal;
+
+/// What a part of the server says about itself when asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pulse {
+    /// Its thread is there.
+    pub alive: bool,
+    /// It has nothing to do.
+    pub idle: bool,
+    /// Steps made so far; a part that is neither idle nor counting is stuck.
+    pub steps: u64,
+}
+
+/// Tells a part's pulse. Called from probes: must return at once and take no lock that the part needs.
+pub type Probe = Box<dyn Fn() -> Pulse + Send + Sync>;
+
+/// The state of one part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Not ready yet.
+    Loading,
+    /// Ready.
+    Ok,
+    /// Without a step for longer than the watchdog allows.
+    Stuck,
+    /// Its thread is gone.
+    Dead,
+    /// It could not be loaded.
+    Failed,
+}
+
+impl State {
+    /// The name in `/readyz?verbose`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Loading => "loading",
+            Self::Ok => "ok",
+            Self::Stuck => "stuck",
+            Self::Dead => "dead",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+enum Part {
+    Loading,
+    Failed,
+    Running {
+        probe: Probe,
+        seen: Pulse,
+        since: Time,
+    },
+}
+
+/// The health of the whole server.
+pub struct Health {
+    parts: Mutex<BTreeMap<String, Part>>,
+    changed: watch::Sender<()>,
+    drain: Drain,
+    watchdog: Duration,
+    origin: tokio::time::Instant,
+}
+
+impl Health {
+    /// Nothing to watch yet. A busy part that makes no step for `watchdog` counts as stuck.
+    #[must_use]
+    pub fn new(drain: Drain, watchdog: Duration) -> Self {
+        Self {
+            parts: Mutex::default(),
+            changed: watch::Sender::new(()),
+            drain,
+            watchdog,
+            origin: tokio::time::Instant::now(),
+        }
+    }
+
+    /// A part that will come: the server is not ready until it has.
+    pub fn loading(&self, name: &str) {
+        self.put(name, Part::Loading);
+    }
+
+    /// A part that will not come; it does not make the others unready.
+    pub fn failed(&self, name: &str) {
+        self.put(name, Part::Failed);
+    }
+
+    /// A part that is there.
+    pub fn running(&self, name: &str, probe: Probe) {
+        let seen = probe();
+        self.put(
+            name,
+            Part::Running {
+                probe,
+                seen,
+                since: self.now(),
+            },
+        );
+    }
+
+    fn put(&self, name: &str, part: Part) {
+        self.parts().insert(name.into(), part);
+        self.changed.send_replace(());
+    }
+
+    /// Resolves at the next change of the list of parts; stuck and dead ones are found by asking.
+    pub async fn changed(&self) {
+        let mut changes = self.changed.subscribe();
+        // The sender lives in `self`, so waiting cannot fail while we are borrowed.
+        let _ = changes.changed().await;
+    }
+
+    /// Every part and its state.
+    #[must_use]
+    pub fn parts_now(&self) -> Vec<(String, State)> {
+        let now = self.now();
+        let mut parts = self.parts();
+        parts
+            .iter_mut()
+            .map(|(name, part)| (name.clone(), part.state(now, self.watchdog)))
+            .collect()
+    }
+
+    /// Whether the process works: no part is stuck or dead.
+    ///
+    /// # Errors
+    /// `unavailable`, reason `engine_dead`.
+    pub fn live(&self) -> Result<(), Refusal> {
+        for (name, state) in self.parts_now() {
+            if matches!(state, State::Stuck | State::Dead) {
+                let message = format!("The engine of `{name}` is {}.", state.name());
+                return Err(Refusal::new(Code::Unavailable, "engine_dead", message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the server takes work: it lives, is not draining, and every model that can be loaded is.
+    ///
+    /// # Errors
+    /// `unavailable`, reason `draining`, `engine_dead` or `model_loading`.
+    pub fn ready(&self) -> Result<(), Refusal> {
+        if self.drain.phase() > Phase::Serving {
+            let message = "The server is shutting down.";
+            return Err(Refusal::new(Code::Unavailable, "draining", message));
+        }
+        self.live()?;
+        let parts = self.parts_now();
+        if let Some((name, _)) = parts.iter().find(|(_, state)| *state == State::Loading) {
+            let message = format!("The model `{name}` is still loading.");
+            return Err(Refusal::new(Code::Unavailable, "model_loading", message));
+        }
+        Ok(())
+    }
+
+    fn parts(&self) -> MutexGuard<'_, BTreeMap<String, Part>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Time {
+        Time::new(self.origin.elapsed())
+    }
+}
+
+impl Part {
+    fn state(&mut self, now: Time, watchdog: Duration) -> State {
+        let (probe, seen, since) = match self {
+            Self::Loading => return State::Loading,
+            Self::Failed => return State::Failed,
+            Self::Running { probe, seen, since } => (probe, seen, since),
+        };
+        let pulse = probe();
+        if pulse.idle || pulse.steps != seen.steps {
+            *since = now;
+        }
+        *seen = pulse;
+        if !pulse.alive {
+            State::Dead
+        } else if now.since(*since) > watchdog {
+            State::Stuck
+        } else {
+            State::Ok
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    fn pulse(idle: bool, steps: u64) -> Pulse {
+        Pulse {
+            alive: true,
+            idle,
+            steps,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn oa_901_an_engine_that_stops_stepping_fails_liveness() {
+        let health = Health::new(Drain::default(), Duration::from_secs(30));
+        let shared = Arc::new(Mutex::new(pulse(true, 0)));
+        let probe = Arc::clone(&shared);
+        health.running("demo", Box::new(move || *probe.lock().unwrap()));
+        let after = async |seconds| {
+            tokio::time::advance(Duration::from_secs(seconds)).await;
+            (
+                health.live().is_ok(),
+                health.ready().map_err(|why| why.reason),
+            )
+        };
+        let dead = (false, Err("engine_dead"));
+        assert_eq!(after(100).await, (true, Ok(())), "idle is fine");
+        *shared.lock().unwrap() = pulse(false, 1);
+        assert_eq!(after(29).await, (true, Ok(())));
+        assert_eq!(
+            after(30).await,
+            (true, Ok(())),
+            "exactly the watchdog is still allowed"
+        );
+        assert_eq!(after(1).await, dead);
+        *shared.lock().unwrap() = pulse(false, 2);
+        assert_eq!(after(1).await, (true, Ok(())), "a step revives it");
+        shared.lock().unwrap().alive = false;
+        assert_eq!(after(0).await, dead);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn oa_902_a_loading_model_is_alive_and_not_ready() {
+        let drain = Drain::default();
+        let health = Health::new(drain.clone(), Duration::from_secs(30));
+        health.loading("big");
+        assert!(health.live().is_ok());
+        assert_eq!(health.ready().unwrap_err().reason, "model_loading");
+        health.running("big", Box::new(|| pulse(true, 0)));
+        health.failed("other");
+        assert!(health.ready().is_ok());
+        tokio::spawn(async move { drain.run().await });
+        health.drain.reached(Phase::Grace).await;
+        assert_eq!(health.ready().unwrap_err().reason, "draining");
+        assert!(health.live().is_ok());
+    }
+}

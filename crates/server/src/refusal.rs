@@ -1,0 +1,141 @@
+//! A request turned away at the door, as one value with two spellings: a JSON error object over HTTP, trailers over
+//! gRPC.
+//!
+//! Owns: the error object (OA-201) and its status and headers. Refuses to know: why somebody was turned away.
+
+use axum::body::Body;
+use axum::response::IntoResponse;
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use sapwood_proto::code::{Code, Retry};
+
+/// Why a request is answered before any face sees it, or by a route that is no face's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The closed code; it decides the HTTP and gRPC status.
+    pub code: Code,
+    /// The finer name, in the lower case that HTTP clients read (`invalid_api_key`, `draining` …).
+    pub reason: &'static str,
+    /// What is wrong and what to do; safe for strangers.
+    pub message: String,
+    /// Replaces the code's own HTTP status, where a page names another one.
+    pub http_status: Option<StatusCode>,
+}
+
+impl Refusal {
+    /// A refusal with the code's usual status.
+    pub fn new(code: Code, reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            reason,
+            message: message.into(),
+            http_status: None,
+        }
+    }
+
+    /// The same with another HTTP status.
+    #[must_use]
+    pub const fn with_status(mut self, status: StatusCode) -> Self {
+        self.http_status = Some(status);
+        self
+    }
+
+    /// The `type` member of OA-201.
+    const fn kind(&self) -> &'static str {
+        match self.code {
+            Code::Unauthenticated => "authentication_error",
+            Code::PermissionDenied => "permission_error",
+            Code::RateLimited => "rate_limit_error",
+            code if code.http() >= 500 => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    /// The answer for a client that asked with these headers: gRPC calls get trailers, everybody else JSON.
+    #[must_use]
+    pub fn answer(&self, asked: &HeaderMap) -> Response<Body> {
+        if is_grpc(asked) {
+            self.grpc()
+        } else {
+            self.json()
+        }
+    }
+
+    fn grpc(&self) -> Response<Body> {
+        let code = tonic::Code::from_i32(i32::from(self.code.grpc()));
+        tonic::Status::new(code, self.message.clone())
+            .into_http::<tonic::body::Body>()
+            .map(Body::new)
+    }
+
+    fn json(&self) -> Response<Body> {
+        let status = self.http_status.unwrap_or_else(|| {
+            StatusCode::from_u16(self.code.http()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+        });
+        let body = serde_json::json!({"error": {
+            "message": self.message, "type": self.kind(), "param": null, "code": self.reason,
+        }});
+        let mut answer = (status, axum::Json(body)).into_response();
+        let headers = answer.headers_mut();
+        if status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if self.code.retry() == Retry::Later {
+            // OA-202: whole seconds, and the finer header that official clients prefer.
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            headers.insert("retry-after-ms", HeaderValue::from_static("1000"));
+        }
+        answer
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> axum::response::Response {
+        self.json()
+    }
+}
+
+/// Whether the client speaks gRPC.
+#[must_use]
+pub fn is_grpc(headers: &HeaderMap) -> bool {
+    headers
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn oa_201_every_error_body_has_the_four_members() {
+        let refusal = Refusal::new(
+            Code::Unavailable,
+            "draining",
+            "The server is shutting down.",
+        );
+        let answer = refusal.answer(&HeaderMap::new());
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(answer.headers()[header::RETRY_AFTER], "1");
+        let body = axum::body::to_bytes(answer.into_body(), 4096)
+            .await
+            .unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(
+            json,
+            serde_json::json!({"error": {"message": "The server is shutting down.",
+                "type": "server_error", "param": null, "code": "draining"}})
+        );
+    }
+
+    #[test]
+    fn a_grpc_client_reads_trailers() {
+        let mut asked = HeaderMap::new();
+        asked.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/grpc+proto"),
+        );
+        let answer = Refusal::new(Code::Unauthenticated, "invalid_api_key", "no").answer(&asked);
+        assert_eq!(answer.status(), StatusCode::OK);
+        assert_eq!(answer.headers()["grpc-status"], "16");
+    }
+}

@@ -1,0 +1,36 @@
+//! What every face is given: the same few handles, cheap to clone.
+//!
+//! Owns: nothing; it names what is shared. Refuses to know: faces.
+
+use std::sync::Arc;
+
+use axum::Router;
+
+use crate::auth::Auth;
+use crate::drain::Drain;
+use crate::health::Health;
+use crate::metrics::Metrics;
+
+/// The handles a face works with. The caller of a request ([`crate::auth::Caller`]) and its id
+/// ([`crate::request_id::RequestId`]) stand in the request's extensions.
+#[derive(Clone)]
+pub struct Shared {
+    /// Keys and scopes; the gate has checked them already, a face asks for finer scopes.
+    pub auth: Arc<Auth>,
+    /// Where a face counts.
+    pub metrics: Arc<Metrics>,
+    /// Where a face asks before it takes work, and learns when to end it.
+    pub drain: Drain,
+    /// Whether models are there.
+    pub health: Arc<Health>,
+}
+
+/// What a face adds to the server. Each face has one function `face(Shared, its Config) -> Face`.
+pub struct Face {
+    /// Its routes, without a fallback; gRPC services come from `tonic::service::Routes` or `route_service`.
+    pub routes: Router,
+    /// Encoded file descriptor sets of its gRPC services, for reflection.
+    pub descriptors: Vec<&'static [u8]>,
+    /// Full names of its gRPC services, for `grpc.health.v1`.
+    pub services: Vec<&'static str>,
+}
