@@ -4,3 +4,5 @@
 //! embedded model. Refuses to know: faces, kernels, sockets, configuration files.
 
 pub mod api;
+pub mod model;
+pub mod ranking;

@@ -1,0 +1,135 @@
+//! What the owner thread needs from a model: slots that hold sequences, a batch, and a row per sampled position.
+//!
+//! Owns: [`Model`] and the values it exchanges with its only caller, [`crate::owner`].
+//! Refuses to know: requests, text, sampling, scheduling, steering. A model computes rows; everything else is decided
+//! by its caller, who keeps every promise written here as "the owner".
+//!
+//! ```text
+//!   slot:  free ── open ──► empty ── decode ──► holds n tokens ── truncate ──► holds fewer
+//!                            └── fork (a copy of another slot's first tokens) ──┘      │
+//!   any state ── release ──► free ◄──────────────────────────────────────────────────┘
+//! ```
+//!
+//! All slots share one cache of [`Capacity::cells`] cells, one cell per token; slots that were forked share the cells
+//! of their common tokens. The owner counts cells; a model that runs out all the same says [`Stop::Full`].
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use sapwood_proto::steer::Token;
+use sapwood_proto::time::Time;
+
+use crate::api::{Fault, ModelInfo, Reason, SharedVocabulary};
+use crate::ranking::Ranking;
+
+/// The number of a place for one sequence in the model's cache, below [`Capacity::slots`].
+pub type Slot = u32;
+
+/// A flag that asks a running [`Model::decode`] to return early with [`Stop::Aborted`].
+pub type Interrupt = Arc<AtomicBool>;
+
+/// What a model has room for. Fixed while it is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Slots: those of running sequences ([`ModelInfo::parallel`]) and those kept for their prefixes. At least 1.
+    pub slots: u32,
+    /// Tokens that all slots hold together, shared ones counted once. At least [`ModelInfo::context_tokens`].
+    pub cells: u32,
+    /// Entries of one batch. At least [`ModelInfo::parallel`].
+    pub batch_tokens: u32,
+}
+
+/// What a slot is opened for. Real models need none of it; a scripted model computes its rows from it.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening<'a> {
+    /// The prompt. Tokens after it are output, also when they are computed again after a preemption.
+    pub prompt: &'a [Token],
+    /// The seed of the request.
+    pub seed: u64,
+    /// Which choice of the request the sequence is.
+    pub choice: u32,
+}
+
+/// One token to compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Where.
+    pub slot: Slot,
+    /// Its index in the sequence, from 0: always the number of tokens that the slot holds before it.
+    pub position: u32,
+    /// The token; always below the vocabulary's size.
+    pub token: Token,
+    /// Whether the owner will ask for the row after this token. Only the last entry of a slot can want it.
+    pub row: bool,
+}
+
+/// Why a batch was not computed. Unless said otherwise the slots hold what they held before the call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The cache has no room for the batch. The owner makes room and tries a smaller one.
+    Full,
+    /// The [`Interrupt`] was seen. The same batch may be tried again.
+    Aborted,
+    /// The batch failed. The owner ends the sequences in it and releases their slots; the others go on.
+    Failed(Fault),
+    /// The model is lost. The owner ends everything and refuses what comes.
+    Dead(Fault),
+}
+
+/// What follows the last token of a slot.
+#[derive(Debug)]
+pub enum Row<'a> {
+    /// A logit for each token of the vocabulary. The owner overwrites it.
+    Logits(&'a mut [f32]),
+    /// The same, in closed form: only the owner knows whether the whole vector is needed (D-11).
+    Ranked(Ranking),
+    /// There is no row before this instant. The owner takes the last token back and decodes it again then.
+    NotBefore(Time),
+    /// The choice ends here, without a further token.
+    End(Reason),
+    /// The request ends here.
+    Failed(Fault),
+}
+
+/// A model, called from the owner's thread only.
+///
+/// A panic in [`Model::decode`] ends the sequences of the batch, a panic in [`Model::row`] ends that one; the owner
+/// then releases their slots and goes on, so after a panic `release` must still work.
+pub trait Model: Send {
+    /// What it is and can do; the same at every call.
+    fn info(&self) -> ModelInfo;
+
+    /// Its vocabulary; the same at every call.
+    fn vocabulary(&self) -> SharedVocabulary;
+
+    /// What it has room for; the same at every call.
+    fn capacity(&self) -> Capacity;
+
+    /// Hands over the flag that aborts a running [`Model::decode`]; called once, before anything else. The owner's
+    /// shell raises it when the engine is dropped, so that a long pass does not delay the end.
+    fn interrupt(&mut self, _flag: Interrupt) {}
+
+    /// Makes a free slot an empty sequence.
+    fn open(&mut self, slot: Slot, opening: &Opening<'_>);
+
+    /// Copies the first `tokens` tokens of `from` into `to`, which is open and empty. `from` holds at least as many;
+    /// exactly as many if the model does not truncate ([`ModelInfo::truncates`]).
+    fn fork(&mut self, from: Slot, to: Slot, tokens: u32);
+
+    /// Keeps the first `tokens` tokens of a slot that holds at least as many. Never called with fewer than it holds
+    /// on a model that does not truncate.
+    fn truncate(&mut self, slot: Slot, tokens: u32);
+
+    /// Frees a slot.
+    fn release(&mut self, slot: Slot);
+
+    /// Computes the batch: at most [`Capacity::batch_tokens`] entries, those of one slot together and in order.
+    ///
+    /// # Errors
+    /// See [`Stop`].
+    fn decode(&mut self, batch: &[Entry], now: Time) -> Result<(), Stop>;
+
+    /// The row of the entry at `index` in the last batch, which wanted one. Asked at most once per entry, before the
+    /// next call of any other method.
+    fn row(&mut self, index: usize, now: Time) -> Row<'_>;
+}

@@ -1,0 +1,279 @@
+//! A row of logits in closed form: a keyed permutation of the vocabulary under one fixed law.
+//!
+//! Owns: [`Law`], which says how likely each rank is, and [`Ranking`], which says which token has which rank.
+//! Refuses to know: why a token is wanted, and what sampling does with it. The best `k` tokens cost O(k); the whole
+//! vector is built only by [`Ranking::fill`], for masks, bias and broad sampling (D-11).
+//!
+//! Rank `r` has the logit `-1.5 ln(r + 1)`, less [`Law::gap`] for every rank but 0 when the first token is chosen. The
+//! spread stays below 100 for any vocabulary, so that a `logit_bias` of 100 always wins.
+
+use std::sync::Arc;
+
+use sapwood_proto::steer::Token;
+
+/// How fast probability falls with rank.
+const STEEPNESS: f64 = 1.5;
+
+/// How likely each rank is; made once per vocabulary and shared by all its rankings.
+#[derive(Clone, Debug)]
+pub struct Law(Arc<Table>);
+
+#[derive(Debug)]
+struct Table {
+    /// The logit of each rank, without the gap.
+    logits: Box<[f32]>,
+    gap: f64,
+    /// Logarithms of the sums of probabilities, without and with the gap.
+    log_total: [f64; 2],
+}
+
+impl Law {
+    /// A law over `vocabulary` tokens (at least 1). A chosen token stands `gap` nats above all others.
+    #[must_use]
+    pub fn new(vocabulary: u32, gap: f32) -> Self {
+        let gap = f64::from(gap);
+        let exact = |rank: u32| -STEEPNESS * (f64::from(rank) + 1.0).ln();
+        let total: f64 = (0..vocabulary.max(1)).map(|rank| exact(rank).exp()).sum();
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "logits are f32 by contract"
+        )]
+        let logits = (0..vocabulary.max(1)).map(|rank| exact(rank) as f32);
+        Self(Arc::new(Table {
+            logits: logits.collect(),
+            gap,
+            log_total: [total.ln(), ((-gap).exp() * (total - 1.0)).ln_1p()],
+        }))
+    }
+
+    /// How many nats a chosen token stands above all others.
+    #[must_use]
+    pub fn gap(&self) -> f64 {
+        self.0.gap
+    }
+
+    /// The number of tokens ranked.
+    #[must_use]
+    pub fn vocabulary(&self) -> u32 {
+        // Made from a u32 in `new`.
+        u32::try_from(self.0.logits.len()).unwrap_or(u32::MAX)
+    }
+}
+
+/// One row: every token of the vocabulary has exactly one rank.
+#[derive(Clone, Debug)]
+pub struct Ranking {
+    law: Law,
+    key: u64,
+    chosen: Option<Token>,
+}
+
+impl Ranking {
+    /// The ranking that belongs to `key`, with `chosen` moved to rank 0. A chosen token outside the vocabulary counts
+    /// as none.
+    #[must_use]
+    pub fn new(law: &Law, key: u64, chosen: Option<Token>) -> Self {
+        let chosen = chosen.filter(|&token| token < law.vocabulary());
+        Self {
+            law: law.clone(),
+            key,
+            chosen,
+        }
+    }
+
+    /// The number of tokens ranked.
+    #[must_use]
+    pub fn vocabulary(&self) -> u32 {
+        self.law.vocabulary()
+    }
+
+    /// The token of rank 0.
+    #[must_use]
+    pub fn first(&self) -> Token {
+        self.chosen.unwrap_or_else(|| self.stride().1)
+    }
+
+    /// The most likely tokens with their log-probabilities, best first; as many as there are up to `k`.
+    #[must_use]
+    pub fn best(&self, k: usize) -> Vec<(Token, f32)> {
+        let k = k.min(self.law.0.logits.len());
+        let mut best = Vec::with_capacity(k);
+        if k == 0 {
+            return best;
+        }
+        best.push((self.first(), self.logprob(0)));
+        best.extend(
+            self.others()
+                .take(k - 1)
+                .zip(1..)
+                .map(|(token, rank)| (token, self.logprob(rank))),
+        );
+        best
+    }
+
+    /// The log-probability of a rank below the vocabulary's size; never above 0.
+    #[must_use]
+    pub fn logprob(&self, rank: usize) -> f32 {
+        let gap = if self.chosen.is_some() && rank > 0 {
+            self.law.gap()
+        } else {
+            0.0
+        };
+        let total = self.law.0.log_total[usize::from(self.chosen.is_some())];
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "log-probabilities are f32 by contract"
+        )]
+        let logprob = (f64::from(self.law.0.logits[rank]) - gap - total) as f32;
+        logprob.min(0.0)
+    }
+
+    /// A probability that the first token surely has at this temperature (above 0), without building anything.
+    #[must_use]
+    pub fn certainty(&self, temperature: f32) -> f64 {
+        if self.chosen.is_none() {
+            return 0.0;
+        }
+        let others = f64::from(self.vocabulary() - 1);
+        1.0 / (1.0 + others * (-self.law.gap() / f64::from(temperature)).exp())
+    }
+
+    /// Writes every token's logit; the row has the vocabulary's size afterwards.
+    pub fn fill(&self, row: &mut Vec<f32>) {
+        let logits = &self.law.0.logits;
+        row.clear();
+        row.resize(logits.len(), 0.0);
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "logits are f32 by contract"
+        )]
+        let gap = if self.chosen.is_some() {
+            self.law.gap() as f32
+        } else {
+            0.0
+        };
+        row[self.first() as usize] = 0.0;
+        for (token, &logit) in self.others().zip(&logits[1..]) {
+            row[token as usize] = logit - gap;
+        }
+    }
+
+    /// The tokens of ranks 1, 2, … in order.
+    fn others(&self) -> impl Iterator<Item = Token> {
+        let size = self.vocabulary();
+        let (stride, start) = self.stride();
+        let first = self.first();
+        let mut at = start;
+        // The walk visits every token once, beginning at `start`. The chosen token is left out where the walk meets
+        // it; if it is not the walk's own first, that one moves down to rank 1 as the walk's first step.
+        (0..size)
+            .map(move |_| {
+                let token = at;
+                at = step(at, stride, size);
+                token
+            })
+            .filter(move |&token| token != first)
+    }
+
+    /// A stride without a common divisor with the vocabulary's size, and a start below it.
+    fn stride(&self) -> (u32, u32) {
+        let size = u64::from(self.vocabulary());
+        let mixed = mix(self.key);
+        let below = |bits: u64| u32::try_from(bits % size).unwrap_or(0);
+        let mut stride = below(mixed >> 32).max(1);
+        while gcd(stride, self.vocabulary()) != 1 {
+            stride = if stride + 1 < self.vocabulary() {
+                stride + 1
+            } else {
+                1
+            };
+        }
+        (stride, below(mixed & 0xffff_ffff))
+    }
+}
+
+/// `(at + stride) mod size`, where both are below `size`.
+const fn step(at: u32, stride: u32, size: u32) -> u32 {
+    let room = size - at;
+    if stride < room {
+        at + stride
+    } else {
+        stride - room
+    }
+}
+
+const fn gcd(mut a: u32, mut b: u32) -> u32 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+/// Spreads the bits of a key (the finaliser of splitmix64).
+#[must_use]
+pub(crate) const fn mix(key: u64) -> u64 {
+    let mut bits = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn total(row: &[f32]) -> f64 {
+        row.iter().map(|&logit| f64::from(logit).exp()).sum()
+    }
+
+    #[test]
+    fn every_token_has_one_rank_and_the_closed_form_is_the_vector() {
+        for (size, key, chosen) in [
+            (1, 3, None),
+            (2, 9, Some(1)),
+            (258, 7, Some(65)),
+            (258, 8, None),
+            (1000, 1, Some(9999)),
+        ] {
+            let ranking = Ranking::new(&Law::new(size, 5.0), key, chosen);
+            let best = ranking.best(size as usize);
+            let mut tokens: Vec<_> = best.iter().map(|&(token, _)| token).collect();
+            tokens.sort_unstable();
+            assert_eq!(tokens, (0..size).collect::<Vec<_>>());
+            let mut row = Vec::new();
+            ranking.fill(&mut row);
+            let log_total = total(&row).ln();
+            for (token, logprob) in best {
+                let exact = f64::from(row[token as usize]) - log_total;
+                assert!(
+                    (exact - f64::from(logprob)).abs() < 1e-4,
+                    "{token}: {exact} {logprob}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn certainty_is_a_lower_bound() {
+        let ranking = Ranking::new(&Law::new(300, 6.0), 5, Some(17));
+        let mut row = Vec::new();
+        ranking.fill(&mut row);
+        for temperature in [0.3_f32, 1.0, 2.0, 10.0] {
+            let cooled: Vec<_> = row.iter().map(|logit| logit / temperature).collect();
+            let exact = 1.0 / total(&cooled);
+            let bound = ranking.certainty(temperature);
+            assert!(
+                bound > 0.0 && bound <= exact,
+                "{temperature}: {bound} {exact}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_bias_of_100_beats_the_chosen_token_in_a_large_vocabulary() {
+        let ranking = Ranking::new(&Law::new(256_000, 40.0), 5, Some(17));
+        let mut row = Vec::new();
+        ranking.fill(&mut row);
+        assert!(row.iter().all(|&logit| logit + 100.0 > 0.0));
+    }
+}
