@@ -3,6 +3,7 @@
 //! Owns: how the project is built, checked and regenerated. Refuses to know: anything the crates do at run time.
 
 mod ci;
+mod codegen;
 mod conformance;
 mod demo_model;
 mod foreign;
@@ -33,6 +34,8 @@ enum Task {
     Ci(ci::Options),
     /// Check what the compiler cannot: crate edges, file sizes, names, module comments, pages of error codes.
     Tidy(tidy::Options),
+    /// Regenerate the Rust code of our `.proto` files.
+    Codegen(codegen::Options),
     /// Train the demo model anew with our own recipe and write its GGUF file (an hour or more).
     DemoModel(demo_model::Options),
 }
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Task::Serve(options) => serve::run(&options),
         Task::Ci(options) => ci::run(&options),
         Task::Tidy(options) => tidy::run(&options),
+        Task::Codegen(options) => codegen::run(&options),
         Task::DemoModel(options) => demo_model::run(&options),
     };
     match result {

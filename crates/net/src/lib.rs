@@ -2,3 +2,5 @@
 //!
 //! Owns: transports and typed clients of every protocol, reconnecting, balancing.
 //! Refuses to know: kernels, engines, servers.
+
+mod generated;

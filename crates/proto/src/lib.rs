@@ -6,5 +6,8 @@
 #![forbid(unsafe_code)]
 
 pub mod code;
+pub mod evergreen;
+pub mod generated;
+pub mod log;
 pub mod steer;
 pub mod time;

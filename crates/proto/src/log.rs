@@ -1,0 +1,138 @@
+//! An append-only log with an end, read by index.
+//!
+//! Owns: the body of every node, a session's and a kernel's alike (D-1). Refuses to know: what an item is, who
+//! reads, who waits. A cursor is nothing but an index, so readers cost nothing and never disturb one another.
+//!
+//! ```text
+//!   open ──append──► open ──end(E)──► ended
+//! ```
+
+use std::slice;
+
+/// A list that only grows until it ends, once, with `E`.
+#[derive(Clone, Debug)]
+pub struct Log<T, E = ()> {
+    items: Vec<T>,
+    end: Option<E>,
+}
+
+/// What stands at a cursor.
+#[derive(Debug, PartialEq, Eq)]
+pub enum At<'a, T, E> {
+    /// An item.
+    Item(&'a T),
+    /// Nothing yet; the log is still open.
+    Pending,
+    /// Nothing ever again.
+    End(&'a E),
+}
+
+impl<T, E> Log<T, E> {
+    /// An empty, open log. Allocates nothing.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            items: Vec::new(),
+            end: None,
+        }
+    }
+
+    /// Appends an item.
+    ///
+    /// # Errors
+    /// Gives the item back if the log has ended.
+    pub fn append(&mut self, item: T) -> Result<(), T> {
+        if self.end.is_some() {
+            return Err(item);
+        }
+        self.items.push(item);
+        Ok(())
+    }
+
+    /// Ends the log.
+    ///
+    /// # Errors
+    /// Gives `end` back if the log has ended before: the first end stands.
+    pub fn end(&mut self, end: E) -> Result<(), E> {
+        if self.end.is_some() {
+            return Err(end);
+        }
+        self.end = Some(end);
+        Ok(())
+    }
+
+    /// What stands at index `cursor`. Past the last item that is [`At::Pending`] or [`At::End`].
+    #[must_use]
+    pub fn at(&self, cursor: usize) -> At<'_, T, E> {
+        match (self.items.get(cursor), &self.end) {
+            (Some(item), _) => At::Item(item),
+            (None, None) => At::Pending,
+            (None, Some(end)) => At::End(end),
+        }
+    }
+
+    /// How many items there are.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Whether there is no item.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// How the log ended, if it has.
+    #[must_use]
+    pub const fn ended(&self) -> Option<&E> {
+        self.end.as_ref()
+    }
+
+    /// All items so far.
+    pub fn iter(&self) -> slice::Iter<'_, T> {
+        self.items.iter()
+    }
+}
+
+impl<T, E> Default for Log<T, E> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<'a, T, E> IntoIterator for &'a Log<T, E> {
+    type Item = &'a T;
+    type IntoIter = slice::Iter<'a, T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_sees_every_item_then_waits_then_the_end() {
+        let mut log: Log<u8, &str> = Log::new();
+        assert_eq!(log.at(0), At::Pending);
+        assert_eq!(log.append(7), Ok(()));
+        assert_eq!((log.at(0), log.at(1)), (At::Item(&7), At::Pending));
+        assert_eq!(log.end("done"), Ok(()));
+        assert_eq!(
+            (log.at(0), log.at(1), log.at(9)),
+            (At::Item(&7), At::End(&"done"), At::End(&"done"))
+        );
+    }
+
+    #[test]
+    fn nothing_is_appended_after_the_end_and_the_first_end_stands() {
+        let mut log: Log<u8, &str> = Log::new();
+        assert_eq!(log.end("first"), Ok(()));
+        assert_eq!(log.append(1), Err(1));
+        assert_eq!(log.end("second"), Err("second"));
+        assert_eq!((log.ended(), log.len()), (Some(&"first"), 0));
+    }
+}
