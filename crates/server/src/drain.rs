@@ -27,6 +27,8 @@ pub struct Config {
     pub grace: Duration,
     /// From the end of the grace until running work is cut.
     pub deadline: Duration,
+    /// How long what was cut may take for its last word.
+    pub last_word: Duration,
 }
 
 impl Default for Config {
@@ -34,6 +36,7 @@ impl Default for Config {
         Self {
             grace: Duration::from_secs(5),
             deadline: Duration::from_secs(30),
+            last_word: Duration::from_secs(1),
         }
     }
 }
@@ -138,9 +141,10 @@ impl Drain {
         };
         if cut > 0 {
             self.advance(Phase::Cutting);
-            // A second for every face to say its last word; what ignores it goes with the process.
+            // Every face says its last word; what ignores this goes with the process.
             let mut open = self.0.open.subscribe();
-            let _ = tokio::time::timeout(LAST_WORD, open.wait_for(|open| *open == 0)).await;
+            let _ = tokio::time::timeout(self.0.config.last_word, open.wait_for(|open| *open == 0))
+                .await;
         }
         self.advance(Phase::Over);
         Outcome { cut }
@@ -172,8 +176,6 @@ impl Drop for Work {
         self.0.0.open.send_modify(|open| *open -= 1);
     }
 }
-
-const LAST_WORD: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

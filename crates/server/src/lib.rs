@@ -2,14 +2,31 @@
 //!
 //! Owns: listeners, faces, keys, admission, health, metrics, drain. Refuses to know: how a model computes, and no
 //! face knows another.
+//!
+//! ```text
+//!   listener ──► gate (origin, key, drain, request id, access log) ──► ops │ grpc │ each face's routes
+//! ```
 
+mod access;
+mod activity;
 pub mod auth;
+pub mod descriptors;
 pub mod drain;
+mod gate;
+mod grpc;
 pub mod health;
+pub mod listener;
 pub mod metrics;
+mod ops;
+pub mod origin;
+mod page;
 pub mod refusal;
 pub mod request_id;
+pub mod server;
 pub mod shared;
+
+pub use server::{Builder, Config, Server};
+pub use shared::{Face, Shared};
 
 /// The version of this build.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -1,0 +1,98 @@
+//! The file-descriptor limit, checked once at start (D-31): running out of descriptors in the night is worse than a
+//! word about it in the evening.
+//!
+//! Owns: raising the soft limit where the hard one allows it. Refuses to know: what the descriptors are for.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Descriptors kept for everything that is no connection: model files, logs, the runtime, upstreams.
+pub const RESERVE: u64 = 256;
+
+/// What the check found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptors {
+    /// The soft limit in force now; `None` is unlimited.
+    pub soft: Option<u64>,
+    /// The hard limit; `None` is unlimited.
+    pub hard: Option<u64>,
+}
+
+impl Descriptors {
+    /// The limits now.
+    #[must_use]
+    pub fn read() -> Self {
+        let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+        Self {
+            soft: current,
+            hard: maximum,
+        }
+    }
+
+    /// Raises the soft limit so that `connections` fit, as far as the hard limit allows, and tells what is in force.
+    #[must_use]
+    pub fn raise_for(connections: usize) -> Self {
+        let found = Self::read();
+        if let Some(soft) = found.wanted(connections) {
+            let wanted = Rlimit {
+                current: Some(soft),
+                maximum: found.hard,
+            };
+            // Refused only where the system forbids it; the limit read back below tells.
+            let _ = setrlimit(Resource::Nofile, wanted);
+        }
+        Self::read()
+    }
+
+    /// The soft limit to ask for, if the one in force is too low.
+    fn wanted(self, connections: usize) -> Option<u64> {
+        let needed = (connections as u64).saturating_add(RESERVE);
+        let soft = self.soft.filter(|soft| *soft < needed)?;
+        let reachable = self.hard.map_or(needed, |hard| needed.min(hard));
+        (reachable > soft).then_some(reachable)
+    }
+
+    /// How many of the `connections` wanted fit, at least one.
+    #[must_use]
+    pub fn fit(self, connections: usize) -> usize {
+        let room = self
+            .soft
+            .map_or(u64::MAX, |soft| soft.saturating_sub(RESERVE).max(1));
+        connections.min(usize::try_from(room).unwrap_or(usize::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn d_31_the_soft_limit_is_raised_as_far_as_the_hard_one_allows() {
+        let limits = |soft, hard| Descriptors { soft, hard };
+        for (now, connections, wanted, fit) in [
+            (
+                limits(Some(1_024), Some(1_048_576)),
+                20_000,
+                Some(20_256),
+                768,
+            ),
+            (limits(Some(1_024), Some(4_096)), 20_000, Some(4_096), 768),
+            (limits(Some(1_024), Some(1_024)), 20_000, None, 768),
+            (limits(Some(1_024), None), 20_000, Some(20_256), 768),
+            (limits(Some(20_256), Some(20_256)), 20_000, None, 20_000),
+            (
+                limits(Some(20_255), Some(20_256)),
+                20_000,
+                Some(20_256),
+                19_999,
+            ),
+            (limits(None, None), 20_000, None, 20_000),
+            (limits(Some(10), Some(10)), 20_000, None, 1),
+        ] {
+            assert_eq!(
+                (now.wanted(connections), now.fit(connections)),
+                (wanted, fit),
+                "{now:?}"
+            );
+        }
+    }
+}

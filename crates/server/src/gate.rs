@@ -1,0 +1,132 @@
+//! What every request passes before a route sees it, and every answer on its way out.
+//!
+//! Owns: the order of the checks (origin, key, drain), request ids, the net under panics, the access log line. Refuses
+//! to know: what the routes do.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use futures::FutureExt;
+use http::header::{CONNECTION, HeaderValue};
+use http::{HeaderMap, Response};
+use sapwood_proto::code::Code;
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use crate::access::{Entry, Logged, grpc_status};
+use crate::activity::Activity;
+use crate::auth::Caller;
+use crate::drain::Phase;
+use crate::origin;
+use crate::refusal::Refusal;
+use crate::request_id::{self, RequestId};
+use crate::shared::Shared;
+
+/// What the checks need.
+pub(crate) struct Gate {
+    pub(crate) shared: Shared,
+    pub(crate) origin: origin::Config,
+}
+
+/// The middleware around all routes.
+pub(crate) async fn pass(
+    State(gate): State<Arc<Gate>>,
+    request: Request,
+    next: Next,
+) -> Response<Body> {
+    let began = Instant::now();
+    let id = RequestId::of(request.headers());
+    let (mut parts, body) = request.into_parts();
+    let mut entry = Entry {
+        id: id.clone(),
+        key: Arc::from("-"),
+        method: parts.method.clone(),
+        path: parts.uri.path().to_owned(),
+        status: 0,
+        grpc: None,
+        began,
+        ended: false,
+        _in_flight: parts.extensions.get::<Activity>().map(Activity::begin),
+    };
+    let asked = parts.headers.clone();
+    let mut answer = match gate.check(&parts) {
+        Err(refusal) => refusal.answer(&asked),
+        Ok(caller) => {
+            entry.key = Arc::clone(&caller.name);
+            let span = tracing::info_span!("request", request = id.as_str(), key = &*caller.name);
+            parts.extensions.insert(caller);
+            parts.extensions.insert(id.clone());
+            let handled = AssertUnwindSafe(next.run(Request::from_parts(parts, body)));
+            match handled.catch_unwind().instrument(span).await {
+                Ok(answer) => answer,
+                Err(_) => gate.panicked(&id, &asked),
+            }
+        }
+    };
+    if let Some(value) = id.to_header() {
+        answer.headers_mut().insert(request_id::HEADER, value);
+    }
+    if gate.shared.drain.phase() >= Phase::Refusing && answer.version() < http::Version::HTTP_2 {
+        answer
+            .headers_mut()
+            .insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    entry.status = answer.status().as_u16();
+    entry.grpc = grpc_status(answer.headers());
+    answer.map(|body| Body::new(Logged::new(body, entry)))
+}
+
+impl Gate {
+    fn check(&self, request: &http::request::Parts) -> Result<Caller, Refusal> {
+        self.origin.check(request)?;
+        let path = request.uri.path();
+        let caller = self
+            .shared
+            .auth
+            .check(&request.method, path, &request.headers);
+        let caller = caller.inspect_err(|_| {
+            self.shared.metrics.auth_failures.inc();
+            self.shared
+                .metrics
+                .rejected
+                .with_label_values(&["key"])
+                .inc();
+        })?;
+        if self.shared.drain.phase() >= Phase::Refusing && !is_for_operators(path) {
+            self.shared
+                .metrics
+                .rejected
+                .with_label_values(&["drain"])
+                .inc();
+            let message = "The server is shutting down and takes no new work: try another one.";
+            return Err(Refusal::new(Code::Unavailable, "draining", message));
+        }
+        Ok(caller)
+    }
+
+    fn panicked(&self, id: &RequestId, asked: &HeaderMap) -> Response<Body> {
+        self.shared.metrics.panics.inc();
+        tracing::error!(request = id.as_str(), "a handler panicked");
+        let message = format!(
+            "The server had an error while processing your request. Request id: {}",
+            id.as_str()
+        );
+        let mut answer = Refusal::new(Code::Internal, "internal_error", message).answer(asked);
+        // OA-202: asking again would fail again.
+        answer
+            .headers_mut()
+            .insert("x-should-retry", HeaderValue::from_static("false"));
+        answer
+    }
+}
+
+/// Routes that answer as long as the process lives.
+fn is_for_operators(path: &str) -> bool {
+    matches!(
+        path,
+        "/health" | "/livez" | "/readyz" | "/ping" | "/metrics" | "/version" | "/load"
+    ) || path.starts_with("/grpc.health.v1.Health/")
+}

@@ -1,0 +1,193 @@
+//! The one port: accepts connections and speaks HTTP/1 and HTTP/2 on each, gRPC included (OA-107, OA-911, EV-703).
+//!
+//! Owns: connection limits and timeouts, socket options, the connection tasks. Refuses to know: routes.
+//!
+//! ```text
+//!   accept ──► first byte (10 s) ──► HTTP ──► idle 75 s, or draining ──► told to finish ──► closed
+//! ```
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tower::ServiceExt;
+
+use crate::activity::Activity;
+use crate::drain::{Drain, Phase};
+use crate::metrics::Metrics;
+
+/// Limits of the listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Connections at a time; above it accepting pauses.
+    pub connections: usize,
+    /// HTTP/2 streams at a time on one connection; above it a stream is refused.
+    pub streams_per_connection: u32,
+    /// A connection that says nothing for this long after it was opened is dropped.
+    pub handshake: Duration,
+    /// A connection without a request for this long is closed.
+    pub idle: Duration,
+    /// Bytes of a request's head.
+    pub header_bytes: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            connections: 20_000,
+            streams_per_connection: 256,
+            handshake: Duration::from_secs(10),
+            idle: Duration::from_secs(75),
+            header_bytes: 64 * 1024,
+        }
+    }
+}
+
+/// Whom a request came from; stands in its extensions.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer(pub SocketAddr);
+
+/// What every connection needs.
+struct Door {
+    router: Router,
+    drain: Drain,
+    http: auto::Builder<TokioExecutor>,
+    config: Config,
+}
+
+/// Accepts until the drain is over, then waits a moment for the connections to say goodbye.
+pub(crate) async fn run(
+    listener: TcpListener,
+    router: Router,
+    drain: Drain,
+    metrics: Arc<Metrics>,
+    config: Config,
+) {
+    let slots = Arc::new(Semaphore::new(config.connections));
+    let door = Arc::new(Door {
+        router,
+        drain: drain.clone(),
+        http: http(&config),
+        config,
+    });
+    let mut tasks = JoinSet::new();
+    loop {
+        // Both arms may be cancelled: a connection not yet accepted stays in the backlog, a permit goes back.
+        let accepted = tokio::select! {
+            () = drain.reached(Phase::Over) => break,
+            accepted = accept(&listener, &slots) => accepted,
+        };
+        while tasks.try_join_next().is_some() {}
+        let (socket, peer, slot) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors or memory: existing connections must go first, so wait instead of spinning.
+                tracing::warn!(%error, "could not accept a connection");
+                tokio::time::sleep(PAUSE_AFTER_ERROR).await;
+                continue;
+            }
+        };
+        let open = metrics.connections_open.clone();
+        let door = Arc::clone(&door);
+        tasks.spawn(async move {
+            open.inc();
+            let _counted = Counted(open);
+            connection(socket, peer, &door).await;
+            drop(slot);
+        });
+    }
+    let goodbye = async { while tasks.join_next().await.is_some() {} };
+    // What has not gone by now goes with the set.
+    let _ = tokio::time::timeout(GOODBYE, goodbye).await;
+}
+
+struct Counted(prometheus::IntGauge);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+async fn accept(
+    listener: &TcpListener,
+    slots: &Arc<Semaphore>,
+) -> io::Result<(TcpStream, SocketAddr, tokio::sync::OwnedSemaphorePermit)> {
+    let slot = Arc::clone(slots)
+        .acquire_owned()
+        .await
+        .map_err(io::Error::other)?;
+    let (socket, peer) = listener.accept().await?;
+    socket.set_nodelay(true)?;
+    Ok((socket, peer, slot))
+}
+
+fn http(config: &Config) -> auto::Builder<TokioExecutor> {
+    let mut http = auto::Builder::new(TokioExecutor::new());
+    http.http1()
+        .timer(TokioTimer::new())
+        .max_buf_size(config.header_bytes as usize);
+    http.http2()
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(1024 * 1024)
+        .initial_connection_window_size(4 * 1024 * 1024)
+        .max_concurrent_streams(config.streams_per_connection)
+        .max_header_list_size(config.header_bytes)
+        .keep_alive_interval(Duration::from_secs(30))
+        .keep_alive_timeout(Duration::from_secs(30));
+    http
+}
+
+/// Serves one connection to its end.
+async fn connection(socket: TcpStream, peer: SocketAddr, door: &Door) {
+    // A connection that never speaks holds a slot and nothing else; detecting the version has no limit of its own.
+    if !matches!(
+        tokio::time::timeout(door.config.handshake, socket.readable()).await,
+        Ok(Ok(()))
+    ) {
+        return;
+    }
+    let activity = Activity::new();
+    let router = door.router.clone();
+    let seen = activity.clone();
+    let service = hyper::service::service_fn(move |request: http::Request<Incoming>| {
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(Peer(peer));
+        request.extensions_mut().insert(seen.clone());
+        router.clone().oneshot(request)
+    });
+    let serving = door
+        .http
+        .serve_connection_with_upgrades(TokioIo::new(socket), service);
+    tokio::pin!(serving);
+    let told = tokio::select! {
+        result = serving.as_mut() => return ended(result),
+        () = door.drain.reached(Phase::Refusing) => false,
+        () = activity.idle_for(door.config.idle) => true,
+    };
+    serving.as_mut().graceful_shutdown();
+    if told {
+        let _ = tokio::time::timeout(GOODBYE, serving).await;
+    } else {
+        ended(serving.await);
+    }
+}
+
+/// A connection that breaks is the client's business; it is worth a line only when somebody looks for it.
+fn ended(result: Result<(), Box<dyn std::error::Error + Send + Sync>>) {
+    if let Err(error) = result {
+        tracing::debug!(%error, "connection ended");
+    }
+}
+
+const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
+const GOODBYE: Duration = Duration::from_secs(1);

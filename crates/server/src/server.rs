@@ -1,0 +1,207 @@
+//! The server as a whole: faces and operations behind one gate on one port.
+//!
+//! Owns: how the pieces are put together, and the order of going away. Refuses to know: signals, configuration files,
+//! which models there are.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use tokio::net::TcpListener;
+use tonic_health::server::HealthReporter;
+
+use crate::auth::{Auth, Key};
+use crate::descriptors::Descriptors;
+use crate::drain::{self, Drain, Outcome};
+use crate::gate::{self, Gate};
+use crate::health::Health;
+use crate::metrics::Metrics;
+use crate::shared::{Face, Shared};
+use crate::{grpc, listener, ops, origin};
+
+/// Everything that can be set, with its default.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Limits of the listener.
+    pub listener: listener::Config,
+    /// Times of the drain.
+    pub drain: drain::Config,
+    /// What browsers may name.
+    pub origin: origin::Config,
+    /// A busy engine without a step for this long is stuck.
+    pub engine_watchdog: Duration,
+    /// `/metrics` needs no key.
+    pub metrics_public: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listener: listener::Config::default(),
+            drain: drain::Config::default(),
+            origin: origin::Config::default(),
+            engine_watchdog: Duration::from_secs(30),
+            metrics_public: false,
+        }
+    }
+}
+
+/// Why a server could not be put together; each is a defect of ours, not of a configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// Two metrics of one name.
+    #[error("metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// A file descriptor set that does not read.
+    #[error("reflection: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+/// Collects what a server is made of.
+pub struct Builder {
+    config: Config,
+    shared: Shared,
+    faces: Vec<Face>,
+}
+
+impl Builder {
+    /// Begins with the handles that faces are given.
+    ///
+    /// # Errors
+    /// [`BuildError::Metrics`].
+    pub fn new(config: Config, keys: Vec<Key>) -> Result<Self, BuildError> {
+        let drain = Drain::new(config.drain);
+        let shared = Shared {
+            auth: Arc::new(Auth::new(keys, config.metrics_public)),
+            metrics: Arc::new(Metrics::new()?),
+            health: Arc::new(Health::new(drain.clone(), config.engine_watchdog)),
+            drain,
+        };
+        Ok(Self {
+            config,
+            shared,
+            faces: Vec::new(),
+        })
+    }
+
+    /// What faces are given.
+    #[must_use]
+    pub const fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// Adds a face.
+    #[must_use]
+    pub fn face(mut self, face: Face) -> Self {
+        self.faces.push(face);
+        self
+    }
+
+    /// The server, ready to serve.
+    ///
+    /// # Errors
+    /// [`BuildError::Reflection`].
+    pub fn build(self) -> Result<Server, BuildError> {
+        let Self {
+            config,
+            shared,
+            faces,
+        } = self;
+        let (grpc, reporter) = grpc::routes(&faces)?;
+        let services = faces
+            .iter()
+            .flat_map(|face| &face.services)
+            .copied()
+            .collect();
+        let gate = Arc::new(Gate {
+            shared: shared.clone(),
+            origin: config.origin.clone(),
+        });
+        let routes = faces
+            .into_iter()
+            .fold(ops::routes(shared.clone()).merge(grpc), |all, face| {
+                all.merge(face.routes)
+            })
+            .layer(axum::middleware::from_fn_with_state(gate, gate::pass));
+        Ok(Server {
+            config,
+            shared,
+            routes,
+            reporter,
+            services,
+        })
+    }
+}
+
+/// A server that can be run.
+pub struct Server {
+    config: Config,
+    shared: Shared,
+    routes: Router,
+    reporter: HealthReporter,
+    services: Vec<&'static str>,
+}
+
+impl Server {
+    /// Begins to put a server together; see [`Builder::new`].
+    ///
+    /// # Errors
+    /// [`BuildError`].
+    pub fn builder(config: Config, keys: Vec<Key>) -> Result<Builder, BuildError> {
+        Builder::new(config, keys)
+    }
+
+    /// The handles of this server, for whoever loads models beside it.
+    #[must_use]
+    pub const fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// Serves until `shutdown` resolves and the drain that follows is over.
+    pub async fn serve(
+        mut self,
+        listener: TcpListener,
+        shutdown: impl Future<Output = ()>,
+    ) -> Outcome {
+        self.fit_descriptors();
+        let shared = self.shared.clone();
+        let leaving = async {
+            shutdown.await;
+            shared.metrics.draining.set(1);
+            tracing::info!(open = shared.drain.open(), "draining");
+            let outcome = shared.drain.run().await;
+            tracing::info!(cut = outcome.cut, "drained");
+            outcome
+        };
+        let accepting = listener::run(
+            listener,
+            self.routes,
+            shared.drain.clone(),
+            Arc::clone(&shared.metrics),
+            self.config.listener,
+        );
+        let reporting = grpc::follow(self.reporter, self.services, shared.clone());
+        let (outcome, (), ()) = futures::join!(leaving, accepting, reporting);
+        outcome
+    }
+
+    /// D-31: fewer connections than asked for is better than none to accept with.
+    fn fit_descriptors(&mut self) {
+        let wanted = self.config.listener.connections;
+        let found = Descriptors::raise_for(wanted);
+        self.config.listener.connections = found.fit(wanted);
+        if self.config.listener.connections < wanted {
+            tracing::warn!(
+                wanted,
+                allowed = self.config.listener.connections,
+                soft = found.soft,
+                hard = found.hard,
+                "too few file descriptors for the connections wanted: raise the limit (`ulimit -Hn`, LimitNOFILE=) \
+                 or lower `limits.connections`"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,294 @@
+//! The whole server on a loopback port, asked over real sockets.
+
+use std::net::SocketAddr;
+
+use http::StatusCode;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+
+use super::*;
+use crate::auth::{Fingerprint, Scope};
+use crate::drain::{Phase, Work};
+use crate::health::Pulse;
+
+struct Running {
+    address: SocketAddr,
+    shared: Shared,
+    stop: Option<oneshot::Sender<()>>,
+    ended: JoinHandle<Outcome>,
+}
+
+impl Running {
+    async fn start(config: Config, keys: Vec<Key>) -> Self {
+        let routes = Router::new()
+            .route(
+                "/panic",
+                axum::routing::get(|| async { panic!("on purpose") as () }),
+            )
+            .route("/work", axum::routing::get(|| async { "done" }));
+        let builder = Server::builder(config, keys).unwrap();
+        let face = Face {
+            routes,
+            descriptors: Vec::new(),
+            services: vec!["test.Service"],
+        };
+        let server = builder.face(face).build().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = server.shared().clone();
+        let (stop, stopped) = oneshot::channel();
+        let ended = tokio::spawn(server.serve(listener, async {
+            let _ = stopped.await;
+        }));
+        Self {
+            address,
+            shared,
+            stop: Some(stop),
+            ended,
+        }
+    }
+
+    async fn plain() -> Self {
+        Self::start(Config::default(), Vec::new()).await
+    }
+
+    fn stop(&mut self) {
+        let _ = self.stop.take().unwrap().send(());
+    }
+
+    /// One request on a connection of its own; head and body as text.
+    async fn get(&self, path: &str, headers: &str) -> (u16, String) {
+        let mut socket = TcpStream::connect(self.address).await.unwrap();
+        let request =
+            format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n");
+        socket.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).await.unwrap();
+        let status = answer[9..12].parse().unwrap();
+        (status, answer)
+    }
+}
+
+/// A drain that waits for events rather than for the clock.
+fn drains(deadline: Duration) -> Config {
+    let patience = Duration::from_secs(600);
+    let drain = drain::Config {
+        grace: Duration::from_millis(20),
+        deadline,
+        last_word: patience,
+    };
+    Config {
+        drain,
+        ..Config::default()
+    }
+}
+
+#[tokio::test]
+async fn oa_901_probes_metrics_version_and_page_answer() {
+    let server = Running::plain().await;
+    server.shared.health.running(
+        "demo",
+        Box::new(|| Pulse {
+            alive: true,
+            idle: true,
+            steps: 0,
+        }),
+    );
+    for (path, expect) in [
+        ("/livez", "{\"status\":\"ok\"}"),
+        ("/readyz", "{\"status\":\"ok\"}"),
+        ("/health", "{\"status\":\"ok\"}"),
+        ("/ping", "{\"status\":\"ok\"}"),
+        (
+            "/readyz?verbose",
+            "{\"status\":\"ok\",\"parts\":{\"demo\":\"ok\"}}",
+        ),
+        (
+            "/version",
+            concat!("{\"version\":\"", env!("CARGO_PKG_VERSION"), "\""),
+        ),
+        ("/load", "{\"server_load\":0}"),
+        ("/metrics", "sapwood_connections_open 1\n"),
+        ("/", "<h1>Sapwood</h1>"),
+    ] {
+        let (status, answer) = server.get(path, "").await;
+        assert!(status == 200 && answer.contains(expect), "{path}: {answer}");
+        assert!(
+            answer.contains("\r\nx-request-id: req_"),
+            "{path}: {answer}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn oa_101_errors_are_objects_on_every_path() {
+    let server = Running::plain().await;
+    for (path, status, code) in [
+        ("/nothing", 404, "unknown_url"),
+        ("/panic", 500, "internal_error"),
+    ] {
+        let (got, answer) = server.get(path, "x-request-id: mine-1\r\n").await;
+        assert_eq!(got, status, "{answer}");
+        assert!(answer.contains(&format!("\"code\":\"{code}\"")), "{answer}");
+        assert!(answer.contains("\r\nx-request-id: mine-1\r\n"), "{answer}");
+    }
+    assert_eq!(server.shared.metrics.panics.get(), 1);
+    let (status, _) = server.get("/", "origin: https://evil.example\r\n").await;
+    assert_eq!(status, 403);
+}
+
+#[tokio::test]
+async fn oa_905_no_route_of_any_face_answers_without_a_key() {
+    let key = Key {
+        name: "anna".into(),
+        fingerprint: Fingerprint::of("one"),
+        scopes: Scope::ALL.into_iter().collect(),
+    };
+    let server = Running::start(Config::default(), vec![key]).await;
+    for path in ["/", "/work", "/version", "/load", "/metrics", "/nothing"] {
+        let (status, answer) = server.get(path, "").await;
+        assert_eq!(status, 401, "{path}");
+        assert!(answer.contains("www-authenticate: Bearer"), "{answer}");
+        assert!(answer.contains("\"code\":\"invalid_api_key\""), "{answer}");
+        let (status, _) = server.get(path, "authorization: Bearer one\r\n").await;
+        assert_ne!(status, 401, "{path}");
+    }
+    for path in ["/health", "/livez", "/readyz", "/ping"] {
+        assert_eq!(server.get(path, "").await.0, 200, "{path}");
+    }
+    assert_eq!(server.shared.metrics.auth_failures.get(), 6);
+    let reflection = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+    let (_, answer) = server
+        .get(reflection, "content-type: application/grpc\r\n")
+        .await;
+    assert!(answer.contains("grpc-status: 16"), "{answer}");
+}
+
+/// OA-107: HTTP/2 by prior knowledge on the same port.
+#[tokio::test]
+async fn oa_901_grpc_health_follows_readiness() {
+    let mut server = Running::start(drains(Duration::ZERO), Vec::new()).await;
+    server.shared.health.loading("big");
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", server.address));
+    let channel = endpoint.unwrap().connect().await.unwrap();
+    let mut client = HealthClient::new(channel);
+    let ask = |service: &str| HealthCheckRequest {
+        service: service.into(),
+    };
+    let mut watch = client
+        .watch(ask("test.Service"))
+        .await
+        .unwrap()
+        .into_inner();
+    let mut next = async || watch.message().await.unwrap().unwrap().status;
+    // The first word may still be the one from before `loading`.
+    while next().await != 2 {}
+    server.shared.health.running(
+        "big",
+        Box::new(|| Pulse {
+            alive: true,
+            idle: true,
+            steps: 0,
+        }),
+    );
+    while next().await != 1 {}
+    assert_eq!(client.check(ask("")).await.unwrap().into_inner().status, 1);
+    let missing = client.check(ask("no.such.Service")).await.unwrap_err();
+    assert_eq!(missing.code(), tonic::Code::NotFound);
+    server.stop();
+    while next().await != 2 {}
+}
+
+#[tokio::test]
+async fn oa_904_a_draining_server_refuses_finishes_and_tells_what_it_cut() {
+    for stubborn in [false, true] {
+        let deadline = Duration::from_secs(if stubborn { 0 } else { 600 });
+        let mut server = Running::start(drains(deadline), Vec::new()).await;
+        let work: Work = server.shared.drain.admit().unwrap();
+        // An idle connection kept open by a client must not hold the drain up.
+        let _idle = TcpStream::connect(server.address).await.unwrap();
+        server.stop();
+        server.shared.drain.reached(Phase::Grace).await;
+        assert_eq!(server.get("/readyz", "").await.0, 503);
+        assert_eq!(server.get("/livez", "").await.0, 200);
+        assert_eq!(server.shared.metrics.draining.get(), 1);
+        if stubborn {
+            server.shared.drain.reached(Phase::Cutting).await;
+        } else {
+            server.shared.drain.reached(Phase::Refusing).await;
+        }
+        let (status, answer) = server.get("/work", "").await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(answer.contains("\"code\":\"draining\"") && answer.contains("retry-after: 1"));
+        assert!(answer.contains("connection: close"), "{answer}");
+        drop(work);
+        let address = server.address;
+        assert_eq!(
+            server.ended.await.unwrap(),
+            Outcome {
+                cut: u64::from(stubborn)
+            }
+        );
+        assert!(
+            TcpStream::connect(address).await.is_err(),
+            "the port is closed"
+        );
+    }
+}
+
+#[tokio::test]
+async fn oa_911_a_silent_connection_is_dropped() {
+    let listener = listener::Config {
+        handshake: Duration::from_millis(20),
+        idle: Duration::from_millis(20),
+        ..listener::Config::default()
+    };
+    let server = Running::start(
+        Config {
+            listener,
+            ..Config::default()
+        },
+        Vec::new(),
+    )
+    .await;
+    let mut silent = TcpStream::connect(server.address).await.unwrap();
+    assert_eq!(silent.read(&mut [0]).await.unwrap(), 0);
+    // One that began a request and never ends it.
+    let mut trickling = TcpStream::connect(server.address).await.unwrap();
+    trickling.write_all(b"GET / HTTP/1.1\r\nhos").await.unwrap();
+    let mut rest = Vec::new();
+    let _ = trickling.read_to_end(&mut rest).await;
+    assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 4"));
+}
+
+/// OA-911: one connection more than allowed waits its turn instead of being refused.
+#[tokio::test]
+async fn d_31_accepting_pauses_at_the_limit_of_connections() {
+    let listener = listener::Config {
+        connections: 1,
+        ..listener::Config::default()
+    };
+    let server = Running::start(
+        Config {
+            listener,
+            ..Config::default()
+        },
+        Vec::new(),
+    )
+    .await;
+    let mut first = TcpStream::connect(server.address).await.unwrap();
+    first
+        .write_all(b"GET /work HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        .await
+        .unwrap();
+    first.read_exact(&mut [0; 12]).await.unwrap();
+    let waiting = server.get("/work", "");
+    tokio::pin!(waiting);
+    assert!(futures::poll!(&mut waiting).is_pending());
+    drop(first);
+    assert_eq!(waiting.await.0, 200);
+}
