@@ -7,6 +7,9 @@
 //!   Engine::submit(Request) -> Handle ── Event{step, choice, Tokens}* ── Event{Finish} per choice ── Event{Usage} ── end
 //!                                     └─ or Event{Fault} once, as the last event
 //! ```
+//!
+//! A script that cuts its connection, and nothing else, gives a `Fault` with [`Code::Truncated`] and the reason
+//! [`CUT_CLOSE`] or [`CUT_RESET`]: a face that carries one stream per connection ends that connection so (D-11).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,6 +18,11 @@ use std::time::Duration;
 use bytestring::ByteString;
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::{Steer, Token};
+
+/// Reason of a fault: end the transport in order, but without the protocol's own end.
+pub const CUT_CLOSE: &str = "cut_close";
+/// Reason of a fault: reset the transport.
+pub const CUT_RESET: &str = "cut_reset";
 
 /// What to generate from. Always whole before submission (D-9).
 #[derive(Clone, Debug, PartialEq)]
@@ -104,9 +112,9 @@ pub struct Request {
     pub max_tokens: Option<u32>,
     /// Before this many tokens neither end-of-sequence nor a stop ends a choice.
     pub min_tokens: u32,
-    /// Texts that end a choice and are not part of it; at most 64 of 1 KiB.
+    /// Texts that end a choice and are not part of it; at most 64 of at most 1 KiB, none empty.
     pub stop: Vec<String>,
-    /// Tokens that end a choice and are not part of its text.
+    /// Tokens that end a choice and are not part of its text; at most 256.
     pub stop_tokens: Vec<Token>,
     /// Generate on past the end-of-sequence token.
     pub ignore_eos: bool,
@@ -116,6 +124,8 @@ pub struct Request {
     pub n: u32,
     /// Higher goes first among those that wait; 0 is usual.
     pub priority: i32,
+    /// Whose request it is: among equal priorities, callers take turns. 0 is nobody in particular.
+    pub caller: u64,
     /// Ends the request this long after submission, waiting included.
     pub timeout: Option<Duration>,
     /// Requests with the same key probably share a prefix; keep it warm for them.
@@ -139,6 +149,7 @@ impl Request {
             top_logprobs: None,
             n: 1,
             priority: 0,
+            caller: 0,
             timeout: None,
             cache_key: None,
             steer: None,
@@ -171,8 +182,15 @@ pub enum Kind {
 }
 
 /// Tokens appended in one step, and the text that became certain with them.
+///
+/// A steerer that rewinds takes back what was already told: then `backtrack` and `withdrawn` come first, and `tokens`
+/// and `text` are appended to what remains. Both are 0 for every request without a steerer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tokens {
+    /// The choice's last tokens, this many, are void.
+    pub backtrack: u32,
+    /// The choice's last bytes of text, this many, are void.
+    pub withdrawn: u32,
     /// The tokens, in order. Empty when only held-back text is released.
     pub tokens: Vec<Sampled>,
     /// Whole characters, never the beginning of a stop string; often empty.
@@ -189,7 +207,8 @@ pub struct Sampled {
     /// Natural logarithm of its probability over the whole vocabulary, after bias and masks, before temperature
     /// (D-22). NaN if not asked for.
     pub logprob: f32,
-    /// The most likely tokens with theirs, best first; exactly as many as asked (KE-614).
+    /// The most likely tokens with theirs, best first, ties by lower id; exactly as many as asked (KE-614), fewer only
+    /// in a smaller vocabulary. The sampled token stands in it only if it is among them.
     pub top: Vec<(Token, f32)>,
     /// A control token of the vocabulary.
     pub special: bool,
@@ -251,6 +270,18 @@ pub struct Fault {
     pub reason: &'static str,
     /// For people; safe for strangers.
     pub message: String,
+}
+
+impl Fault {
+    /// A fault with its reason and its message.
+    #[must_use]
+    pub fn new(code: Code, reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            reason,
+            message: message.into(),
+        }
+    }
 }
 
 /// Why a request was not taken at all.

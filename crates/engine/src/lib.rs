@@ -2,7 +2,30 @@
 //!
 //! Owns: the engine's interface, the owner thread, the pure scheduler and prefix cache, sampling, the scripted and the
 //! embedded model. Refuses to know: faces, kernels, sockets, configuration files.
+//!
+//! ```text
+//!   Engine (any thread) ── inbox ──► Owner (one thread) ── Model: decode, rows ──► sampling ── outbox ──► Handle
+//!                                        │  scheduler, prefix cache: pure
+//!                                        └─ steer: pre, mid, post
+//! ```
+
+#![allow(
+    dead_code,
+    reason = "the owner that calls the rest follows in the next change"
+)]
 
 pub mod api;
+mod engine;
 pub mod model;
+mod outbox;
+mod owner;
 pub mod ranking;
+pub mod stats;
+mod submission;
+
+pub use engine::{Config, Engine};
+pub use outbox::Handle;
+pub use owner::{Owner, SequenceId, StepReport};
+pub use submission::{
+    CHOICES_MAX, STOP_TEXT_BYTES_MAX, STOP_TEXTS_MAX, STOP_TOKENS_MAX, TOP_LOGPROBS_MAX,
+};

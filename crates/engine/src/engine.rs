@@ -1,0 +1,300 @@
+//! What callers hold: a cheap, clonable handle on an engine, and the ways to make one.
+//!
+//! Owns: [`Engine`], [`Config`], the bounded inbox's near end, and the thread that a spawned owner runs on.
+//! Refuses to know: steps. All waiting and deciding is the owner's; this side checks, counts and hands over.
+//!
+//! ```text
+//!   Engine::submit ── prepare (caller's thread) ── inbox (bounded) ──► owner thread ── outbox ──► Handle
+//! ```
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use sapwood_proto::code::Code;
+use sapwood_proto::time::Time;
+
+use crate::api::{ModelInfo, Refusal, Request, SharedVocabulary};
+use crate::model::{Interrupt, Model};
+use crate::outbox::{Bell, Handle, Sender, outbox};
+use crate::owner::Owner;
+use crate::ranking::mix;
+use crate::stats::Stats;
+use crate::submission::{CHOICES_MAX, Submission, prepare};
+
+/// The limits of an engine. Plain data; every number has its unit in its name.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Requests that may wait. One more is refused `ENGINE_BUSY`.
+    pub queue_requests: usize,
+    /// Prompt tokens that may wait, together. A request that finds the queue empty is always taken.
+    pub queue_tokens: usize,
+    /// Milliseconds that a request may wait before it fails `queue_timeout`.
+    pub queue_timeout_ms: u64,
+    /// Unread token events per choice at which its sequence is parked.
+    pub outbox_events: u32,
+    /// Prompt tokens computed in a step in which nothing is decoded.
+    pub prefill_tokens_alone: u32,
+    /// Tokens of a step in which something is decoded: what decoding leaves of them is spent on prompts.
+    pub step_tokens: u32,
+    /// Prompt tokens computed at least, however much is decoded beside them.
+    pub prefill_tokens_min: u32,
+    /// Milliseconds after the start of `mid` at which a steerer is late (AI-812).
+    pub steer_ms: u64,
+    /// Seeds for requests that give none follow from this; `None`: from the operating system's randomness.
+    pub seed: Option<u64>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            queue_requests: 1024,
+            queue_tokens: 4_194_304,
+            queue_timeout_ms: 60_000,
+            outbox_events: 256,
+            prefill_tokens_alone: 512,
+            step_tokens: 128,
+            prefill_tokens_min: 64,
+            steer_ms: 25,
+            seed: None,
+        }
+    }
+}
+
+/// What goes through the inbox.
+pub(crate) struct Command {
+    pub(crate) submission: Submission,
+    pub(crate) outbox: Sender,
+}
+
+/// What has been submitted and not yet been admitted; shared by submitters and owner.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    requests: AtomicUsize,
+    tokens: AtomicUsize,
+}
+
+impl Queue {
+    /// Takes places for a prompt, or says which limit is in the way.
+    fn enter(&self, prompt_tokens: usize, config: &Config) -> Result<(), &'static str> {
+        if self.requests.fetch_add(1, Ordering::AcqRel) >= config.queue_requests {
+            self.requests.fetch_sub(1, Ordering::AcqRel);
+            return Err("requests");
+        }
+        let before = self.tokens.fetch_add(prompt_tokens, Ordering::AcqRel);
+        if before > 0 && before + prompt_tokens > config.queue_tokens {
+            self.leave(prompt_tokens);
+            return Err("tokens");
+        }
+        Ok(())
+    }
+
+    pub(crate) fn leave(&self, prompt_tokens: usize) {
+        self.requests.fetch_sub(1, Ordering::AcqRel);
+        self.tokens.fetch_sub(prompt_tokens, Ordering::AcqRel);
+    }
+}
+
+/// What the owner gets from its making, beside the model.
+pub(crate) struct Inbox {
+    pub(crate) commands: Receiver<Box<Command>>,
+    pub(crate) bell: Arc<Bell>,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) stats: Arc<Stats>,
+}
+
+struct Shared {
+    info: ModelInfo,
+    vocabulary: SharedVocabulary,
+    config: Config,
+    commands: SyncSender<Box<Command>>,
+    bell: Arc<Bell>,
+    queue: Arc<Queue>,
+    stats: Arc<Stats>,
+    seeds: AtomicU64,
+}
+
+/// An engine. Clones are the same engine; when the last one is dropped, its thread ends what runs and is joined.
+#[derive(Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+    /// `None` if the owner is stepped by hand.
+    thread: Option<Arc<Thread>>,
+}
+
+struct Thread {
+    join: Option<JoinHandle<()>>,
+    interrupt: Interrupt,
+    bell: Arc<Bell>,
+    started: Instant,
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.interrupt.store(true, Ordering::Release);
+        self.bell.close();
+        if let Some(join) = self.join.take() {
+            // A reader's waker may hold the last engine, and the owner runs wakers: a thread cannot join itself.
+            if join.thread().id() != std::thread::current().id() {
+                // A panic of the owner itself has been told to every reader by the drop of its outboxes.
+                let _ = join.join();
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// Runs `model` on a thread of its own.
+    ///
+    /// # Errors
+    /// When the operating system gives no thread.
+    pub fn spawn(mut model: Box<dyn Model>, config: Config) -> std::io::Result<Self> {
+        let interrupt = Interrupt::default();
+        model.interrupt(Arc::clone(&interrupt));
+        let name = format!("engine {}", model.info().name);
+        let (owner, mut engine) = Self::make(model, config);
+        let bell = Arc::clone(&engine.shared.bell);
+        let started = Instant::now();
+        let join = std::thread::Builder::new()
+            .name(name)
+            .spawn(move || crate::owner::run(owner, started))?;
+        bell.hang(join.thread().clone());
+        engine.thread = Some(Arc::new(Thread {
+            join: Some(join),
+            interrupt,
+            bell,
+            started,
+        }));
+        Ok(engine)
+    }
+
+    /// The engine and its owner, which the caller steps. Nothing happens between two calls of `Owner::step`.
+    pub(crate) fn make(model: Box<dyn Model>, config: Config) -> (Owner, Self) {
+        let (sender, commands) = sync_channel(config.queue_requests.max(1));
+        let bell = Arc::new(Bell::default());
+        let queue = Arc::new(Queue::default());
+        let stats = Arc::new(Stats::default());
+        let seeds = config
+            .seed
+            .unwrap_or_else(|| RandomState::new().hash_one(0));
+        let shared = Shared {
+            info: model.info(),
+            vocabulary: model.vocabulary(),
+            config: config.clone(),
+            commands: sender,
+            bell: Arc::clone(&bell),
+            queue: Arc::clone(&queue),
+            stats: Arc::clone(&stats),
+            seeds: AtomicU64::new(seeds),
+        };
+        let owner = Owner::new(
+            model,
+            config,
+            Inbox {
+                commands,
+                bell,
+                queue,
+                stats,
+            },
+        );
+        (
+            owner,
+            Self {
+                shared: Arc::new(shared),
+                thread: None,
+            },
+        )
+    }
+
+    /// Hands a request to the owner. Tokenises here, on the caller's thread; returns without waiting.
+    ///
+    /// # Errors
+    /// `BAD_CONFIG`, `BAD_TOKENS`, `EMPTY_PROMPT`, `PROMPT_TOO_LONG` and what the chat template says, before anything
+    /// else happens; `ENGINE_BUSY` when the queue is full; `engine_dead` when the owner is gone.
+    pub fn submit(&self, request: Request) -> Result<Handle, Refusal> {
+        let shared = &self.shared;
+        let steered = request.steer.is_some();
+        let seed = || mix(shared.seeds.fetch_add(1, Ordering::Relaxed));
+        let submission = prepare(request, &shared.info, &*shared.vocabulary, seed)?;
+        let prompt_tokens = submission.prompt.len();
+        if let Err(limit) = shared.queue.enter(prompt_tokens, &shared.config) {
+            let rejected = match limit {
+                "tokens" => &shared.stats.rejected_tokens,
+                _ => &shared.stats.rejected_queue,
+            };
+            rejected.add(1);
+            let message = format!("too many {limit} wait for this model: try again later");
+            return Err(Refusal::new(Code::Overloaded, "ENGINE_BUSY", message));
+        }
+        // Only a steerer can make more choices than were asked for.
+        let choices = if steered {
+            CHOICES_MAX
+        } else {
+            submission.choices
+        };
+        let (outbox, mut handle) = outbox(
+            choices,
+            shared.config.outbox_events,
+            Arc::clone(&shared.bell),
+        );
+        handle.seed = submission.terms.seed;
+        handle.prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
+        // The inbox has a place for every request that may wait, so it is full only when the owner is gone.
+        if let Err(_refused) = shared
+            .commands
+            .try_send(Box::new(Command { submission, outbox }))
+        {
+            shared.queue.leave(prompt_tokens);
+            return Err(Refusal::new(
+                Code::Unavailable,
+                "engine_dead",
+                "the engine stopped",
+            ));
+        }
+        shared.bell.ring();
+        Ok(handle)
+    }
+
+    /// What the model is and can do.
+    #[must_use]
+    pub fn info(&self) -> &ModelInfo {
+        &self.shared.info
+    }
+
+    /// The model's vocabulary.
+    #[must_use]
+    pub fn vocabulary(&self) -> &SharedVocabulary {
+        &self.shared.vocabulary
+    }
+
+    /// What is counted.
+    #[must_use]
+    pub fn stats(&self) -> &Arc<Stats> {
+        &self.shared.stats
+    }
+
+    /// How long the thread has been in its present step; zero while it is idle or stepped by hand (OA-901's watchdog).
+    #[must_use]
+    pub fn stalled_for(&self) -> Duration {
+        let Some(thread) = &self.thread else {
+            return Duration::ZERO;
+        };
+        if self.shared.stats.idle.get() == 1 {
+            return Duration::ZERO;
+        }
+        let began = Duration::from_millis(self.shared.stats.last_step_ms.get());
+        Time::new(thread.started.elapsed()).since(Time::new(began))
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("model", &self.shared.info.name)
+            .finish_non_exhaustive()
+    }
+}

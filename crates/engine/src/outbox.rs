@@ -1,0 +1,254 @@
+//! The way of events from the owner to one reader: a queue with a quota, a waker, and flags that go back.
+//!
+//! Owns: [`Sender`] (the owner's end), [`Handle`] (the reader's end) and [`Bell`], which wakes the owner.
+//! Refuses to know: what events mean, and who reads them. Neither end ever takes a lock, so a reader cannot hold up the
+//! owner. The queue is bounded by its sender: a choice whose unread token events reach the quota is parked.
+//!
+//! ```text
+//!   Sender ── publish ──► queue ──► Handle          wake once per step
+//!   Sender ◄── flags: dropped, stop, room again ── Handle, rings the bell
+//! ```
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::thread::Thread;
+
+use crossbeam_queue::SegQueue;
+use futures::Stream;
+use futures::task::AtomicWaker;
+use sapwood_proto::code::Code;
+
+use crate::api::{Event, Fault, Kind};
+
+/// Wakes the owner: something changed that it looks at only when told (D-7).
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    rung: AtomicBool,
+    closing: AtomicBool,
+    thread: OnceLock<Thread>,
+}
+
+impl Bell {
+    /// The thread to unpark from now on. Without one, ringing only leaves its mark.
+    pub(crate) fn hang(&self, thread: Thread) {
+        // A second owner of one bell does not exist: the owner's shell calls this once.
+        let _ = self.thread.set(thread);
+    }
+
+    pub(crate) fn ring(&self) {
+        self.rung.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
+    }
+
+    /// Whether it rang since the last call.
+    pub(crate) fn heard(&self) -> bool {
+        self.rung.load(Ordering::Relaxed) && self.rung.swap(false, Ordering::Acquire)
+    }
+
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.ring();
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+}
+
+/// What a reader asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// Nothing: go on.
+    GoOn,
+    /// End every choice here and keep what there is.
+    Stop,
+    /// Nobody reads any more.
+    Gone,
+}
+
+const GO_ON: u8 = 0;
+const STOP: u8 = 1;
+const GONE: u8 = 2;
+
+#[derive(Debug)]
+struct Shared {
+    queue: SegQueue<Event>,
+    /// Token events that were published and not yet read, per choice.
+    unread: Box<[AtomicU32]>,
+    quota: u32,
+    wish: AtomicU8,
+    /// The owner waits for room.
+    parked: AtomicBool,
+    ended: AtomicBool,
+    waker: AtomicWaker,
+    bell: Arc<Bell>,
+}
+
+/// Makes both ends for a request of at most `choices` choices, each with at most `quota` unread token events.
+pub(crate) fn outbox(choices: u32, quota: u32, bell: Arc<Bell>) -> (Sender, Handle) {
+    let shared = Arc::new(Shared {
+        queue: SegQueue::new(),
+        unread: (0..choices.max(1)).map(|_| AtomicU32::new(0)).collect(),
+        quota: quota.max(1),
+        wish: AtomicU8::new(GO_ON),
+        parked: AtomicBool::new(false),
+        ended: AtomicBool::new(false),
+        waker: AtomicWaker::new(),
+        bell,
+    });
+    let handle = Handle {
+        shared: Arc::clone(&shared),
+        prompt_tokens: 0,
+        seed: 0,
+    };
+    (Sender { shared, step: 0 }, handle)
+}
+
+/// The owner's end. Dropping it before [`Sender::end`] tells the reader that the engine is gone.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    shared: Arc<Shared>,
+    step: u64,
+}
+
+impl Sender {
+    /// Whether the choice may produce another token event.
+    pub(crate) fn has_room(&self, choice: u32) -> bool {
+        self.shared
+            .unread
+            .get(choice as usize)
+            .is_some_and(|unread| unread.load(Ordering::SeqCst) < self.shared.quota)
+    }
+
+    /// Asks the reader to ring when it has made room. Look at [`Sender::has_room`] again afterwards: the reader may
+    /// have made it just before.
+    pub(crate) fn park(&self) {
+        self.shared.parked.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn wish(&self) -> Wish {
+        match self.shared.wish.load(Ordering::Acquire) {
+            GO_ON => Wish::GoOn,
+            STOP => Wish::Stop,
+            _ => Wish::Gone,
+        }
+    }
+
+    /// Appends an event; the reader is not woken before [`Sender::wake`].
+    pub(crate) fn publish(&mut self, event: Event) {
+        self.step = event.step;
+        if let (Kind::Tokens(_), Some(unread)) =
+            (&event.kind, self.shared.unread.get(event.choice as usize))
+        {
+            unread.fetch_add(1, Ordering::AcqRel);
+        }
+        self.shared.queue.push(event);
+    }
+
+    /// Nothing follows.
+    pub(crate) fn end(&self) {
+        self.shared.ended.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn wake(&self) {
+        self.shared.waker.wake();
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        if !self.shared.ended.load(Ordering::Acquire) {
+            let fault = Fault::new(Code::Unavailable, "engine_dead", "the engine stopped");
+            let (step, choice) = (self.step, 0);
+            self.shared.queue.push(Event {
+                step,
+                choice,
+                kind: Kind::Fault(fault),
+            });
+            self.end();
+        }
+        self.wake();
+    }
+}
+
+/// A request in progress: a stream of its events. Dropping it cancels the request before the next step (D-7).
+///
+/// The stream ends after `Usage` or `Fault`. While it is not read, its choices stop at their quota of unread events,
+/// and nothing is lost.
+#[derive(Debug)]
+pub struct Handle {
+    shared: Arc<Shared>,
+    pub(crate) prompt_tokens: u32,
+    pub(crate) seed: u64,
+}
+
+impl Handle {
+    /// Tokens of the prompt.
+    #[must_use]
+    pub fn prompt_tokens(&self) -> u32 {
+        self.prompt_tokens
+    }
+
+    /// The seed in force.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Ends every choice before the next step; each then gives its held-back text, `Finish` with
+    /// [`crate::api::Reason::Cancelled`], and at last comes `Usage`.
+    pub fn stop(&self) {
+        // Only from "go on": "gone" is final.
+        let _ = self
+            .shared
+            .wish
+            .compare_exchange(GO_ON, STOP, Ordering::AcqRel, Ordering::Relaxed);
+        self.shared.bell.ring();
+    }
+
+    /// The next event if it is there, without waiting.
+    pub fn try_next(&mut self) -> Option<Event> {
+        let event = self.shared.queue.pop()?;
+        if let (Kind::Tokens(_), Some(unread)) =
+            (&event.kind, self.shared.unread.get(event.choice as usize))
+        {
+            let left = unread.fetch_sub(1, Ordering::SeqCst) - 1;
+            // Half a quota of slack, so that a slow reader is not woken and parked for every single token.
+            if left <= self.shared.quota / 2 && self.shared.parked.swap(false, Ordering::SeqCst) {
+                self.shared.bell.ring();
+            }
+        }
+        Some(event)
+    }
+}
+
+impl Stream for Handle {
+    type Item = Event;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        if let Some(event) = self.try_next() {
+            return Poll::Ready(Some(event));
+        }
+        self.shared.waker.register(cx.waker());
+        // The end is read before the queue: what was published before the end is then surely seen.
+        let ended = self.shared.ended.load(Ordering::Acquire);
+        match self.try_next() {
+            Some(event) => Poll::Ready(Some(event)),
+            None if ended => Poll::Ready(None),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.wish.store(GONE, Ordering::Release);
+        if !self.shared.ended.load(Ordering::Acquire) {
+            self.shared.bell.ring();
+        }
+    }
+}

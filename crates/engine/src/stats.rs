@@ -1,0 +1,232 @@
+//! What an engine counts: plain atomics that rendering reads without a lock (OA-801).
+//!
+//! Owns: [`Stats`] and the three kinds of number in it. Refuses to know: metric names, labels and text formats; the
+//! server renders. The owner thread writes nearly all of it; the few numbers that submitters write say so.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A number that only grows.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Its value.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn add(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+}
+
+/// A number as of the last step.
+#[derive(Debug, Default)]
+pub struct Gauge(AtomicU64);
+
+impl Gauge {
+    /// Its value.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+}
+
+/// Observations in buckets, with their sum.
+#[derive(Debug)]
+pub struct Histogram {
+    bounds: &'static [f64],
+    /// One more than bounds: the last is what exceeds them all.
+    buckets: Box<[AtomicU64]>,
+    /// In millionths, so that it can be an integer.
+    sum_millionths: AtomicU64,
+}
+
+impl Histogram {
+    fn new(bounds: &'static [f64]) -> Self {
+        let buckets = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
+        Self {
+            bounds,
+            buckets,
+            sum_millionths: AtomicU64::new(0),
+        }
+    }
+
+    /// The upper bounds of the buckets, ascending, without the infinite one.
+    #[must_use]
+    pub fn bounds(&self) -> &'static [f64] {
+        self.bounds
+    }
+
+    /// How many observations fell into each bucket (not cumulative); the last is what exceeds every bound.
+    pub fn counts(&self) -> impl Iterator<Item = u64> + '_ {
+        self.buckets
+            .iter()
+            .map(|bucket| bucket.load(Ordering::Relaxed))
+    }
+
+    /// The sum of all observations.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "exact below 2^53 millionths")]
+    pub fn sum(&self) -> f64 {
+        self.sum_millionths.load(Ordering::Relaxed) as f64 / 1e6
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "observations are durations and counts: never negative, far below 2^64 millionths"
+    )]
+    pub(crate) fn observe(&self, value: f64) {
+        let bucket = self.bounds.partition_point(|&bound| bound < value);
+        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        self.sum_millionths
+            .fetch_add((value * 1e6) as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn observe_span(&self, span: Duration) {
+        self.observe(span.as_secs_f64());
+    }
+}
+
+/// Time to the first token, in seconds (OA-802).
+const FIRST_TOKEN: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+];
+/// Time between tokens, in seconds (OA-802).
+const INTER_TOKEN: &[f64] = &[
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+];
+/// Whole requests and their phases, in seconds.
+const REQUEST: &[f64] = &[
+    0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
+    50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+];
+/// Counts of tokens.
+const TOKENS: &[f64] = &[
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0,
+    20_000.0, 50_000.0, 100_000.0,
+];
+/// Counts of sequences and choices.
+const COUNT: &[f64] = &[
+    1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0,
+];
+
+/// The numbers of one engine.
+#[derive(Debug)]
+#[expect(
+    missing_docs,
+    reason = "each field is the metric of its name in the operator's page; units are in the name"
+)]
+pub struct Stats {
+    pub requests_running: Gauge,
+    pub requests_waiting: Gauge,
+    /// Sequences that wait for their reader.
+    pub streams_parked: Gauge,
+    /// Cells of the cache in use, kept prefixes included.
+    pub cells_used: Gauge,
+    pub cells_total: Gauge,
+    /// 1 while there is nothing to do, 0 while stepping.
+    pub idle: Gauge,
+    /// Milliseconds since the engine's start at which the last step began.
+    pub last_step_ms: Gauge,
+
+    pub steps: Counter,
+    pub prompt_tokens: Counter,
+    pub generation_tokens: Counter,
+    /// Prompt tokens looked up in the prefix cache.
+    pub prefix_queries: Counter,
+    /// Prompt tokens found in the prefix cache.
+    pub prefix_hits: Counter,
+    pub preemptions: Counter,
+    /// Choices that ended, by reason: stop, length, controller, cancelled.
+    pub finished: [Counter; 4],
+    /// Requests that ended with a fault.
+    pub failed: Counter,
+    /// Requests whose reader left.
+    pub cancelled_client: Counter,
+    /// Requests that ran out of time, waiting or running.
+    pub cancelled_timeout: Counter,
+    /// Requests refused because too many wait. Written by submitters.
+    pub rejected_queue: Counter,
+    /// Requests refused because too many prompt tokens wait. Written by submitters.
+    pub rejected_tokens: Counter,
+
+    pub first_token_seconds: Histogram,
+    pub inter_token_seconds: Histogram,
+    pub request_seconds: Histogram,
+    pub queue_seconds: Histogram,
+    pub prefill_seconds: Histogram,
+    pub decode_seconds: Histogram,
+    pub request_prompt_tokens: Histogram,
+    pub request_generation_tokens: Histogram,
+    pub request_n: Histogram,
+    pub request_max_tokens: Histogram,
+    pub step_seconds: Histogram,
+    /// Tokens computed per step.
+    pub step_tokens: Histogram,
+    /// Sequences in a step's batch.
+    pub batch_size: Histogram,
+}
+
+impl Default for Stats {
+    fn default() -> Self {
+        Self {
+            requests_running: Gauge::default(),
+            requests_waiting: Gauge::default(),
+            streams_parked: Gauge::default(),
+            cells_used: Gauge::default(),
+            cells_total: Gauge::default(),
+            idle: Gauge::default(),
+            last_step_ms: Gauge::default(),
+            steps: Counter::default(),
+            prompt_tokens: Counter::default(),
+            generation_tokens: Counter::default(),
+            prefix_queries: Counter::default(),
+            prefix_hits: Counter::default(),
+            preemptions: Counter::default(),
+            finished: Default::default(),
+            failed: Counter::default(),
+            cancelled_client: Counter::default(),
+            cancelled_timeout: Counter::default(),
+            rejected_queue: Counter::default(),
+            rejected_tokens: Counter::default(),
+            first_token_seconds: Histogram::new(FIRST_TOKEN),
+            inter_token_seconds: Histogram::new(INTER_TOKEN),
+            request_seconds: Histogram::new(REQUEST),
+            queue_seconds: Histogram::new(REQUEST),
+            prefill_seconds: Histogram::new(REQUEST),
+            decode_seconds: Histogram::new(REQUEST),
+            request_prompt_tokens: Histogram::new(TOKENS),
+            request_generation_tokens: Histogram::new(TOKENS),
+            request_n: Histogram::new(COUNT),
+            request_max_tokens: Histogram::new(TOKENS),
+            step_seconds: Histogram::new(INTER_TOKEN),
+            step_tokens: Histogram::new(TOKENS),
+            batch_size: Histogram::new(COUNT),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_observation_falls_into_the_bucket_whose_bound_it_does_not_exceed() {
+        let histogram = Histogram::new(&[1.0, 2.0]);
+        for value in [0.5, 1.0, 1.5, 9.0] {
+            histogram.observe(value);
+        }
+        assert_eq!(histogram.counts().collect::<Vec<_>>(), [2, 1, 1]);
+        assert!((histogram.sum() - 12.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,258 @@
+//! What becomes of a request before the owner sees it: checked, tokenised, with its seed and its limits settled.
+//!
+//! Owns: the ranges of D-20's core column, [`Submission`], and the refusals that need no scheduler.
+//! Refuses to know: queues and threads. It runs on the caller's thread, so that a long prompt delays nobody else (D-8).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sapwood_proto::code::Code;
+use sapwood_proto::steer::{Steer, Token};
+
+use crate::api::{ModelInfo, Prompt, Refusal, Request, Sampling, Vocabulary};
+
+/// Choices of one request, forks of its steerers included.
+pub const CHOICES_MAX: u32 = 64;
+/// Stop texts of one request.
+pub const STOP_TEXTS_MAX: usize = 64;
+/// Bytes of one stop text.
+pub const STOP_TEXT_BYTES_MAX: usize = 1024;
+/// Stop tokens of one request.
+pub const STOP_TOKENS_MAX: usize = 256;
+/// Alternatives listed with each token.
+pub const TOP_LOGPROBS_MAX: u32 = 1000;
+
+/// A request that can be run as it is.
+pub(crate) struct Submission {
+    /// Never empty, shorter than the context, every token within the vocabulary.
+    pub(crate) prompt: Arc<[Token]>,
+    /// How each choice runs; shared by all of them.
+    pub(crate) terms: Arc<Terms>,
+    pub(crate) choices: u32,
+    pub(crate) priority: i32,
+    pub(crate) caller: u64,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) cache_key: Option<u64>,
+    /// One per choice, or none at all.
+    pub(crate) steerers: Vec<Box<dyn Steer>>,
+}
+
+/// What all choices of a request have in common.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    pub(crate) sampling: Sampling,
+    pub(crate) seed: u64,
+    /// Tokens of output, of each choice; at most what the context leaves.
+    pub(crate) max_tokens: u32,
+    pub(crate) min_tokens: u32,
+    pub(crate) stop: Vec<String>,
+    pub(crate) stop_tokens: Vec<Token>,
+    pub(crate) ignore_eos: bool,
+    pub(crate) top_logprobs: Option<u32>,
+}
+
+/// Checks a request and tokenises its prompt.
+///
+/// # Errors
+/// `BAD_CONFIG` names the field that is out of range; `BAD_TOKENS`, `EMPTY_PROMPT` and `PROMPT_TOO_LONG` (with both
+/// numbers) are about the prompt; a chat template gives its own. A steerer that cannot be forked for the further
+/// choices is `controller-failed`.
+pub(crate) fn prepare(
+    mut request: Request,
+    info: &ModelInfo,
+    vocabulary: &dyn Vocabulary,
+    seed: impl FnOnce() -> u64,
+) -> Result<Submission, Refusal> {
+    check(&request, info.vocabulary_tokens)?;
+    let prompt = tokenise(&request.prompt, info, vocabulary)?;
+    // A vector's length and the context both fit: the prompt is shorter than the context, which is a u32.
+    let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+    let rest = info.context_tokens - prompt_tokens;
+    let steerers = match request.steer.take() {
+        Some(first) => fork_steerers(first, request.n)?,
+        None => Vec::new(),
+    };
+    Ok(Submission {
+        prompt: prompt.into(),
+        choices: request.n,
+        priority: request.priority,
+        caller: request.caller,
+        timeout: request.timeout,
+        cache_key: request.cache_key,
+        steerers,
+        terms: Arc::new(Terms {
+            seed: request.sampling.seed.unwrap_or_else(seed),
+            sampling: request.sampling,
+            max_tokens: request.max_tokens.map_or(rest, |max| max.min(rest)),
+            min_tokens: request.min_tokens,
+            stop: request.stop,
+            stop_tokens: request.stop_tokens,
+            ignore_eos: request.ignore_eos,
+            top_logprobs: request.top_logprobs,
+        }),
+    })
+}
+
+fn fork_steerers(mut first: Box<dyn Steer>, choices: u32) -> Result<Vec<Box<dyn Steer>>, Refusal> {
+    let mut others = Vec::new();
+    for index in 1..choices {
+        let fork = first.fork(index);
+        others.push(fork.map_err(|failure| {
+            Refusal::new(Code::ControllerFailed, failure.reason, failure.message)
+        })?);
+    }
+    others.insert(0, first);
+    Ok(others)
+}
+
+fn tokenise(
+    prompt: &Prompt,
+    info: &ModelInfo,
+    vocabulary: &dyn Vocabulary,
+) -> Result<Vec<Token>, Refusal> {
+    let mut tokens = match prompt {
+        Prompt::Tokens(tokens) => {
+            let foreign = tokens
+                .iter()
+                .find(|&&token| token >= info.vocabulary_tokens);
+            if let Some(token) = foreign {
+                let size = info.vocabulary_tokens;
+                let message = format!("token {token} is outside the vocabulary of {size} tokens");
+                return Err(Refusal::new(Code::InvalidRequest, "BAD_TOKENS", message));
+            }
+            tokens.clone()
+        }
+        Prompt::Text(text) => {
+            let mut tokens: Vec<_> = vocabulary.beginning().into_iter().collect();
+            tokens.extend(vocabulary.tokenize(text, false));
+            tokens
+        }
+        Prompt::Chat(chat) => vocabulary.chat(chat)?,
+    };
+    if tokens.is_empty() {
+        // Something has to precede the first token; a model without a beginning cannot go on from nothing.
+        let Some(beginning) = vocabulary.beginning() else {
+            let message = "the prompt is empty: give at least one token of text";
+            return Err(Refusal::new(Code::InvalidRequest, "EMPTY_PROMPT", message));
+        };
+        tokens.push(beginning);
+    }
+    if tokens.len() >= info.context_tokens as usize {
+        let (length, context) = (tokens.len(), info.context_tokens);
+        let message = format!(
+            "the prompt has {length} tokens and the context of this model holds {context}, output included: shorten it"
+        );
+        return Err(Refusal::new(
+            Code::InvalidRequest,
+            "PROMPT_TOO_LONG",
+            message,
+        ));
+    }
+    Ok(tokens)
+}
+
+/// A condition, the field that it is about, and the range as people read it.
+type Rule = (bool, &'static str, &'static str);
+
+/// The ranges of D-20's core column.
+fn check(request: &Request, vocabulary_tokens: u32) -> Result<(), Refusal> {
+    let rules = sampling_rules(&request.sampling, vocabulary_tokens)
+        .into_iter()
+        .chain(request_rules(request, vocabulary_tokens));
+    for (holds, field, range) in rules {
+        if !holds {
+            let message = format!("{field} must be {range}");
+            return Err(Refusal::new(Code::InvalidRequest, "BAD_CONFIG", message));
+        }
+    }
+    Ok(())
+}
+
+/// A NaN is in no range, so it breaks the rule of its field.
+fn sampling_rules(sampling: &Sampling, vocabulary_tokens: u32) -> [Rule; 7] {
+    let within = |value: f32, bound: f32| (-bound..=bound).contains(&value);
+    let above_0 = |value: f32, most: f32| value > 0.0 && value <= most;
+    let bias = &sampling.logit_bias;
+    let bias_holds = bias.keys().all(|&token| token < vocabulary_tokens)
+        && bias.values().all(|bias| !bias.is_nan() && *bias <= 1e30);
+    [
+        (
+            (0.0..=100.0).contains(&sampling.temperature),
+            "temperature",
+            "from 0 to 100",
+        ),
+        (
+            above_0(sampling.top_p, 1.0),
+            "top_p",
+            "above 0 and at most 1",
+        ),
+        (
+            (0.0..1.0).contains(&sampling.min_p),
+            "min_p",
+            "from 0 to below 1",
+        ),
+        (
+            above_0(sampling.repetition_penalty, 10.0),
+            "repetition_penalty",
+            "above 0 and at most 10",
+        ),
+        (
+            within(sampling.presence_penalty, 100.0),
+            "presence_penalty",
+            "from -100 to 100",
+        ),
+        (
+            within(sampling.frequency_penalty, 100.0),
+            "frequency_penalty",
+            "from -100 to 100",
+        ),
+        (
+            bias_holds,
+            "logit_bias",
+            "finite numbers for tokens within the vocabulary",
+        ),
+    ]
+}
+
+fn request_rules(request: &Request, vocabulary_tokens: u32) -> [Rule; 6] {
+    let stop_tokens = &request.stop_tokens;
+    [
+        ((1..=CHOICES_MAX).contains(&request.n), "n", "from 1 to 64"),
+        (
+            request.stop.len() <= STOP_TEXTS_MAX,
+            "stop",
+            "at most 64 texts",
+        ),
+        (
+            request
+                .stop
+                .iter()
+                .all(|stop| (1..=STOP_TEXT_BYTES_MAX).contains(&stop.len())),
+            "stop",
+            "texts of 1 to 1024 bytes",
+        ),
+        (
+            stop_tokens.len() <= STOP_TOKENS_MAX
+                && stop_tokens.iter().all(|&token| token < vocabulary_tokens),
+            "stop_tokens",
+            "at most 256 tokens within the vocabulary",
+        ),
+        (
+            request
+                .top_logprobs
+                .is_none_or(|top| top <= TOP_LOGPROBS_MAX),
+            "top_logprobs",
+            "from 0 to 1000",
+        ),
+        (
+            request
+                .max_tokens
+                .is_none_or(|max| request.min_tokens <= max),
+            "min_tokens",
+            "at most max_tokens",
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests;
