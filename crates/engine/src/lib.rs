@@ -22,6 +22,7 @@ mod owner;
 pub mod ranking;
 pub mod stats;
 mod submission;
+pub mod template;
 
 pub use engine::{Config, Engine};
 pub use outbox::Handle;

@@ -1,0 +1,372 @@
+//! Chat templates: a conversation becomes the text that its model was trained on.
+//!
+//! Owns: rendering as Hugging Face's tokenizers do it (block trimming, loop controls, `raise_exception`, `strftime_now`,
+//! Python's string methods and its JSON), and the promise that no value can forge a control token (EV-607).
+//! Refuses to know: tokens, models, files. A [`Template`] yields [`Piece`]s; whoever has a vocabulary tokenises them.
+//!
+//! ```text
+//!   values ──► shield covers texts of control tokens ──► render ──► pieces: the template's text, and covered text
+//! ```
+
+mod calendar;
+mod json;
+mod shield;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::time::SystemTime;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Value, ValueKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, escape_formatter};
+use minijinja_contrib::pycompat::unknown_method_callback;
+use sapwood_proto::code::Code;
+
+use crate::api::{Chat, Fault, Message};
+use shield::{Covered, Shield};
+
+/// Steps that one rendering may take.
+const FUEL: u64 = 10_000_000;
+/// Bytes that one rendering may yield.
+const RENDERED_BYTES_MAX: usize = 16 << 20;
+/// Bytes of an error message that are passed on.
+const MESSAGE_BYTES_MAX: usize = 300;
+
+/// The texts of a vocabulary's control tokens.
+#[derive(Clone, Debug, Default)]
+pub struct SpecialTexts {
+    /// Of the token before a text (`bos_token`), or empty.
+    pub beginning: String,
+    /// Of the token after a text (`eos_token`), or empty.
+    pub end: String,
+    /// Of all control tokens.
+    pub all: Vec<String>,
+}
+
+/// A part of a rendered conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// Text in which the texts of control tokens stand for those tokens.
+    Template(String),
+    /// Text that came from a value and only looks like a control token: plain text.
+    Plain(String),
+}
+
+/// Why a template is not usable, or a conversation not renderable.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TemplateError {
+    /// The template itself does not parse.
+    #[error("the chat template does not parse: {0}")]
+    Syntax(String),
+    /// The template rejected the conversation, in its own words.
+    #[error("the chat template rejects this conversation: {0}")]
+    Rejected(String),
+    /// The template failed.
+    #[error("the chat template failed on this conversation: {0}")]
+    Failed(String),
+    /// The rendering took too long or became too long.
+    #[error(
+        "the chat template needed more than {FUEL} steps or {RENDERED_BYTES_MAX} bytes: send less"
+    )]
+    TooLong,
+    /// There is no unfinished assistant message to continue.
+    #[error("there is no assistant message at the end of the conversation to continue")]
+    NothingToContinue,
+}
+
+impl From<TemplateError> for Fault {
+    fn from(error: TemplateError) -> Self {
+        let reason = match &error {
+            TemplateError::Rejected(why) if why.to_ascii_lowercase().contains("role") => "BAD_ROLE",
+            _ => "chat_template_error",
+        };
+        Self {
+            code: Code::InvalidRequest,
+            reason,
+            message: error.to_string(),
+        }
+    }
+}
+
+/// The fault of a model that has no template.
+#[must_use]
+pub fn no_template() -> Fault {
+    Fault {
+        code: Code::FailedPrecondition,
+        reason: "NO_TEMPLATE",
+        message: "this model has no chat template: send raw text instead of messages".to_owned(),
+    }
+}
+
+/// A compiled chat template; shared, renders from any thread.
+pub struct Template {
+    environment: Environment<'static>,
+    shield: Shield,
+    beginning: String,
+    end: String,
+}
+
+impl fmt::Debug for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Template").finish_non_exhaustive()
+    }
+}
+
+impl Template {
+    /// Compiles a template. `clock` is what `strftime_now` reads, as UTC.
+    ///
+    /// # Errors
+    /// [`TemplateError::Syntax`].
+    pub fn new(
+        source: &str,
+        special: &SpecialTexts,
+        clock: fn() -> SystemTime,
+    ) -> Result<Self, TemplateError> {
+        let syntax = |error: Error| TemplateError::Syntax(clipped(&error.to_string()));
+        let mut environment = Environment::new();
+        let blocks = SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build();
+        environment.set_syntax(blocks.map_err(syntax)?);
+        environment.set_auto_escape_callback(|_| AutoEscape::None);
+        environment.set_unknown_method_callback(unknown_method_callback);
+        environment.set_fuel(Some(FUEL));
+        environment.set_formatter(|out, state, value| match value.kind() {
+            // As Python prints them.
+            ValueKind::Bool if value.is_true() => escape_formatter(out, state, &"True".into()),
+            ValueKind::Bool => escape_formatter(out, state, &"False".into()),
+            ValueKind::None => escape_formatter(out, state, &"None".into()),
+            _ => escape_formatter(out, state, value),
+        });
+        environment.add_filter("tojson", json::filter);
+        environment.add_function("raise_exception", |why: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(why)))
+        });
+        environment.add_function("strftime_now", move |format: String| {
+            calendar::format(clock(), &format)
+        });
+        environment
+            .add_template_owned(NAME, without_generation_tags(source))
+            .map_err(syntax)?;
+        let Ok(shield) = Shield::new(&special.all) else {
+            return Err(TemplateError::Syntax(
+                "the control tokens' texts are too many".to_owned(),
+            ));
+        };
+        let (beginning, end) = (special.beginning.clone(), special.end.clone());
+        Ok(Self {
+            environment,
+            shield,
+            beginning,
+            end,
+        })
+    }
+
+    /// Renders a conversation, ending where the model is to go on.
+    ///
+    /// # Errors
+    /// [`TemplateError`], but for its first variant.
+    pub fn render(&self, chat: &Chat) -> Result<Vec<Piece>, TemplateError> {
+        let mut covered = Covered::default();
+        let context = self.context(chat, &mut covered)?;
+        let template = self.environment.get_template(NAME).map_err(failure)?;
+        let mut out = Bounded(Vec::new());
+        template
+            .render_captured_to(context, &mut out)
+            .map_err(failure)?;
+        // A writer gets whole strings, so that this holds UTF-8; were it not, nothing is lost but strange characters.
+        let text = String::from_utf8_lossy(&out.0);
+        if !chat.continue_last {
+            return Ok(covered.pieces(&text));
+        }
+        let Some(at) = text.rfind(shield::TAIL) else {
+            return Err(TemplateError::NothingToContinue);
+        };
+        // A template that trims contents has eaten the space after the mark; then what is before it is trimmed too.
+        let kept = text[at + shield::TAIL.len()..].starts_with(' ');
+        let text = if kept {
+            &text[..at]
+        } else {
+            text[..at].trim_end()
+        };
+        Ok(covered.pieces(text))
+    }
+
+    fn context(&self, chat: &Chat, covered: &mut Covered) -> Result<Value, TemplateError> {
+        let mut pairs = Vec::new();
+        if let serde_json::Value::Object(arguments) = &chat.template_args {
+            for (name, value) in arguments {
+                pairs.push((Value::from(name.as_str()), self.value(value, covered)));
+            }
+        }
+        // An argument may say otherwise, but never replaces what follows.
+        if !pairs
+            .iter()
+            .any(|(name, _)| name.as_str() == Some("add_generation_prompt"))
+        {
+            pairs.push(("add_generation_prompt".into(), (!chat.continue_last).into()));
+        }
+        let last = chat.messages.len().wrapping_sub(1);
+        if chat.continue_last
+            && chat
+                .messages
+                .last()
+                .is_none_or(|last| last.role != "assistant")
+        {
+            return Err(TemplateError::NothingToContinue);
+        }
+        let messages = chat.messages.iter().enumerate().map(|(index, message)| {
+            let tail = chat.continue_last && index == last;
+            self.message(message, tail, covered)
+        });
+        let messages: Vec<Value> = messages.collect();
+        pairs.push(("messages".into(), messages.into()));
+        pairs.push(("tools".into(), self.value(&chat.tools, covered)));
+        pairs.push(("documents".into(), ().into()));
+        pairs.push(("bos_token".into(), self.beginning.as_str().into()));
+        pairs.push(("eos_token".into(), self.end.as_str().into()));
+        Ok(Value::from_pairs(pairs))
+    }
+
+    fn message(&self, message: &Message, tail: bool, covered: &mut Covered) -> Value {
+        let mut content = self.shield.cover(&message.content, covered).into_owned();
+        if tail {
+            content.push_str(shield::TAIL);
+            content.push(' ');
+        }
+        let text = |text: &str, covered: &mut Covered| {
+            Value::from(self.shield.cover(text, covered).as_ref())
+        };
+        let mut pairs = vec![
+            ("role", text(&message.role, covered)),
+            ("content", content.into()),
+        ];
+        if let Some(name) = &message.name {
+            pairs.push(("name", text(name, covered)));
+        }
+        if !message.tool_calls.is_null() {
+            let calls = with_parsed_arguments(&message.tool_calls);
+            pairs.push(("tool_calls", self.value(&calls, covered)));
+        }
+        if let Some(id) = &message.tool_call_id {
+            pairs.push(("tool_call_id", text(id, covered)));
+        }
+        Value::from_pairs(pairs)
+    }
+
+    /// A JSON value with all its texts covered. Its depth is bounded by the decoders it came through.
+    fn value(&self, json: &serde_json::Value, covered: &mut Covered) -> Value {
+        use serde_json::Value as Json;
+        match json {
+            Json::Null => ().into(),
+            Json::Bool(value) => (*value).into(),
+            Json::Number(number) => match (number.as_i64(), number.as_u64()) {
+                (Some(value), _) => value.into(),
+                (None, Some(value)) => value.into(),
+                (None, None) => number.as_f64().into(),
+            },
+            Json::String(text) => self.shield.cover(text, covered).as_ref().into(),
+            Json::Array(items) => items
+                .iter()
+                .map(|item| self.value(item, covered))
+                .collect::<Vec<_>>()
+                .into(),
+            Json::Object(pairs) => Value::from_pairs(pairs.iter().map(|(key, value)| {
+                let key = Value::from(self.shield.cover(key, covered).as_ref());
+                (key, self.value(value, covered))
+            })),
+        }
+    }
+}
+
+const NAME: &str = "chat";
+
+/// Calls with their arguments as objects: the wire has them as JSON texts, templates expect objects.
+fn with_parsed_arguments(calls: &serde_json::Value) -> serde_json::Value {
+    let mut calls = calls.clone();
+    for call in calls.as_array_mut().into_iter().flatten() {
+        if let Some(arguments) = call.pointer_mut("/function/arguments")
+            && let Some(Ok(parsed)) = arguments
+                .as_str()
+                .map(serde_json::from_str::<serde_json::Value>)
+            && parsed.is_object()
+        {
+            *arguments = parsed;
+        }
+    }
+    calls
+}
+
+/// Some templates mark what the assistant wrote with `{% generation %}`, for training; to us these are no-ops.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start);
+        out.push_str(before);
+        let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
+        let (tag, after) = tag.split_at(end);
+        let word = tag
+            .trim_start_matches("{%")
+            .trim_end_matches("%}")
+            .trim_matches(['-', '+', ' ']);
+        match word {
+            "generation" => out.push_str(&tag.replacen("generation", "if true", 1)),
+            "endgeneration" => out.push_str(&tag.replacen("endgeneration", "endif", 1)),
+            _ => out.push_str(tag),
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+/// What a template said with `raise_exception`.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+fn failure(error: Error) -> TemplateError {
+    if matches!(error.kind(), ErrorKind::OutOfFuel | ErrorKind::WriteFailure) {
+        return TemplateError::TooLong;
+    }
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(inner) = cause {
+        if let Some(Raised(why)) = inner.downcast_ref() {
+            return TemplateError::Rejected(clipped(why));
+        }
+        cause = inner.source();
+    }
+    TemplateError::Failed(clipped(&error.to_string()))
+}
+
+fn clipped(message: &str) -> String {
+    let message = shield::without_marks(message);
+    match message
+        .char_indices()
+        .find(|&(at, _)| at >= MESSAGE_BYTES_MAX)
+    {
+        Some((at, _)) => format!("{}…", &message[..at]),
+        None => message,
+    }
+}
+
+/// Takes [`RENDERED_BYTES_MAX`] bytes and no more.
+struct Bounded(Vec<u8>);
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > RENDERED_BYTES_MAX {
+            return Err(io::Error::from(io::ErrorKind::StorageFull));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,133 @@
+//! The `tojson` filter, as Hugging Face's tokenizers define it: Python's `json.dumps`, without escaping for HTML.
+//!
+//! Owns: that spelling (`", "` and `": "` between things, unless indented or told otherwise). Refuses to know: what is
+//! spelt.
+
+use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::{Error, ErrorKind};
+
+struct Style {
+    indent: Option<usize>,
+    item: String,
+    key: String,
+    ascii: bool,
+    sorted: bool,
+}
+
+/// `value | tojson(indent=.., separators=.., ensure_ascii=.., sort_keys=..)`.
+pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    let separators: Option<Vec<String>> = options.get("separators")?;
+    let style = match separators.as_deref() {
+        None => Style {
+            indent,
+            item: if indent.is_some() { "," } else { ", " }.to_owned(),
+            key: ": ".to_owned(),
+            ascii: options
+                .get::<Option<bool>>("ensure_ascii")?
+                .unwrap_or(false),
+            sorted: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        },
+        Some([item, key]) => Style {
+            indent,
+            item: item.clone(),
+            key: key.clone(),
+            ascii: options
+                .get::<Option<bool>>("ensure_ascii")?
+                .unwrap_or(false),
+            sorted: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        },
+        Some(_) => {
+            return Err(Error::new(
+                ErrorKind::InvalidOperation,
+                "separators are two texts",
+            ));
+        }
+    };
+    options.assert_all_used()?;
+    let mut out = String::new();
+    style.write(value, 0, &mut out)?;
+    Ok(out)
+}
+
+impl Style {
+    fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+        match value.kind() {
+            ValueKind::None => out.push_str("null"),
+            ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => out.push_str(&value.to_string()),
+            ValueKind::String => self.text(value.as_str().unwrap_or_default(), out),
+            ValueKind::Seq | ValueKind::Iterable => {
+                let items: Vec<Value> = value.try_iter()?.collect();
+                self.list('[', ']', &items, depth, out, |style, item, out| {
+                    style.write(item, depth + 1, out)
+                })?;
+            }
+            ValueKind::Map => {
+                let mut keys: Vec<Value> = value.try_iter()?.collect();
+                if self.sorted {
+                    keys.sort();
+                }
+                self.list('{', '}', &keys, depth, out, |style, key, out| {
+                    match key.as_str() {
+                        Some(text) => style.text(text, out),
+                        None => style.text(&key.to_string(), out),
+                    }
+                    out.push_str(&style.key);
+                    style.write(&value.get_item(key)?, depth + 1, out)
+                })?;
+            }
+            kind => {
+                let message = format!("a value of kind {kind} has no JSON");
+                return Err(Error::new(ErrorKind::BadSerialization, message));
+            }
+        }
+        Ok(())
+    }
+
+    fn list(
+        &self,
+        open: char,
+        close: char,
+        items: &[Value],
+        depth: usize,
+        out: &mut String,
+        each: impl Fn(&Self, &Value, &mut String) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        out.push(open);
+        for (index, item) in items.iter().enumerate() {
+            if index > 0 {
+                out.push_str(&self.item);
+            }
+            self.line(depth + 1, out);
+            each(self, item, out)?;
+        }
+        if !items.is_empty() {
+            self.line(depth, out);
+        }
+        out.push(close);
+        Ok(())
+    }
+
+    fn line(&self, depth: usize, out: &mut String) {
+        if let Some(indent) = self.indent {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', indent.min(16) * depth));
+        }
+    }
+
+    fn text(&self, text: &str, out: &mut String) {
+        // A text always has JSON.
+        let quoted = serde_json::to_string(text).unwrap_or_default();
+        if !self.ascii {
+            out.push_str(&quoted);
+            return;
+        }
+        for unit in quoted.encode_utf16() {
+            match u8::try_from(unit) {
+                Ok(byte) if byte.is_ascii() => out.push(char::from(byte)),
+                _ => out.push_str(&format!("\\u{unit:04x}")),
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Keeps values from forging control tokens.
+//!
+//! Owns: the marks that stand for such texts while a template renders. Refuses to know: templates, tokens.
+//!
+//! Each occurrence, in a value, of a control token's text is replaced by a mark before rendering and put back, as plain
+//! text, afterwards. Templates may trim, split, compare and re-encode the rest of the value as they like; a text that
+//! contains no such occurrence, which is nearly every text, is untouched. Letter case is ignored when looking, so that a
+//! template that lower-cases cannot complete a forgery. The characters of marks are themselves covered, so a value
+//! cannot contain a mark.
+
+use std::borrow::Cow;
+
+use aho_corasick::{AhoCorasick, BuildError, MatchKind};
+
+use super::Piece;
+
+/// Noncharacters: no text uses them, every text may contain them.
+const OPEN: char = '\u{fdd0}';
+const CLOSE: char = '\u{fdd1}';
+
+/// Where the message ends that is to be continued.
+pub(super) const TAIL: &str = "\u{fdd0}tail\u{fdd1}";
+
+/// Finds the texts to cover.
+#[derive(Debug)]
+pub(super) struct Shield(AhoCorasick);
+
+/// The texts that one rendering has covered, by number.
+#[derive(Debug, Default)]
+pub(super) struct Covered(Vec<String>);
+
+impl Shield {
+    pub(super) fn new(specials: &[String]) -> Result<Self, BuildError> {
+        let marks = [OPEN.to_string(), CLOSE.to_string()];
+        let specials = specials
+            .iter()
+            .chain(&marks)
+            .filter(|text| !text.is_empty());
+        let finder = AhoCorasick::builder()
+            .ascii_case_insensitive(true)
+            .match_kind(MatchKind::LeftmostLongest)
+            .build(specials)?;
+        Ok(Self(finder))
+    }
+
+    /// `text` with marks for the texts of control tokens.
+    pub(super) fn cover<'a>(&self, text: &'a str, covered: &mut Covered) -> Cow<'a, str> {
+        let mut out = String::new();
+        let mut from = 0;
+        for found in self.0.find_iter(text) {
+            out.push_str(&text[from..found.start()]);
+            out.push(OPEN);
+            out.push_str(&covered.0.len().to_string());
+            out.push(CLOSE);
+            covered.0.push(text[found.range()].to_owned());
+            from = found.end();
+        }
+        if from == 0 {
+            return Cow::Borrowed(text);
+        }
+        out.push_str(&text[from..]);
+        Cow::Owned(out)
+    }
+}
+
+impl Covered {
+    /// What was rendered, with the covered texts back in their places. Broken marks (a template cut a value in the
+    /// middle of one) vanish.
+    pub(super) fn pieces(&self, rendered: &str) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        let mut text = String::new();
+        let mut rest = rendered;
+        while let Some(start) = rest.find(OPEN) {
+            text.push_str(&rest[..start]);
+            let inside = &rest[start + OPEN.len_utf8()..];
+            let digits = inside.len()
+                - inside
+                    .trim_start_matches(|c: char| c.is_ascii_digit())
+                    .len();
+            let original = inside[digits..]
+                .starts_with(CLOSE)
+                .then(|| {
+                    inside[..digits]
+                        .parse::<usize>()
+                        .ok()
+                        .and_then(|number| self.0.get(number))
+                })
+                .flatten();
+            rest = match original {
+                Some(original) => {
+                    push(&mut pieces, Piece::Template(std::mem::take(&mut text)));
+                    push(&mut pieces, Piece::Plain(original.clone()));
+                    &inside[digits + CLOSE.len_utf8()..]
+                }
+                None => inside,
+            };
+        }
+        text.push_str(rest);
+        push(&mut pieces, Piece::Template(text));
+        pieces
+    }
+}
+
+fn push(pieces: &mut Vec<Piece>, piece: Piece) {
+    match (pieces.last_mut(), piece) {
+        (_, Piece::Template(text)) if text.is_empty() => {}
+        (Some(Piece::Plain(before)), Piece::Plain(text)) => before.push_str(&text),
+        (_, piece) => pieces.push(piece),
+    }
+}
+
+/// A message for people, without marks.
+pub(super) fn without_marks(message: &str) -> String {
+    message.replace([OPEN, CLOSE], "")
+}
