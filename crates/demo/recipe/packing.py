@@ -1,0 +1,81 @@
+"""Turns conversations into training batches: rows of several whole conversations, in three row lengths."""
+
+import json
+import random
+
+import numpy as np
+
+import vocabulary
+from chat import render
+
+ROW_LENGTHS = (128, 384, 1024)
+BATCH_TOKENS = 1152
+PICKED_SHARE = 0.6  # at most this share of a batch's positions carries loss; the rest of the wanted ones is left out
+
+
+def load_conversations(path):
+    with open(path, encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def encode_all(tokenizer, conversations, seed=1):
+    """(ids, wanted) of every conversation; some with tightly written JSON, as other template engines write it."""
+    rng = random.Random(seed)
+    texts = [render(c["messages"], c.get("tools"), tight=rng.random() < 0.3) for c in conversations]
+    encoded = tokenizer.encode_batch(texts)
+    return [(e.ids, vocabulary.mark_wanted(tokenizer, e.ids)) for e in encoded]
+
+
+def fill_rows(encoded, length):
+    """First fit over a few open rows; a conversation is never cut."""
+    rows, opened = [], []
+    for item in encoded:
+        size = len(item[0])
+        place = next((row for row in opened if row[0] + size <= length), None)
+        if place is None:
+            place = [0, []]
+            opened.append(place)
+            if len(opened) > 12:
+                fullest = max(range(len(opened)), key=lambda i: opened[i][0])
+                rows.append(opened.pop(fullest)[1])
+        place[0] += size
+        place[1].append(item)
+    return rows + [row[1] for row in opened]
+
+
+def batch_of(rows, length):
+    """Arrays for one training step."""
+    shape = (len(rows), length)
+    tokens, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
+    picked, targets = [], []
+    for r, row in enumerate(rows):
+        at = 0
+        for s, (ids, wanted) in enumerate(row, 1):
+            end = at + len(ids)
+            tokens[r, at:end], segments[r, at:end], positions[r, at:end] = ids, s, np.arange(len(ids))
+            for i in range(1, len(ids)):
+                if wanted[i]:
+                    picked.append(r * length + at + i - 1)
+                    targets.append(ids[i])
+            at = end
+    room = int(shape[0] * length * PICKED_SHARE)
+    fill = max(0, room - len(picked))
+    weight = np.array([1.0] * min(room, len(picked)) + [0.0] * fill, np.float32)
+    as_array = lambda values: np.array((values + [0] * fill)[:room], np.int32)  # noqa: E731
+    return {"tokens": tokens, "segments": segments, "positions": positions, "picked": as_array(picked), "targets": as_array(targets), "weight": weight}
+
+
+def batches(encoded, seed):
+    """All batches of one pass, in random order."""
+    rng = random.Random(seed)
+    encoded = list(encoded)
+    rng.shuffle(encoded)
+    result, low = [], 0
+    for length in ROW_LENGTHS:
+        rows = fill_rows([item for item in encoded if low < len(item[0]) <= length], length)
+        rng.shuffle(rows)
+        count = max(1, BATCH_TOKENS // length)
+        result += [(length, rows[i : i + count]) for i in range(0, len(rows) - count + 1, count)]
+        low = length
+    rng.shuffle(result)
+    return result
