@@ -1,0 +1,321 @@
+//! One call of a function: what it is given and what is wanted of it.
+//!
+//! Owns: [`Call`], [`CallId`], [`Inputs`], [`Want`], [`Ports`], [`Context`], and reading arguments (KE-137).
+//! Refuses to know: layers, decoding of outputs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::BytesMut;
+use futures::StreamExt;
+use futures::future::try_join_all;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::cancel::Cancel;
+use crate::error::Error;
+use crate::kernel::Kernel;
+use crate::name::{Mime, Name, Port};
+use crate::node::Node;
+use crate::spec::{Input, Spec};
+use crate::{Chunks, Result};
+
+pub use tokio::time::Instant;
+
+/// The id of a call, tied to traces and logs; unique in this process, not part of the data (KE-R13).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CallId(u64);
+
+impl CallId {
+    pub(crate) fn next() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self(LAST.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for CallId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Values that a call hands down to the calls made within it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Context(BTreeMap<Name, Value>);
+
+impl Context {
+    /// The value under `key`.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.0.get(key)
+    }
+
+    /// Sets a value.
+    pub fn insert(&mut self, key: impl Into<Name>, value: impl Into<Value>) {
+        self.0.insert(key.into(), value.into());
+    }
+}
+
+/// The inputs of a call, under their declared names.
+#[derive(Clone, Debug, Default)]
+pub struct Inputs(Vec<(Name, Node)>);
+
+impl Inputs {
+    /// The input of this declared name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Node> {
+        self.0.iter().find(|(mine, _)| *mine == *name).map(|(_, node)| node)
+    }
+
+    /// Gives an input, replacing what it was.
+    pub fn set(&mut self, name: impl Into<Name>, node: impl Into<Node>) {
+        let (name, node) = (name.into(), node.into());
+        match self.0.iter_mut().find(|(mine, _)| *mine == name) {
+            Some((_, old)) => *old = node,
+            None => self.0.push((name, node)),
+        }
+    }
+
+    /// Takes an input away.
+    pub fn remove(&mut self, name: &str) -> Option<Node> {
+        let index = self.0.iter().position(|(mine, _)| *mine == *name)?;
+        Some(self.0.remove(index).1)
+    }
+
+    /// All that were given, in the order given.
+    pub fn iter(&self) -> impl Iterator<Item = (&Name, &Node)> {
+        self.0.iter().map(|(name, node)| (name, node))
+    }
+
+    /// Puts arguments under their declared names.
+    ///
+    /// # Errors
+    /// `Argument` for a name that is unknown (`UNKNOWN_PARAM`), given twice, an alias beside its name included
+    /// (`DUPLICATE_PARAM`), or required and missing (`MISSING_INPUT`).
+    pub(crate) fn of(spec: &Spec, args: Vec<(Name, Node)>) -> Result<Self> {
+        let mut inputs = Self(Vec::with_capacity(args.len()));
+        for (given, node) in args {
+            let Some(input) = spec.input(&given) else {
+                let names: Vec<&str> = spec.inputs.iter().map(|input| &*input.name).collect();
+                let why = format!("{} has no such input; it has: {}", spec.name, names.join(", "));
+                return Err(Error::argument(given, why).because("UNKNOWN_PARAM"));
+            };
+            if inputs.get(&input.name).is_some() {
+                return Err(Error::argument(given, "given twice").because("DUPLICATE_PARAM"));
+            }
+            inputs.0.push((input.name.clone(), node));
+        }
+        let missing = |input: &&Input| input.required && inputs.get(&input.name).is_none();
+        if let Some(input) = spec.inputs.iter().find(missing) {
+            let why = format!("{} needs this input", spec.name);
+            return Err(Error::argument(input.name.clone(), why).because("MISSING_INPUT"));
+        }
+        Ok(inputs)
+    }
+}
+
+/// Which ports a caller reads.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Ports {
+    /// Every one.
+    #[default]
+    All,
+    /// These. Others need not be produced, and are dropped (KE-135).
+    Only(Vec<Port>),
+}
+
+impl Ports {
+    /// The main port alone.
+    #[must_use]
+    pub fn main() -> Self {
+        Self::Only(vec![Port::MAIN])
+    }
+
+    /// Whether `port` is among them.
+    #[must_use]
+    pub fn has(&self, port: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(ports) => ports.iter().any(|mine| *mine == *port),
+        }
+    }
+}
+
+/// What the caller wants of a call.
+#[non_exhaustive]
+#[derive(Clone, Debug, Default)]
+pub struct Want {
+    /// Which ports it reads.
+    pub ports: Ports,
+    /// Which mimetypes it takes there; patterns allowed.
+    pub mimes: Vec<Mime>,
+    /// What JSON it wants, if it wants JSON.
+    pub schema: Option<Arc<Value>>,
+    /// Whether it wants raw objects (KE-115).
+    pub inner: bool,
+}
+
+impl Want {
+    /// These mimetypes on the main port.
+    #[must_use]
+    pub fn main(mimes: impl IntoIterator<Item = Mime>) -> Self {
+        Self {
+            ports: Ports::main(),
+            mimes: mimes.into_iter().collect(),
+            schema: None,
+            inner: false,
+        }
+    }
+}
+
+/// One call.
+#[non_exhaustive]
+#[derive(Clone)]
+pub struct Call {
+    /// The kernel it came from. Calls made through it are nested in this one: they inherit deadline, cancel and
+    /// context, and go through its layers (KE-138).
+    pub kernel: Kernel,
+    /// Its id.
+    pub id: CallId,
+    /// The call that made it.
+    pub parent: Option<CallId>,
+    /// What it is given.
+    pub inputs: Inputs,
+    /// What is wanted of it.
+    pub want: Want,
+    /// When it must have ended. On tokio's clock.
+    pub deadline: Option<Instant>,
+    /// Fires when nobody wants the rest.
+    pub cancel: Cancel,
+    /// What its callers handed down.
+    pub context: Arc<Context>,
+    pub(crate) spec: Arc<Spec>,
+    pub(crate) depth: u32,
+}
+
+impl Call {
+    /// Reads an input as it arrives: the main port's choice 0.
+    ///
+    /// # Errors
+    /// `NotFound` if the call was not given this input.
+    pub fn read(&self, input: &str) -> Result<Chunks> {
+        Ok(self.given(input)?.main().read())
+    }
+
+    /// Reads an input whole and decodes it (KE-137).
+    ///
+    /// # Errors
+    /// `NotFound` if the call was not given it; `Argument` if it does not decode; its own error if it failed.
+    pub async fn arg<A: DeserializeOwned>(&self, input: &str) -> Result<A> {
+        let node = self.given(input)?;
+        let schema = self.spec.input(input).map(|input| &input.schema);
+        let value = whole(input, node, schema.unwrap_or(&Value::Bool(true))).await?;
+        serde_json::from_value(value).map_err(|error| Error::argument(Name::shared(input), error.to_string()))
+    }
+
+    /// Reads all inputs concurrently and decodes them as one object (KE-137).
+    ///
+    /// # Errors
+    /// `Argument` if they do not decode; an input's own error if it failed.
+    pub async fn args<A: DeserializeOwned>(&self) -> Result<A> {
+        let all = &Value::Bool(true);
+        let reads = self.inputs.iter().map(|(name, node)| async move {
+            let schema = self.spec.input(name).map_or(all, |input| &input.schema);
+            Ok::<_, Error>((name.to_string(), whole(name, node, schema).await?))
+        });
+        let object: Map<String, Value> = try_join_all(reads).await?.into_iter().collect();
+        let none = object.is_empty();
+        serde_json::from_value(Value::Object(object))
+            // A function without inputs may take `()`, which is null rather than an empty object.
+            .or_else(|error| if none { serde_json::from_value(Value::Null) } else { Err(error) })
+            .map_err(|error| Error::argument(self.spec.name.clone(), error.to_string()))
+    }
+
+    fn given(&self, input: &str) -> Result<&Node> {
+        self.inputs
+            .get(input)
+            .ok_or_else(|| Error::not_found("input", input, self.inputs.iter().map(|(name, _)| name.clone())))
+    }
+}
+
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call")
+            .field("id", &self.id)
+            .field("function", &self.spec.name)
+            .field("inputs", &self.inputs)
+            .field("want", &self.want)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An input's whole content as a value: a string if it is plain text and the schema admits strings, else JSON.
+async fn whole(name: &str, node: &Node, schema: &Value) -> Result<Value> {
+    let wrong = |why: String| Error::argument(Name::shared(name), why);
+    let mut chunks = node.main().read();
+    let mut data = BytesMut::new();
+    let mut mime: Option<Mime> = None;
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk?;
+        data.extend_from_slice(&chunk.data);
+        mime.get_or_insert(chunk.mime);
+    }
+    let mime = mime.unwrap_or(Mime::TEXT);
+    if !mime.is_text() {
+        return Err(wrong(format!("{mime} is neither text nor JSON")));
+    }
+    let plain = mime.matches(&Mime::TEXT);
+    if plain && admits_string(schema, schema, 0) {
+        return match String::from_utf8(data.into()) {
+            Ok(text) => Ok(Value::String(text)),
+            Err(error) => Err(wrong(format!("not UTF-8: {}", error.utf8_error()))),
+        };
+    }
+    serde_json::from_slice(&data).map_err(|error| wrong(format!("not JSON: {error}")))
+}
+
+/// Whether a string may satisfy `schema`. References are followed within `root`, so recursion is bounded by `depth`.
+fn admits_string(schema: &Value, root: &Value, depth: u32) -> bool {
+    let Value::Object(object) = schema else {
+        return *schema != Value::Bool(false);
+    };
+    if depth > 32 {
+        return false;
+    }
+    let some = |list: &Value| {
+        list.as_array()
+            .is_some_and(|list| list.iter().any(|item| admits_string(item, root, depth + 1)))
+    };
+    if let Some(target) = object.get("$ref").and_then(Value::as_str) {
+        let pointer = target.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
+        return pointer.is_some_and(|target| admits_string(target, root, depth + 1));
+    }
+    if let Some(kind) = object.get("type") {
+        let named = |kind: &Value| kind.as_str() == Some("string");
+        return named(kind) || kind.as_array().is_some_and(|kinds| kinds.iter().any(named));
+    }
+    if let Some(values) = object.get("enum").and_then(Value::as_array) {
+        return values.iter().any(Value::is_string);
+    }
+    if let Some(value) = object.get("const") {
+        return value.is_string();
+    }
+    match (object.get("anyOf").or_else(|| object.get("oneOf")), object.get("allOf")) {
+        (Some(any), _) => some(any),
+        (None, Some(all)) => all
+            .as_array()
+            .is_none_or(|all| all.iter().all(|item| admits_string(item, root, depth + 1))),
+        (None, None) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+//! Asking for the end.
+//!
+//! Owns: [`Cancel`], a flag with waiters and children (KE-502). Refuses to know: what is cancelled.
+//! Reading the flag takes no lock; firing it wakes every waiter and fires every child, once.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+
+/// A request to stop, shared between who asks and who is asked. Cloning shares it.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<Signal>);
+
+#[derive(Debug, Default)]
+struct Signal {
+    fired: AtomicBool,
+    listeners: Mutex<Listeners>,
+    parent: Option<(Cancel, usize)>,
+}
+
+#[derive(Debug, Default)]
+struct Listeners {
+    slots: Vec<Option<Listener>>,
+    free: Vec<usize>,
+}
+
+#[derive(Debug)]
+enum Listener {
+    Task(Waker),
+    Child(Weak<Signal>),
+}
+
+impl Listeners {
+    fn insert(&mut self, listener: Listener) -> usize {
+        if let Some(slot) = self.free.pop() {
+            self.slots[slot] = Some(listener);
+            return slot;
+        }
+        self.slots.push(Some(listener));
+        self.slots.len() - 1
+    }
+
+    fn remove(&mut self, slot: usize) {
+        if let Some(place) = self.slots.get_mut(slot)
+            && place.take().is_some()
+        {
+            self.free.push(slot);
+        }
+    }
+}
+
+impl Signal {
+    fn listeners(&self) -> MutexGuard<'_, Listeners> {
+        // No code of ours panics while it holds this lock, and a listing is whole after every statement.
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Signal {
+    fn drop(&mut self) {
+        if let Some((parent, slot)) = self.parent.take() {
+            parent.0.listeners().remove(slot);
+        }
+    }
+}
+
+impl Cancel {
+    /// A fresh one that nobody has fired.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// One that fires with this one, and may fire alone.
+    #[must_use]
+    pub fn child(&self) -> Self {
+        let child = Arc::new_cyclic(|weak| {
+            let slot = self.0.listeners().insert(Listener::Child(weak.clone()));
+            Signal {
+                fired: AtomicBool::new(false),
+                listeners: Mutex::default(),
+                parent: Some((self.clone(), slot)),
+            }
+        });
+        let child = Self(child);
+        // The parent may have fired before its child could be reached.
+        if self.is_cancelled() {
+            child.cancel();
+        }
+        child
+    }
+
+    /// Asks for the end. Asking twice is asking once.
+    pub fn cancel(&self) {
+        if self.0.fired.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let listeners: Vec<Listener> = {
+            let mut held = self.0.listeners();
+            held.slots.iter_mut().filter_map(Option::take).collect()
+        };
+        // Outside the lock: a waker may run anything, and a child has locks of its own.
+        for listener in listeners {
+            match listener {
+                Listener::Task(waker) => waker.wake(),
+                Listener::Child(child) => {
+                    if let Some(signal) = child.upgrade() {
+                        Self(signal).cancel();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether somebody asked.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.0.fired.load(Ordering::Acquire)
+    }
+
+    /// Waits until somebody asks.
+    #[must_use]
+    pub fn cancelled(&self) -> Cancelled {
+        Cancelled {
+            cancel: self.clone(),
+            slot: None,
+        }
+    }
+}
+
+/// Ends when its [`Cancel`] fires.
+#[derive(Debug)]
+pub struct Cancelled {
+    cancel: Cancel,
+    slot: Option<(usize, Waker)>,
+}
+
+impl Future for Cancelled {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.cancel.is_cancelled() {
+            return Poll::Ready(());
+        }
+        let registered = self.slot.as_ref();
+        if registered.is_none_or(|(_, waker)| !waker.will_wake(cx.waker())) {
+            let cancel = self.cancel.clone();
+            let mut listeners = cancel.0.listeners();
+            if let Some((slot, _)) = self.slot.take() {
+                listeners.remove(slot);
+            }
+            let slot = listeners.insert(Listener::Task(cx.waker().clone()));
+            drop(listeners);
+            self.slot = Some((slot, cx.waker().clone()));
+        }
+        // It may have fired between the first look and the registration.
+        if self.cancel.is_cancelled() {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }
+}
+
+impl Drop for Cancelled {
+    fn drop(&mut self) {
+        if let Some((slot, _)) = self.slot.take() {
+            self.cancel.0.listeners().remove(slot);
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! How a run fails.
+//!
+//! Owns: [`Error`], its code, fault, retry advice and finer reason (KE-312).
+//! Refuses to know: how a face writes it. Messages are safe for strangers: no payload, path, query or credential.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sapwood_engine::api;
+use sapwood_proto::code::{Code, Fault, Retry};
+
+use crate::name::{Mime, Name};
+
+/// Why a stream ended early; always its last item (KE-311). Cloneable, because nodes replay it.
+#[non_exhaustive]
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// A name that nothing bears.
+    #[error("there is no {kind} {name:?}{}", listed(known))]
+    NotFound {
+        /// `function`, `model`, `input`, `recording`, `controller`.
+        kind: &'static str,
+        /// The name asked for.
+        name: Name,
+        /// Up to 20 names that exist, for people.
+        known: Box<[Name]>,
+    },
+    /// A name that is taken.
+    #[error("{name:?} exists already; use replace, or another name")]
+    Exists {
+        /// The name.
+        name: Name,
+    },
+    /// The function cannot give the type that was asked for (KE-142).
+    #[error("{function} gives {}, not {}", mimes(produced), mimes(wanted))]
+    Unsupported {
+        /// The function.
+        function: Name,
+        /// What it gives.
+        produced: Box<[Mime]>,
+        /// What was asked for.
+        wanted: Box<[Mime]>,
+    },
+    /// An input, a port or a setting is wrong.
+    #[error("{name}: {why}")]
+    Argument {
+        /// The input, port or field.
+        name: Name,
+        /// What is wrong and what would be right.
+        why: String,
+        /// The finer, stable name (`BAD_CONFIG`, `MISSING_INPUT` …), or empty.
+        reason: &'static str,
+    },
+    /// Bytes do not form the type that was asked for.
+    #[error("not {wanted}: {why}")]
+    Decode {
+        /// The type.
+        wanted: Name,
+        /// Where and why; never the bytes.
+        why: String,
+    },
+    /// The stream ended without its final marker (KE-313).
+    #[error("{what} ended before it was finished")]
+    Truncated {
+        /// What ended.
+        what: Name,
+    },
+    /// Illegal order, port, mimetype or frame.
+    #[error("{peer} broke the protocol: {why}")]
+    Protocol {
+        /// Who.
+        peer: Name,
+        /// How.
+        why: String,
+    },
+    /// Somebody asked for the end.
+    #[error("cancelled")]
+    Cancelled,
+    /// The time allowed has passed.
+    #[error("the deadline has passed")]
+    Deadline,
+    /// A named limit was exceeded.
+    #[error("{name} is limited to {max}")]
+    Limit {
+        /// The limit's name.
+        name: &'static str,
+        /// Its value.
+        max: u64,
+    },
+    /// What was asked for was released (KE-125).
+    #[error("the beginning of this stream has been released")]
+    Gone,
+    /// Something waits for itself.
+    #[error("a stream waits for itself: {path}")]
+    Cycle {
+        /// Where.
+        path: String,
+    },
+    /// A layer refused.
+    #[error("denied: {why}")]
+    Denied {
+        /// Why.
+        why: String,
+    },
+    /// The peer said so.
+    #[error("{message}")]
+    Remote {
+        /// Its code.
+        code: Code,
+        /// Its reason, or empty.
+        reason: Name,
+        /// Its message.
+        message: String,
+        /// Whether it said that asking again can help.
+        retryable: bool,
+        /// When it said to ask again.
+        retry_after: Option<Duration>,
+    },
+    /// It cannot be done now.
+    #[error("not available: {why}")]
+    Unavailable {
+        /// Why.
+        why: String,
+        /// When to ask again.
+        retry_after: Option<Duration>,
+    },
+    /// Known, and not built or not switched on here (D-19).
+    #[error("{what} is not supported here")]
+    Unimplemented {
+        /// What.
+        what: String,
+    },
+    /// What serves the run said so with a code of its own: an engine, a session.
+    #[error("{message}")]
+    Fault {
+        /// The closed code.
+        code: Code,
+        /// The finer, stable name, or empty.
+        reason: &'static str,
+        /// For people; safe for strangers.
+        message: String,
+    },
+    /// A function panicked (KE-139). What it said is in the log.
+    #[error("{function} failed unexpectedly")]
+    Panicked {
+        /// Which.
+        function: Name,
+    },
+    /// User code failed.
+    #[error("{0}")]
+    Function(#[source] Arc<dyn std::error::Error + Send + Sync>),
+}
+
+impl Error {
+    /// An [`Error::Argument`] without a finer reason.
+    pub fn argument(name: impl Into<Name>, why: impl Into<String>) -> Self {
+        Self::Argument {
+            name: name.into(),
+            why: why.into(),
+            reason: "",
+        }
+    }
+
+    /// An [`Error::NotFound`] that lists what there is.
+    pub fn not_found(kind: &'static str, name: &str, known: impl IntoIterator<Item = Name>) -> Self {
+        Self::NotFound {
+            kind,
+            name: Name::shared(name),
+            known: known.into_iter().take(20).collect(),
+        }
+    }
+
+    /// An error of user code. A kernel error inside is given back as it is, not wrapped twice (KE-211).
+    pub fn function(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        match source.into().downcast::<Self>() {
+            Ok(error) => *error,
+            Err(source) => Self::Function(source.into()),
+        }
+    }
+
+    /// With this finer reason, where the variant has one of its own to set.
+    #[must_use]
+    pub fn because(mut self, finer: &'static str) -> Self {
+        if let Self::Argument { reason, .. } | Self::Fault { reason, .. } = &mut self {
+            *reason = finer;
+        }
+        self
+    }
+
+    /// The closed code.
+    #[must_use]
+    pub const fn code(&self) -> Code {
+        match self {
+            Self::NotFound { .. } => Code::NotFound,
+            Self::Exists { .. } => Code::AlreadyExists,
+            Self::Unsupported { .. } | Self::Argument { .. } | Self::Cycle { .. } => Code::InvalidRequest,
+            Self::Decode { .. } | Self::Protocol { .. } => Code::Internal,
+            Self::Panicked { .. } | Self::Function(_) => Code::Internal,
+            Self::Truncated { .. } => Code::Truncated,
+            Self::Cancelled => Code::Cancelled,
+            Self::Deadline => Code::DeadlineExceeded,
+            Self::Limit { .. } => Code::LimitExceeded,
+            Self::Gone => Code::FailedPrecondition,
+            Self::Denied { .. } => Code::PermissionDenied,
+            Self::Remote { code, .. } | Self::Fault { code, .. } => *code,
+            Self::Unavailable { .. } => Code::Unavailable,
+            Self::Unimplemented { .. } => Code::Unimplemented,
+        }
+    }
+
+    /// The finer, stable name beside the code, or empty.
+    #[must_use]
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::NotFound { kind, .. } => match *kind {
+                "function" => "UNKNOWN_ACTION",
+                "model" => "UNKNOWN_TARGET",
+                "controller" => "UNKNOWN_CONTROLLER",
+                "input" => "UNKNOWN_PARAM",
+                _ => "",
+            },
+            Self::Argument { reason, .. } | Self::Fault { reason, .. } => reason,
+            Self::Remote { reason, .. } => reason,
+            Self::Panicked { .. } | Self::Function(_) => "FUNCTION",
+            Self::Deadline => "DEADLINE",
+            _ => "",
+        }
+    }
+
+    /// Whose doing it is.
+    #[must_use]
+    pub const fn fault(&self) -> Fault {
+        match self {
+            // Producers are functions and peers below us: to the caller they are one thing, not theirs.
+            Self::Protocol { .. } => Fault::Upstream,
+            other => other.code().fault(),
+        }
+    }
+
+    /// Whether the same call may succeed later.
+    #[must_use]
+    pub fn retryable(&self) -> bool {
+        match self {
+            Self::Remote { retryable, .. } => *retryable,
+            other => other.code().retry() != Retry::No,
+        }
+    }
+
+    /// When the peer or server said to ask again.
+    #[must_use]
+    pub const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Remote { retry_after, .. } | Self::Unavailable { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
+    /// The HTTP status: the code's, except where the kernel's table is finer.
+    #[must_use]
+    pub fn http(&self) -> u16 {
+        match self {
+            Self::Unsupported { .. } => 406,
+            Self::Protocol { .. } => 502,
+            Self::Gone => 410,
+            Self::Limit { name, .. } if !name.contains("bytes") => 429,
+            other => other.code().http(),
+        }
+    }
+}
+
+impl From<api::Fault> for Error {
+    fn from(fault: api::Fault) -> Self {
+        Self::Fault {
+            code: fault.code,
+            reason: fault.reason,
+            message: fault.message,
+        }
+    }
+}
+
+fn listed(known: &[Name]) -> String {
+    if known.is_empty() {
+        return String::new();
+    }
+    format!("; there are: {}", known.join(", "))
+}
+
+fn mimes(list: &[Mime]) -> String {
+    if list.is_empty() {
+        return "nothing".into();
+    }
+    let texts: Vec<&str> = list.iter().map(Mime::as_str).collect();
+    texts.join(", ")
+}
+
+#[cfg(test)]
+mod tests;

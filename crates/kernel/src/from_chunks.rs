@@ -1,0 +1,107 @@
+//! Reading chunks as a type.
+//!
+//! Owns: [`FromChunks`], [`Out`]; the decoders stand beside. Refuses to know: where chunks come from.
+//! Decoders see any bytes and give items or one error; they never panic. With several choices they read choice 0.
+
+mod json;
+mod raw;
+mod text;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+
+pub use self::json::Json;
+use crate::Result;
+use crate::call::Want;
+use crate::chunk::Chunk;
+
+/// A type that a run can be read as.
+///
+/// Chunk boundaries carry no meaning (KE-111): a decoder keeps in its state what the next chunk may continue.
+pub trait FromChunks: Sized + Send + Unpin + 'static {
+    /// What is held back between chunks.
+    type State: Default + Send + Unpin;
+    /// What a whole is folded in.
+    type Acc: Default + Send + Unpin;
+    /// All items of a run folded together.
+    type Whole: Send;
+
+    /// What to ask of a function.
+    fn want() -> Want;
+
+    /// Decodes a chunk into items.
+    ///
+    /// # Errors
+    /// `Decode`; the run ends with it, after the items pushed before.
+    fn push(state: &mut Self::State, chunk: Chunk, out: &mut Out<Self>) -> Result<()>;
+
+    /// Decodes what was held back, at the end.
+    ///
+    /// # Errors
+    /// `Decode` if it is incomplete.
+    fn end(state: &mut Self::State, out: &mut Out<Self>) -> Result<()>;
+
+    /// Adds an item to the whole.
+    ///
+    /// # Errors
+    /// `Decode` if it does not fit there.
+    fn fold(acc: &mut Self::Acc, item: Self) -> Result<()>;
+
+    /// Adds a chunk to the whole; for those who need no items on the way (KE-206).
+    ///
+    /// # Errors
+    /// As [`FromChunks::push`] and [`FromChunks::fold`].
+    fn push_fold(state: &mut Self::State, acc: &mut Self::Acc, chunk: Chunk) -> Result<()> {
+        let mut out = Out::default();
+        let pushed = Self::push(state, chunk, &mut out);
+        while let Some(item) = out.pop() {
+            Self::fold(acc, item)?;
+        }
+        pushed
+    }
+
+    /// The whole.
+    ///
+    /// # Errors
+    /// `Decode` if the items form none.
+    fn whole(acc: Self::Acc) -> Result<Self::Whole>;
+}
+
+/// Where decoders put items. The first is stored in place, so that one item per chunk allocates nothing.
+#[derive(Debug)]
+pub struct Out<T> {
+    first: Option<T>,
+    rest: VecDeque<T>,
+}
+
+impl<T> Default for Out<T> {
+    fn default() -> Self {
+        Self {
+            first: None,
+            rest: VecDeque::new(),
+        }
+    }
+}
+
+impl<T> Out<T> {
+    /// Appends an item.
+    pub fn push(&mut self, item: T) {
+        if self.first.is_none() && self.rest.is_empty() {
+            self.first = Some(item);
+        } else {
+            self.rest.push_back(item);
+        }
+    }
+
+    /// Takes the oldest item.
+    pub fn pop(&mut self) -> Option<T> {
+        self.first.take().or_else(|| self.rest.pop_front())
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.first.is_none() && self.rest.is_empty()
+    }
+}

@@ -1,0 +1,171 @@
+//! Chunks as JSON values, split where values end (KE-203).
+//!
+//! Owns: [`Json`] and the splitter. Refuses to know: how values are cut into chunks.
+//!
+//! ```text
+//!   between values ── first byte ──► in a value ── it closes (or, for a bare word, white space) ──► item
+//! ```
+
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::{FromChunks, Out};
+use crate::Result;
+use crate::call::Want;
+use crate::chunk::Chunk;
+use crate::error::Error;
+use crate::limits;
+use crate::name::Mime;
+
+/// A JSON value as a Rust one. Read, each item is one complete value; written, it is one chunk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Json<T>(pub T);
+
+/// What is known of the value being read.
+#[derive(Debug, Default)]
+pub struct Splitter {
+    value: Vec<u8>,
+    kind: Kind,
+    depth: usize,
+    in_string: bool,
+    escaped: bool,
+    /// Values completed.
+    index: usize,
+    /// Bytes seen.
+    offset: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Kind {
+    #[default]
+    Between,
+    /// A number or a literal: nothing but white space or the end shows that it is complete.
+    Word,
+    String,
+    Nested,
+}
+
+impl Splitter {
+    /// Takes one byte. `true` if it completes the value.
+    fn take(&mut self, byte: u8) -> Result<bool> {
+        self.offset += 1;
+        let space = matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
+        match self.kind {
+            Kind::Between if space => return Ok(false),
+            Kind::Between => {
+                self.kind = match byte {
+                    b'"' => Kind::String,
+                    b'{' | b'[' => Kind::Nested,
+                    _ => Kind::Word,
+                };
+            }
+            Kind::Word if space => return Ok(true),
+            Kind::Word | Kind::String | Kind::Nested => {}
+        }
+        if self.value.len() == limits::JSON_VALUE_BYTES {
+            return Err(self.wrong(format!("json_value_bytes is {}", limits::JSON_VALUE_BYTES)));
+        }
+        self.value.push(byte);
+        if self.in_string {
+            self.in_string = self.escaped || byte != b'"';
+            self.escaped = byte == b'\\' && !self.escaped;
+            return Ok(!self.in_string && self.depth == 0);
+        }
+        match byte {
+            b'"' if self.kind != Kind::Word => self.in_string = true,
+            b'{' | b'[' => {
+                self.depth += 1;
+                if self.depth > limits::JSON_DEPTH {
+                    return Err(self.wrong(format!("json_depth is {}", limits::JSON_DEPTH)));
+                }
+            }
+            b'}' | b']' => {
+                self.depth = self.depth.saturating_sub(1);
+                return Ok(self.depth == 0 && self.kind == Kind::Nested);
+            }
+            _ => {}
+        }
+        Ok(false)
+    }
+
+    /// The value that is complete, read as `T`.
+    fn parse<T: DeserializeOwned>(&mut self) -> Result<T> {
+        let mut reader = serde_json::Deserializer::from_slice(&self.value);
+        // The splitter has bounded the depth already, at a limit of our own.
+        reader.disable_recursion_limit();
+        let parsed = T::deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
+        let value = parsed.map_err(|error| self.wrong(error.to_string()))?;
+        self.value.clear();
+        self.kind = Kind::Between;
+        self.depth = 0;
+        self.index += 1;
+        Ok(value)
+    }
+
+    fn wrong(&self, why: String) -> Error {
+        Error::Decode {
+            wanted: "JSON".into(),
+            why: format!("value {} before byte {}: {why}", self.index, self.offset),
+        }
+    }
+}
+
+impl<T> FromChunks for Json<T>
+where
+    T: DeserializeOwned + JsonSchema + Send + Unpin + 'static,
+{
+    type State = Splitter;
+    type Acc = Vec<T>;
+    type Whole = Vec<T>;
+
+    fn want() -> Want {
+        Want {
+            schema: Some(Arc::new(schema_of::<T>())),
+            ..Want::main([Mime::JSON, Mime::NDJSON, Mime::new("*+json")])
+        }
+    }
+
+    fn push(splitter: &mut Splitter, chunk: Chunk, out: &mut Out<Self>) -> Result<()> {
+        if chunk.choice != 0 {
+            return Ok(());
+        }
+        for byte in chunk.data {
+            if splitter.take(byte)? {
+                out.push(Self(splitter.parse()?));
+            }
+        }
+        Ok(())
+    }
+
+    fn end(splitter: &mut Splitter, out: &mut Out<Self>) -> Result<()> {
+        match splitter.kind {
+            Kind::Between => Ok(()),
+            Kind::Word => {
+                out.push(Self(splitter.parse()?));
+                Ok(())
+            }
+            Kind::String | Kind::Nested => Err(splitter.wrong("the value never ends".into())),
+        }
+    }
+
+    fn fold(acc: &mut Vec<T>, item: Self) -> Result<()> {
+        acc.push(item.0);
+        Ok(())
+    }
+
+    fn whole(acc: Vec<T>) -> Result<Vec<T>> {
+        Ok(acc)
+    }
+}
+
+/// The JSON Schema of `T`; `$defs` only where a type is recursive (KE-133).
+pub(crate) fn schema_of<T: JsonSchema>() -> Value {
+    let settings = schemars::generate::SchemaSettings::draft2020_12().with(|settings| {
+        settings.inline_subschemas = true;
+        settings.meta_schema = None;
+    });
+    settings.into_generator().into_root_schema_for::<T>().to_value()
+}

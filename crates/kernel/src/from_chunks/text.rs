@@ -1,0 +1,170 @@
+//! Chunks as text that never ends inside a character (KE-202).
+//!
+//! Owns: the decoders of `Text` and `String`. What is not UTF-8 is an error; no replacement character is ever made.
+
+use bytes::{Bytes, BytesMut};
+
+use super::raw::Joined;
+use super::{FromChunks, Out};
+use crate::Result;
+use crate::call::Want;
+use crate::chunk::{Chunk, Text};
+use crate::error::Error;
+use crate::name::Mime;
+
+/// The beginning of a character, waiting for its rest.
+#[derive(Debug, Default)]
+pub struct Held {
+    bytes: [u8; 3],
+    len: usize,
+    /// Bytes of the output before those held.
+    offset: usize,
+}
+
+impl Held {
+    /// The longest text that is complete with `data`. The rest is held.
+    fn next(&mut self, data: Bytes) -> Result<Text> {
+        if self.len == 0 {
+            return self.split(data);
+        }
+        let mut joined = BytesMut::with_capacity(self.len + data.len());
+        joined.extend_from_slice(&self.bytes[..self.len]);
+        joined.extend_from_slice(&data);
+        self.len = 0;
+        self.split(joined.freeze())
+    }
+
+    fn split(&mut self, mut data: Bytes) -> Result<Text> {
+        let complete = match std::str::from_utf8(&data) {
+            Ok(_) => data.len(),
+            Err(error) if error.error_len().is_none() => error.valid_up_to(),
+            Err(error) => return Err(wrong(self.offset + error.valid_up_to(), "is not UTF-8")),
+        };
+        let rest = data.split_off(complete);
+        self.hold(&rest);
+        self.offset += complete;
+        // The bytes were validated above; the view checks again, at the speed of memory.
+        Text::try_from(data).map_err(|_| wrong(self.offset, "is not UTF-8"))
+    }
+
+    /// Keeps the beginning of a character: at most 3 bytes, as an incomplete sequence is.
+    fn hold(&mut self, rest: &[u8]) {
+        self.len = rest.len().min(self.bytes.len());
+        self.bytes[..self.len].copy_from_slice(&rest[..self.len]);
+    }
+
+    /// Appends the text that is complete with `data` to `acc`.
+    fn append(&mut self, data: &Bytes, acc: &mut String) -> Result<()> {
+        if self.len == 0
+            && let Ok(text) = std::str::from_utf8(data)
+        {
+            acc.push_str(text);
+            self.offset += text.len();
+            return Ok(());
+        }
+        acc.push_str(&self.next(data.clone())?);
+        Ok(())
+    }
+
+    fn end(&self) -> Result<()> {
+        if self.len == 0 {
+            Ok(())
+        } else {
+            Err(wrong(self.offset, "is the beginning of a character that never ends"))
+        }
+    }
+}
+
+fn wrong(offset: usize, what: &str) -> Error {
+    Error::Decode {
+        wanted: "text".into(),
+        why: format!("byte {offset} {what}"),
+    }
+}
+
+fn want() -> Want {
+    Want::main([
+        Mime::new("text/*"),
+        Mime::JSON,
+        Mime::NDJSON,
+        Mime::new("*+json"),
+        Mime::new("*+xml"),
+        Mime::new("application/xml"),
+    ])
+}
+
+impl FromChunks for Text {
+    type State = Held;
+    type Acc = Joined;
+    type Whole = Self;
+
+    fn want() -> Want {
+        want()
+    }
+
+    fn push(held: &mut Held, chunk: Chunk, out: &mut Out<Self>) -> Result<()> {
+        if chunk.choice != 0 || chunk.data.is_empty() {
+            return Ok(());
+        }
+        let text = held.next(chunk.data)?;
+        if !text.is_empty() {
+            out.push(text);
+        }
+        Ok(())
+    }
+
+    fn end(held: &mut Held, _out: &mut Out<Self>) -> Result<()> {
+        held.end()
+    }
+
+    fn fold(acc: &mut Joined, item: Self) -> Result<()> {
+        acc.add(item.into_bytes());
+        Ok(())
+    }
+
+    fn whole(acc: Joined) -> Result<Self> {
+        // Every piece was whole characters.
+        Self::try_from(acc.done()).map_err(|_| wrong(0, "is not UTF-8"))
+    }
+}
+
+impl FromChunks for String {
+    type State = Held;
+    type Acc = Self;
+    type Whole = Self;
+
+    fn want() -> Want {
+        want()
+    }
+
+    fn push(held: &mut Held, chunk: Chunk, out: &mut Out<Self>) -> Result<()> {
+        if chunk.choice != 0 || chunk.data.is_empty() {
+            return Ok(());
+        }
+        let text = held.next(chunk.data)?;
+        if !text.is_empty() {
+            out.push(text.to_string());
+        }
+        Ok(())
+    }
+
+    fn end(held: &mut Held, _out: &mut Out<Self>) -> Result<()> {
+        held.end()
+    }
+
+    fn fold(acc: &mut Self, item: Self) -> Result<()> {
+        acc.push_str(&item);
+        Ok(())
+    }
+
+    fn push_fold(held: &mut Held, acc: &mut Self, chunk: Chunk) -> Result<()> {
+        if chunk.choice == 0 {
+            held.append(&chunk.data, acc)?;
+        }
+        Ok(())
+    }
+
+    fn whole(acc: Self) -> Result<Self> {
+        Ok(acc)
+    }
+}

@@ -1,0 +1,34 @@
+//! What can be called.
+//!
+//! Owns: the [`Function`] trait and [`Fun`]. Refuses to know: who calls, and through which layers.
+
+use std::sync::Arc;
+
+use crate::Chunks;
+use crate::args::IntoArgs;
+use crate::call::Call;
+use crate::from_chunks::FromChunks;
+use crate::kernel::Kernel;
+use crate::run::Run;
+use crate::spec::Spec;
+
+/// A function as everybody holds it.
+pub type Fun = Arc<dyn Function>;
+
+/// A named streaming function. Native code, models, remote actions and layered functions are all of this type.
+pub trait Function: Send + Sync + 'static {
+    /// What it promises. The same value for its whole life.
+    fn spec(&self) -> &Spec;
+
+    /// Calls it. Returns at once and does nothing observable before the stream is first polled; dropping the stream
+    /// stops all work of the call before `drop` returns (KE-131, KE-501).
+    fn call(&self, call: Call) -> Chunks;
+}
+
+impl dyn Function {
+    /// Runs this function, registered or not, through the kernel's layers (KE-149).
+    #[must_use]
+    pub fn run<T: FromChunks>(self: &Arc<Self>, kernel: &Kernel, args: impl IntoArgs) -> Run<T> {
+        kernel.run_function(self.clone(), args)
+    }
+}

@@ -1,0 +1,221 @@
+//! Functions from plain code.
+//!
+//! Owns: [`function`], [`raw`], [`blocking`], [`Handler`]: argument structs in, values or streams out (KE-211 to
+//! KE-213). Refuses to know: kernels, layers. The spec is derived from the types.
+
+use std::future::Future;
+use std::panic::resume_unwind;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use futures::{FutureExt, StreamExt, TryStreamExt};
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use tokio::task::JoinHandle;
+
+use crate::call::Call;
+use crate::chunk::Text;
+use crate::error::Error;
+use crate::from_chunks::schema_of;
+use crate::function::{Fun, Function};
+use crate::into_chunks::IntoChunks;
+use crate::layer::Lazy;
+use crate::name::{Mime, Name, Port};
+use crate::spec::{Input, Output, Spec};
+use crate::{Chunks, Result};
+
+/// Plain code that can be a function: `Fn(A) -> Fut` and `Fn(A, Call) -> Fut`, where `A` is a struct of inputs and
+/// what the future gives is [`IntoChunks`]. `M` only tells the two apart.
+pub trait Handler<M>: Send + Sync + 'static {
+    /// What it takes; an object, or null for no inputs.
+    fn schema() -> Value;
+
+    /// What it gives.
+    fn output() -> Output;
+
+    /// Calls it.
+    fn call(self: Arc<Self>, call: Call) -> Chunks;
+}
+
+impl<F, A, Fut> Handler<(A,)> for F
+where
+    F: Fn(A) -> Fut + Send + Sync + 'static,
+    A: DeserializeOwned + JsonSchema + Send + 'static,
+    Fut: Future + Send + 'static,
+    Fut::Output: IntoChunks,
+{
+    fn schema() -> Value {
+        schema_of::<A>()
+    }
+
+    fn output() -> Output {
+        output_of::<Fut::Output>()
+    }
+
+    fn call(self: Arc<Self>, call: Call) -> Chunks {
+        let chunks = async move {
+            let args = call.args::<A>().await?;
+            Ok(self(args).await.into_chunks())
+        };
+        chunks.into_stream().try_flatten().boxed()
+    }
+}
+
+impl<F, A, Fut> Handler<(A, Call)> for F
+where
+    F: Fn(A, Call) -> Fut + Send + Sync + 'static,
+    A: DeserializeOwned + JsonSchema + Send + 'static,
+    Fut: Future + Send + 'static,
+    Fut::Output: IntoChunks,
+{
+    fn schema() -> Value {
+        schema_of::<A>()
+    }
+
+    fn output() -> Output {
+        output_of::<Fut::Output>()
+    }
+
+    fn call(self: Arc<Self>, call: Call) -> Chunks {
+        let chunks = async move {
+            let args = call.args::<A>().await?;
+            Ok(self(args, call).await.into_chunks())
+        };
+        chunks.into_stream().try_flatten().boxed()
+    }
+}
+
+fn output_of<O: IntoChunks>() -> Output {
+    let mut output = Output::new(Port::MAIN, Mime::ANY);
+    output.mimes = O::mimes();
+    output.schema = O::schema();
+    output.many = O::many();
+    output
+}
+
+/// A function from plain code. Its inputs are the fields of `A`, its output what `f` gives. A name or an argument type
+/// that is not legal is told when it is registered.
+pub fn function<M: 'static, H: Handler<M>>(name: &str, description: &str, f: H) -> Fun {
+    let mut spec = Spec::new(Name::shared(name), Text::from(description)).outputs([H::output()]);
+    match inputs_of(&H::schema()) {
+        Ok(inputs) => spec.inputs = inputs,
+        Err(defect) => spec.defect = Some(defect),
+    }
+    let f = Arc::new(f);
+    raw(spec, move |call| {
+        let f = f.clone();
+        Lazy::new(move || f.call(call)).boxed()
+    })
+}
+
+/// A function from a spec and what makes its stream. `f` must do nothing observable before the stream is polled.
+pub fn raw(spec: Spec, f: impl Fn(Call) -> Chunks + Send + Sync + 'static) -> Fun {
+    Arc::new(Raw { spec, f })
+}
+
+struct Raw<F> {
+    spec: Spec,
+    f: F,
+}
+
+impl<F: Fn(Call) -> Chunks + Send + Sync + 'static> Function for Raw<F> {
+    fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    fn call(&self, call: Call) -> Chunks {
+        (self.f)(call)
+    }
+}
+
+/// The inputs that an argument struct's schema declares.
+fn inputs_of(schema: &Value) -> Result<Vec<Input>, String> {
+    let kind = schema.get("type").and_then(Value::as_str);
+    let properties = match (kind, schema.get("properties")) {
+        (Some("null"), _) => return Ok(Vec::new()),
+        (Some("object"), properties) => properties.and_then(Value::as_object),
+        _ => return Err("its arguments must be a struct with named fields".into()),
+    };
+    let required: Vec<&str> = schema
+        .get("required")
+        .and_then(Value::as_array)
+        .map(|names| names.iter().filter_map(Value::as_str).collect())
+        .unwrap_or_default();
+    let defs = schema.get("$defs").and_then(Value::as_object);
+    let input = |(name, schema): (&String, &Value)| {
+        let mut input = Input::new(Name::shared(name)).schema(with_defs(schema, defs));
+        input.required = required.contains(&name.as_str());
+        input
+    };
+    Ok(properties.into_iter().flatten().map(input).collect())
+}
+
+/// A property's schema on its own: with the definitions that it may refer to.
+fn with_defs(schema: &Value, defs: Option<&Map<String, Value>>) -> Value {
+    let mut schema = schema.clone();
+    if let (Some(defs), Some(object)) = (defs, schema.as_object_mut()) {
+        object.insert("$defs".into(), Value::Object(defs.clone()));
+    }
+    schema
+}
+
+/// Code that blocks or computes for long, for [`function`]: it runs on tokio's blocking pool and stalls nobody
+/// (KE-139). Started by the first poll; once started it runs to its end, whoever listens.
+pub fn blocking<A, O>(f: impl Fn(A) -> O + Send + Sync + 'static) -> impl Fn(A) -> Blocking<O>
+where
+    A: Send + 'static,
+    O: Send + 'static,
+{
+    let f = Arc::new(f);
+    move |args| {
+        let f = f.clone();
+        Blocking(Work::Waiting(Some(Box::new(move || f(args)))))
+    }
+}
+
+/// What [`blocking`] code gives, once it is done. Needs a tokio runtime.
+#[must_use = "futures do nothing unless they are polled"]
+pub struct Blocking<O>(Work<O>);
+
+enum Work<O> {
+    Waiting(Option<Box<dyn FnOnce() -> O + Send>>),
+    Running(JoinHandle<O>),
+}
+
+impl<O: Send + 'static> Future for Blocking<O> {
+    type Output = Result<O>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<O>> {
+        let gone = |why: &str| {
+            Poll::Ready(Err(Error::Unavailable {
+                why: why.into(),
+                retry_after: None,
+            }))
+        };
+        if let Work::Waiting(work) = &mut self.0 {
+            let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+                return gone("blocking code needs a tokio runtime");
+            };
+            let Some(work) = work.take() else {
+                return gone("blocking code was polled after its end");
+            };
+            self.0 = Work::Running(runtime.spawn_blocking(work));
+        }
+        let Work::Running(task) = &mut self.0 else {
+            return gone("blocking code was not started");
+        };
+        match ready!(Pin::new(task).poll(cx)) {
+            Ok(value) => Poll::Ready(Ok(value)),
+            // Caught again at the kernel's border, where the function's name is known.
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                Err(_) => gone("the runtime is shutting down"),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

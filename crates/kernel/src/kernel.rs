@@ -1,0 +1,333 @@
+//! The registry of functions and layers, and the one verb.
+//!
+//! Owns: [`Kernel`]: names, layers, scopes (KE-132, KE-146, KE-147). Refuses to know: faces, models, what runs do.
+//!
+//! ```text
+//!   scope ──► parent ──► …        lookup: own functions first; layers: own first, then the parent's
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::Result;
+use crate::args::IntoArgs;
+use crate::call::{Call, CallId, Context, Inputs, Instant};
+use crate::cancel::Cancel;
+use crate::error::Error;
+use crate::from_chunks::FromChunks;
+use crate::function::Fun;
+use crate::layer::{Layer, Next};
+use crate::limits;
+use crate::name::Name;
+use crate::node::{Demand, Node};
+use crate::run::Run;
+use crate::run::flow::Setup;
+use crate::spec::Spec;
+
+/// A registry of functions. Cloning shares it; changes are atomic and never affect running calls.
+#[derive(Clone, Default)]
+pub struct Kernel {
+    registry: Arc<Registry>,
+    /// The call within which this handle was given out.
+    caller: Option<Arc<Caller>>,
+}
+
+#[derive(Default)]
+struct Registry {
+    parent: Option<Arc<Self>>,
+    // Held only to look up or to change, never while anything runs.
+    tables: RwLock<Tables>,
+}
+
+#[derive(Default)]
+struct Tables {
+    functions: BTreeMap<Name, Entry>,
+    layers: Vec<(Option<Name>, Arc<dyn Layer>)>,
+}
+
+#[derive(Clone)]
+struct Entry {
+    function: Fun,
+    spec: Arc<Spec>,
+}
+
+/// What nested calls inherit (KE-138).
+pub(crate) struct Caller {
+    pub(crate) id: CallId,
+    pub(crate) depth: u32,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) cancel: Cancel,
+    pub(crate) context: Arc<Context>,
+}
+
+impl Kernel {
+    /// An empty kernel.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Registers a function under its name.
+    ///
+    /// # Errors
+    /// `Argument` if its spec is not legal; `Exists` if the name is taken; `Limit` above `functions_max`.
+    pub fn add(&self, function: Fun) -> Result<()> {
+        self.add_all([function])
+    }
+
+    /// Registers functions, all or none.
+    ///
+    /// # Errors
+    /// As [`Kernel::add`].
+    pub fn add_all(&self, functions: impl IntoIterator<Item = Fun>) -> Result<()> {
+        let entries: Vec<Entry> = functions.into_iter().map(Entry::new).collect();
+        let mut names = std::collections::BTreeSet::new();
+        for entry in &entries {
+            entry.spec.check()?;
+            if !names.insert(entry.spec.name.clone()) {
+                return Err(taken(&entry.spec));
+            }
+        }
+        self.registry.change(|tables| {
+            if let Some(entry) = entries.iter().find(|entry| tables.functions.contains_key(&*entry.spec.name)) {
+                return Err(taken(&entry.spec));
+            }
+            if tables.functions.len() + entries.len() > limits::FUNCTIONS_MAX {
+                return Err(Error::Limit {
+                    name: "functions_max",
+                    max: limits::FUNCTIONS_MAX as u64,
+                });
+            }
+            let named = entries.into_iter().map(|entry| (entry.spec.name.clone(), entry));
+            tables.functions.extend(named);
+            Ok(())
+        })
+    }
+
+    /// Registers a function in place of the one of that name, which is given back. A function whose spec is not legal
+    /// is not registered and is given back itself.
+    pub fn replace(&self, function: Fun) -> Option<Fun> {
+        let entry = Entry::new(function);
+        if let Err(error) = entry.spec.check() {
+            tracing::error!(function = %entry.spec.name, %error, "not registered");
+            return Some(entry.function);
+        }
+        let name = entry.spec.name.clone();
+        let old = self.registry.change(|tables| tables.functions.insert(name, entry));
+        old.map(|entry| entry.function)
+    }
+
+    /// Takes a function out. A parent's function of the same name becomes visible again.
+    pub fn remove(&self, name: &str) -> Option<Fun> {
+        let old = self.registry.change(|tables| tables.functions.remove(name));
+        old.map(|entry| entry.function)
+    }
+
+    /// The function of this name.
+    ///
+    /// # Errors
+    /// `NotFound`, listing up to 20 that exist.
+    pub fn get(&self, name: &str) -> Result<Fun> {
+        Ok(self.registry.find(name).ok_or_else(|| self.unknown(name))?.function)
+    }
+
+    /// The promises of all functions, in the order of their names.
+    #[must_use]
+    pub fn specs(&self) -> Vec<Arc<Spec>> {
+        let mut all = BTreeMap::new();
+        let mut level = Some(&self.registry);
+        while let Some(registry) = level {
+            registry.look(|tables| {
+                for (name, entry) in &tables.functions {
+                    all.entry(name.clone()).or_insert_with(|| entry.spec.clone());
+                }
+            });
+            level = registry.parent.as_ref();
+        }
+        all.into_values().collect()
+    }
+
+    /// Puts a layer around every function; inside the layers added before (KE-147).
+    pub fn layer(&self, layer: impl Layer) {
+        let layer: Arc<dyn Layer> = Arc::new(layer);
+        self.registry.change(|tables| tables.layers.push((None, layer)));
+    }
+
+    /// Puts a layer around every function whose name matches `pattern`: `*` stands for any text, `?` for one character.
+    pub fn layer_on(&self, pattern: &str, layer: impl Layer) {
+        let entry: (Option<Name>, Arc<dyn Layer>) = (Some(Name::shared(pattern)), Arc::new(layer));
+        self.registry.change(|tables| tables.layers.push(entry));
+    }
+
+    /// A child kernel: own functions and layers first, then this one's. Dropping it removes only its own.
+    #[must_use]
+    pub fn scope(&self) -> Self {
+        Self {
+            registry: Arc::new(Registry {
+                parent: Some(self.registry.clone()),
+                tables: RwLock::default(),
+            }),
+            caller: self.caller.clone(),
+        }
+    }
+
+    /// Runs a function and reads it as `T`. Nothing happens before the first poll (KE-141).
+    #[must_use]
+    pub fn run<T: FromChunks>(&self, name: &str, args: impl IntoArgs) -> Run<T> {
+        Run::calling(self.set_up(name, args))
+    }
+
+    /// The run of a function as a node: every port, as far as its views ask for it before the first poll (KE-149).
+    #[must_use]
+    pub fn node(&self, name: &str, args: impl IntoArgs) -> Node {
+        let demand = Arc::new(Demand::default());
+        let mut setup = self.set_up(name, args);
+        if let Ok(setup) = &mut setup {
+            setup.demand = Some(demand.clone());
+        }
+        let run: Run = Run::calling(setup);
+        Node::on_demand(demand, run)
+    }
+
+    pub(crate) fn run_function<T: FromChunks>(&self, function: Fun, args: impl IntoArgs) -> Run<T> {
+        Run::calling(self.prepare(Entry::new(function), args))
+    }
+
+    /// Looks a function up and checks its arguments.
+    pub(crate) fn set_up(&self, name: &str, args: impl IntoArgs) -> Result<Setup> {
+        let entry = self.registry.find(name).ok_or_else(|| self.unknown(name))?;
+        self.prepare(entry, args)
+    }
+
+    fn prepare(&self, entry: Entry, args: impl IntoArgs) -> Result<Setup> {
+        let inputs = Inputs::of(&entry.spec, args.into_args()?)?;
+        let depth = self.caller.as_ref().map_or(0, |caller| caller.depth) + 1;
+        if depth > limits::CALL_DEPTH {
+            return Err(Error::Limit {
+                name: "call_depth",
+                max: u64::from(limits::CALL_DEPTH),
+            });
+        }
+        let layers = self.registry.layers(&entry.spec.name);
+        Ok(Setup {
+            kernel: self.clone(),
+            caller: self.caller.clone(),
+            depth,
+            inputs,
+            next: Next::new(layers, entry.function),
+            spec: entry.spec,
+            demand: None,
+            timeout: None,
+            port: None,
+            context: Vec::new(),
+        })
+    }
+
+    /// This kernel for use within `call`.
+    pub(crate) fn within(self, call: &Call) -> Self {
+        let same = self.caller.as_ref().is_some_and(|caller| {
+            caller.id == call.id
+                && caller.deadline == call.deadline
+                && Arc::ptr_eq(&caller.context, &call.context)
+        });
+        if same {
+            return self;
+        }
+        Self {
+            registry: self.registry,
+            caller: Some(Arc::new(Caller {
+                id: call.id,
+                depth: call.depth,
+                deadline: call.deadline,
+                cancel: call.cancel.clone(),
+                context: call.context.clone(),
+            })),
+        }
+    }
+
+    fn unknown(&self, name: &str) -> Error {
+        Error::not_found("function", name, self.specs().iter().map(|spec| spec.name.clone()))
+    }
+}
+
+impl Entry {
+    fn new(function: Fun) -> Self {
+        let spec = Arc::new(function.spec().clone());
+        Self { function, spec }
+    }
+}
+
+impl Registry {
+    fn look<R>(&self, look: impl FnOnce(&Tables) -> R) -> R {
+        // Tables are whole between statements: a poisoned lock tells nothing new.
+        look(&self.tables.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn change<R>(&self, change: impl FnOnce(&mut Tables) -> R) -> R {
+        change(&mut self.tables.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn find(&self, name: &str) -> Option<Entry> {
+        self.look(|tables| tables.functions.get(name).cloned())
+            .or_else(|| self.parent.as_ref()?.find(name))
+    }
+
+    fn layers(&self, name: &str) -> Arc<[Arc<dyn Layer>]> {
+        let mut layers = Vec::new();
+        let mut level = Some(self);
+        while let Some(registry) = level {
+            registry.look(|tables| {
+                let fits = |pattern: &Option<Name>| pattern.as_ref().is_none_or(|pattern| glob(pattern, name));
+                let found = tables.layers.iter().filter(|(pattern, _)| fits(pattern));
+                layers.extend(found.map(|(_, layer)| layer.clone()));
+            });
+            level = registry.parent.as_deref();
+        }
+        layers.into()
+    }
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<Name> = self.specs().iter().map(|spec| spec.name.clone()).collect();
+        f.debug_struct("Kernel").field("functions", &names).finish_non_exhaustive()
+    }
+}
+
+fn taken(spec: &Spec) -> Error {
+    Error::Exists {
+        name: spec.name.clone(),
+    }
+}
+
+/// Whether `name` matches `pattern`. Linear in their product at worst: one place to go back to is enough.
+fn glob(pattern: &str, name: &str) -> bool {
+    let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
+    let (mut p, mut n) = (0, 0);
+    let mut back: Option<(usize, usize)> = None;
+    while n < name.len() {
+        match pattern.get(p) {
+            Some('*') => {
+                back = Some((p + 1, n));
+                p += 1;
+            }
+            Some(c) if *c == '?' || *c == name[n] => {
+                p += 1;
+                n += 1;
+            }
+            _ => {
+                let Some((after_star, taken)) = back else {
+                    return false;
+                };
+                back = Some((after_star, taken + 1));
+                p = after_star;
+                n = taken + 1;
+            }
+        }
+    }
+    pattern[p..].iter().all(|c| *c == '*')
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+//! Calls that are made again while nothing has been delivered.
+//!
+//! Owns: [`retry`]. Refuses to know: what failed. Inputs replay because they are nodes.
+//!
+//! ```text
+//!   calling ── first chunk ──► through, to the end, whatever it is
+//!      ▲  └── retryable error, attempts left ──► waiting (jittered, or as the error says) ──┐
+//!      └──────────────────────────────────────────────────────────────────────────────────┘
+//! ```
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use tokio::time::{Sleep, sleep};
+
+use crate::call::Call;
+use crate::chunk::Chunk;
+use crate::error::Error;
+use crate::layer::{Layer, Next};
+use crate::spec::Effect;
+use crate::{Chunks, Result};
+
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+const DELAY_MAX: Duration = Duration::from_secs(10);
+
+/// Calls again, up to `times`, after an error that says it may help and only while no chunk was delivered. Functions
+/// with effects pass through unless [`Retry::force`]d; models have none. Needs a tokio runtime once it has to wait.
+#[must_use]
+pub const fn retry(times: u32) -> Retry {
+    Retry {
+        times,
+        forced: false,
+    }
+}
+
+/// The layer of [`retry`].
+#[derive(Clone, Copy, Debug)]
+pub struct Retry {
+    times: u32,
+    forced: bool,
+}
+
+impl Retry {
+    /// Also for functions with effects.
+    #[must_use]
+    pub const fn force(mut self) -> Self {
+        self.forced = true;
+        self
+    }
+}
+
+impl Layer for Retry {
+    fn call(&self, call: Call, next: Next) -> Chunks {
+        let spec = next.spec();
+        if self.times == 0 || !(self.forced || spec.model || spec.effect != Effect::Effect) {
+            return next.call(call);
+        }
+        Retrying {
+            chunks: Some(next.call(call.clone())),
+            waiting: None,
+            again: Some((call, next)),
+            made: 0,
+            times: self.times,
+        }
+        .boxed()
+    }
+}
+
+struct Retrying {
+    chunks: Option<Chunks>,
+    waiting: Option<Pin<Box<Sleep>>>,
+    /// What to call again; gone once a chunk was delivered.
+    again: Option<(Call, Next)>,
+    made: u32,
+    times: u32,
+}
+
+impl Retrying {
+    /// What to do about an error: `None` to wait and call again.
+    fn judge(&mut self, error: Error) -> Option<Error> {
+        let Some((call, _)) = &self.again else {
+            return Some(error);
+        };
+        let can_wait = tokio::runtime::Handle::try_current().is_ok();
+        if self.made == self.times || !error.retryable() || !can_wait {
+            return Some(error);
+        }
+        let delay = error.retry_after().unwrap_or_else(|| delay(call.id.get(), self.made));
+        self.made += 1;
+        self.chunks = None;
+        self.waiting = Some(Box::pin(sleep(delay)));
+        None
+    }
+}
+
+impl Stream for Retrying {
+    type Item = Result<Chunk>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        loop {
+            if let Some(waiting) = &mut this.waiting {
+                ready!(waiting.as_mut().poll(cx));
+                this.waiting = None;
+                this.chunks = this.again.as_ref().map(|(call, next)| next.call(call.clone()));
+            }
+            let Some(chunks) = &mut this.chunks else {
+                return Poll::Ready(None);
+            };
+            match ready!(chunks.as_mut().poll_next(cx)) {
+                Some(Ok(chunk)) => {
+                    this.again = None;
+                    return Poll::Ready(Some(Ok(chunk)));
+                }
+                Some(Err(error)) => {
+                    if let Some(error) = this.judge(error) {
+                        this.chunks = None;
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                }
+                None => {
+                    this.chunks = None;
+                    return Poll::Ready(None);
+                }
+            }
+        }
+    }
+}
+
+/// Between half of and all of a delay that doubles. The jitter comes from the call's id: different calls spread, and
+/// no source of randomness is needed.
+fn delay(id: u64, made: u32) -> Duration {
+    let full = FIRST_DELAY.saturating_mul(1 << made.min(16)).min(DELAY_MAX);
+    let mixed = (id ^ (u64::from(made) << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+    let share = u32::try_from(mixed % 1000).unwrap_or(0);
+    full / 2 + full * share / 2000
+}

@@ -1,0 +1,28 @@
+//! The kernel's limits: each a name, a default and a test at the limit and one past it.
+//!
+//! Owns: the numbers. Refuses to know: who checks them.
+
+/// Bytes a node retains (KE-124).
+pub const NODE_BYTES_MAX: usize = 64 << 20;
+/// Bytes of one chunk's data.
+pub const CHUNK_BYTES_MAX: usize = 8 << 20;
+/// Bytes of a function's, input's or port's name.
+pub const NAME_BYTES: usize = 64;
+/// Bytes of a model's name (KE-132).
+pub const MODEL_NAME_BYTES: usize = 256;
+/// Ports of one function.
+pub const PORTS: usize = 64;
+/// Inputs of one function.
+pub const INPUTS: usize = 64;
+/// Choices a caller may ask for.
+pub const CHOICES_MAX: u32 = 16;
+/// Choices a function may ever produce, controller forks included; bounds what a run remembers.
+pub const CHOICES_SEEN_MAX: u32 = 1024;
+/// Calls within calls (KE-138).
+pub const CALL_DEPTH: u32 = 16;
+/// Bytes of one JSON value (KE-203).
+pub const JSON_VALUE_BYTES: usize = 16 << 20;
+/// Nesting of one JSON value (KE-203).
+pub const JSON_DEPTH: usize = 128;
+/// Functions of one kernel.
+pub const FUNCTIONS_MAX: usize = 10_000;

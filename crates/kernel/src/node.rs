@@ -1,0 +1,295 @@
+//! Nodes: append-only logs of chunks, replayed to any number of readers (D-1).
+//!
+//! Owns: [`Node`], [`Keep`], [`NodeWriter`], the [`Replay`] trait behind a node. Refuses to know: functions, sessions.
+//! Nothing progresses unless a reader is polled (KE-122).
+//!
+//! ```text
+//!   Node ─┬─ one chunk                    ── read() ──► a stream of chunks
+//!         ├─ a log over a lazy source (local), or a cursor into a session
+//!         ├─ a tree of nodes
+//!         └─ a view: one port, one choice
+//! ```
+
+mod channel;
+mod convert;
+mod local;
+mod read;
+mod relay;
+mod sync;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+
+pub use self::channel::NodeWriter;
+pub(crate) use self::convert::finite;
+pub(crate) use self::local::panic_text;
+use crate::call::Ports;
+use crate::chunk::Chunk;
+use crate::from_chunks::FromChunks;
+use crate::limits;
+use crate::name::Port;
+use crate::run::Run;
+use crate::{Chunks, Result};
+
+/// What a node keeps for readers to come. Each chunk counts as its data, or as its own size if that is more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Everything, up to `bytes`; then readers get `Limit` after what is logged (KE-124).
+    All {
+        /// Bytes retained at most.
+        bytes: usize,
+    },
+    /// What some live reader has not passed; the leading reader waits while more than `bytes` separate it from the
+    /// slowest (KE-125). Not for diamonds: they deadlock.
+    Window {
+        /// Bytes between the slowest and the leading reader.
+        bytes: usize,
+    },
+}
+
+impl Default for Keep {
+    fn default() -> Self {
+        Self::All {
+            bytes: limits::NODE_BYTES_MAX,
+        }
+    }
+}
+
+/// A stream of chunks that can be read any number of times, from the start, at any time. Cloning shares it.
+#[derive(Clone)]
+pub struct Node {
+    body: Body,
+    demand: Option<Arc<Demand>>,
+}
+
+#[derive(Clone)]
+enum Body {
+    /// One chunk, or one error: what conversions make.
+    One(Arc<Result<Chunk>>),
+    Log(Arc<dyn Replay>),
+    Tree(Arc<[Node]>),
+    View(Arc<Node>, View),
+}
+
+/// What a view lets through, as the main port or as choice 0.
+#[derive(Clone, Debug)]
+enum View {
+    Port(Port),
+    Choice(u32),
+}
+
+/// A reader's place in a [`Replay`]. Its numbers mean what their replay says.
+#[derive(Debug, Default)]
+pub(crate) struct Cursor {
+    /// Which reader this is.
+    pub(crate) slot: u64,
+    /// How far it is.
+    pub(crate) position: u64,
+}
+
+/// The log behind a node, read through cursors. Two implementations: local, and a session's flattening cursor.
+///
+/// After an item is an error or the end, a cursor is not polled again. No lock may be held across an await, and
+/// [`Replay::poll_next`] must wake the last waker of every cursor that it left pending.
+pub(crate) trait Replay: Send + Sync {
+    /// A new reader, at the first chunk. Must not start work.
+    fn open(&self) -> Cursor;
+
+    /// The next chunk of a reader.
+    fn poll_next(&self, cursor: &mut Cursor, cx: &mut Context<'_>) -> Poll<Option<Result<Chunk>>>;
+
+    /// Ends a reader; called exactly once for each.
+    fn close(&self, cursor: &mut Cursor);
+
+    /// Whether everything has been logged.
+    fn is_complete(&self) -> bool;
+}
+
+/// Which ports of a run its node's readers have asked for so far (KE-149).
+#[derive(Debug, Default)]
+pub(crate) struct Demand(Mutex<Asked>);
+
+#[derive(Debug, Default)]
+struct Asked {
+    all: bool,
+    ports: Vec<Port>,
+}
+
+impl Demand {
+    fn add(&self, port: Option<&Port>) {
+        let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match port {
+            None => asked.all = true,
+            Some(port) if !asked.ports.contains(port) => asked.ports.push(port.clone()),
+            Some(_) => {}
+        }
+    }
+
+    /// The ports asked for; `None`: all.
+    pub(crate) fn ports(&self) -> Option<Vec<Port>> {
+        let asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (!asked.all).then(|| asked.ports.clone())
+    }
+}
+
+impl Node {
+    /// A node over a lazy source, keeping everything up to `node_bytes_max`.
+    pub fn new(source: impl Stream<Item = Result<Chunk>> + Send + 'static) -> Self {
+        Self::with(source, Keep::default())
+    }
+
+    /// A node over a lazy source. The source runs at most once, whatever the number of readers (KE-121).
+    pub fn with(source: impl Stream<Item = Result<Chunk>> + Send + 'static, keep: Keep) -> Self {
+        Self::replaying(Arc::new(local::Local::new(source.boxed(), keep)))
+    }
+
+    /// A node over a log of one's own.
+    pub(crate) fn replaying(log: Arc<dyn Replay>) -> Self {
+        Self {
+            body: Body::Log(log),
+            demand: None,
+        }
+    }
+
+    /// A node over a source that asks, when it is first polled, which ports anybody wants.
+    pub(crate) fn on_demand(
+        demand: Arc<Demand>,
+        source: impl Stream<Item = Result<Chunk>> + Send + 'static,
+    ) -> Self {
+        Self {
+            demand: Some(demand),
+            ..Self::new(source)
+        }
+    }
+
+    fn of(chunk: Result<Chunk>) -> Self {
+        Self {
+            body: Body::One(Arc::new(chunk)),
+            demand: None,
+        }
+    }
+
+    /// A node that is written by hand. `send` waits while `bytes` are unread by the leading reader (KE-127).
+    #[must_use]
+    pub fn channel(bytes: usize) -> (NodeWriter, Self) {
+        channel::channel(bytes)
+    }
+
+    /// The concatenation of `parts` in order, each a leaf of its own; a part may itself be a tree (KE-128).
+    pub fn tree(parts: impl IntoIterator<Item = Self>) -> Self {
+        Self {
+            body: Body::Tree(parts.into_iter().collect()),
+            demand: None,
+        }
+    }
+
+    /// A new reader: every chunk from the first one on. Polls nothing yet.
+    #[must_use]
+    pub fn read(&self) -> Chunks {
+        self.ask(None);
+        self.open()
+    }
+
+    fn open(&self) -> Chunks {
+        match &self.body {
+            Body::One(chunk) => futures::stream::iter([Result::clone(chunk)]).boxed(),
+            Body::Log(log) => read::Reader::new(log.clone()).boxed(),
+            Body::Tree(parts) => read::TreeReader::new(parts.clone()).boxed(),
+            Body::View(node, view) => read::ViewReader::new(node.open(), view.clone()).boxed(),
+        }
+    }
+
+    /// Opens a reader that wants these ports only.
+    pub(crate) fn open_for(&self, ports: &Ports) -> Chunks {
+        match ports {
+            Ports::All => self.ask(None),
+            Ports::Only(ports) => ports.iter().for_each(|port| self.ask(Some(port))),
+        }
+        self.open()
+    }
+
+    fn ask(&self, port: Option<&Port>) {
+        if let Some(demand) = &self.demand {
+            demand.add(port);
+        }
+    }
+
+    /// Reads the node as a type, as [`crate::Kernel::run`] does with a function.
+    #[must_use]
+    pub fn run<T: FromChunks>(&self) -> Run<T> {
+        Run::reading(self)
+    }
+
+    /// All bytes of the main port's choice 0.
+    pub fn whole(&self) -> impl Future<Output = Result<Bytes>> + Send + use<> {
+        self.run::<Bytes>().into_future()
+    }
+
+    /// The same log, seen through one port, which becomes the view's main port.
+    #[must_use]
+    pub fn port(&self, port: impl Into<Port>) -> Self {
+        let port = port.into();
+        self.ask(Some(&port));
+        self.view(View::Port(port))
+    }
+
+    /// The same log, seen through one choice, which becomes the view's choice 0.
+    #[must_use]
+    pub fn choice(&self, choice: u32) -> Self {
+        self.view(View::Choice(choice))
+    }
+
+    /// What a consumer of one input reads: the main port's choice 0.
+    pub(crate) fn main(&self) -> Self {
+        match &self.body {
+            Body::One(_) => self.clone(),
+            _ => self.port(Port::MAIN).choice(0),
+        }
+    }
+
+    fn view(&self, view: View) -> Self {
+        // A view of a view of one port adds no demand of its own; only a bare reader of `self` would.
+        let demand = match view {
+            View::Port(_) => None,
+            View::Choice(_) => self.demand.clone(),
+        };
+        Self {
+            body: Body::View(Arc::new(self.clone()), view),
+            demand,
+        }
+    }
+
+    /// Whether everything has been logged, the error at the end included.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        match &self.body {
+            Body::One(_) => true,
+            Body::Log(log) => log.is_complete(),
+            Body::Tree(parts) => parts.iter().all(Self::is_complete),
+            Body::View(node, _) => node.is_complete(),
+        }
+    }
+}
+
+/// Says nothing of the content.
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match &self.body {
+            Body::One(_) => "one",
+            Body::Log(_) => "log",
+            Body::Tree(_) => "tree",
+            Body::View(..) => "view",
+        };
+        f.debug_struct("Node")
+            .field("kind", &kind)
+            .field("complete", &self.is_complete())
+            .finish()
+    }
+}

@@ -1,0 +1,162 @@
+//! A node that is written by hand.
+//!
+//! Owns: [`NodeWriter`], a bounded queue between it and the node's source (KE-127). Refuses to know: readers.
+//!
+//! ```text
+//!   writer ── send (waits while `bytes` are queued) ──► queue ── polled by the leading reader ──► log
+//!     └── finish | fail | drop = Truncated
+//! ```
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use futures::Stream;
+
+use super::{Node, local};
+use crate::Result;
+use crate::chunk::Chunk;
+use crate::error::Error;
+
+#[derive(Default)]
+struct Queue {
+    chunks: VecDeque<Chunk>,
+    bytes: usize,
+    /// How it ended, once the writer is done: well, or with an error.
+    end: Option<Option<Error>>,
+    /// The node and all its readers are gone.
+    abandoned: bool,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+}
+
+struct Shared {
+    bytes_max: usize,
+    queue: Mutex<Queue>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // Nothing panics under this lock.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self, end: Option<Error>) {
+        let waker = {
+            let mut queue = self.lock();
+            if queue.end.is_none() {
+                queue.end = Some(end);
+            }
+            queue.reader.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// The writing end of [`Node::channel`]. Dropped without `finish` or `fail`, readers get `Truncated`.
+pub struct NodeWriter(Arc<Shared>);
+
+impl NodeWriter {
+    /// Appends a chunk; waits while too much is unread.
+    ///
+    /// # Errors
+    /// `Cancelled` if the node and all its readers are gone.
+    pub async fn send(&mut self, chunk: Chunk) -> Result<()> {
+        let mut chunk = Some(chunk);
+        poll_fn(|cx| {
+            let mut queue = self.0.lock();
+            if queue.abandoned {
+                return Poll::Ready(Err(Error::Cancelled));
+            }
+            if queue.bytes >= self.0.bytes_max {
+                queue.writer = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
+            if let Some(chunk) = chunk.take() {
+                queue.bytes += local::weight(&chunk);
+                queue.chunks.push_back(chunk);
+            }
+            let waker = queue.reader.take();
+            drop(queue);
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+            Poll::Ready(Ok(()))
+        })
+        .await
+    }
+
+    /// Ends the node with an error.
+    pub fn fail(self, error: Error) {
+        self.0.end(Some(error));
+    }
+
+    /// Ends the node well.
+    pub fn finish(self) {
+        self.0.end(None);
+    }
+}
+
+impl Drop for NodeWriter {
+    fn drop(&mut self) {
+        // After `finish` or `fail` this changes nothing: the first end stands.
+        self.0.end(Some(Error::Truncated {
+            what: "the stream".into(),
+        }));
+    }
+}
+
+/// The node's source.
+struct Source(Arc<Shared>);
+
+impl Stream for Source {
+    type Item = Result<Chunk>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let mut queue = self.0.lock();
+        if let Some(chunk) = queue.chunks.pop_front() {
+            queue.bytes -= local::weight(&chunk);
+            let waker = queue.writer.take();
+            drop(queue);
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+            return Poll::Ready(Some(Ok(chunk)));
+        }
+        match queue.end.clone() {
+            Some(end) => Poll::Ready(end.map(Err)),
+            None => {
+                queue.reader = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        let waker = {
+            let mut queue = self.0.lock();
+            queue.abandoned = true;
+            queue.chunks.clear();
+            queue.writer.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+pub(super) fn channel(bytes: usize) -> (NodeWriter, Node) {
+    let shared = Arc::new(Shared {
+        // A channel of nothing would let nothing through.
+        bytes_max: bytes.max(1),
+        queue: Mutex::default(),
+    });
+    let node = Node::new(Source(shared.clone()));
+    (NodeWriter(shared), node)
+}

@@ -1,0 +1,145 @@
+//! A node's log over a source in this process.
+//!
+//! Owns: [`Local`]: the relay of chunks, and what the source is wrapped in (its limit, its errors, its panics).
+//! Refuses to know: who polls when (that is [`super::relay`]).
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures::Stream;
+
+use super::relay::{Place, Relay, Retain, Step};
+use super::{Cursor, Keep, Replay};
+use crate::chunk::Chunk;
+use crate::error::Error;
+use crate::{Chunks, Result};
+
+/// The implementation of [`Replay`] for sources in this process.
+pub(super) struct Local(Relay<Guarded>);
+
+impl Local {
+    pub(super) fn new(source: Chunks, keep: Keep) -> Self {
+        let (room, window) = match keep {
+            Keep::All { bytes } => (Some(bytes), None),
+            Keep::Window { bytes } => (None, Some(bytes)),
+        };
+        let source = Guarded {
+            source: Some(source),
+            room,
+            bytes_max: room.unwrap_or(0),
+        };
+        Self(Relay::new(
+            source,
+            Retain {
+                window,
+                weigh: |item| item.as_ref().map_or(0, weight),
+            },
+        ))
+    }
+}
+
+impl Replay for Local {
+    fn open(&self) -> Cursor {
+        let place = self.0.open();
+        cursor(&place)
+    }
+
+    fn poll_next(&self, cursor: &mut Cursor, cx: &mut Context<'_>) -> Poll<Option<Result<Chunk>>> {
+        let mut place = place(cursor);
+        let step = self.0.poll(&mut place, cx);
+        cursor.position = place.position as u64;
+        step.map(|step| match step {
+            Step::Item(item) => Some(item),
+            Step::End => None,
+            Step::Released => Some(Err(Error::Gone)),
+            Step::Reentered => Some(Err(Error::Cycle {
+                path: "a node is read inside its own source".into(),
+            })),
+        })
+    }
+
+    fn close(&self, cursor: &mut Cursor) {
+        self.0.close(&place(cursor));
+    }
+
+    fn is_complete(&self) -> bool {
+        self.0.is_ended()
+    }
+}
+
+const fn cursor(place: &Place) -> Cursor {
+    Cursor {
+        slot: place.slot as u64,
+        position: place.position as u64,
+    }
+}
+
+const fn place(cursor: &Cursor) -> Place {
+    // Both numbers were made from a `usize`.
+    Place {
+        slot: cursor.slot as usize,
+        position: cursor.position as usize,
+    }
+}
+
+/// What a chunk costs to keep. Small chunks cost their own size, so that a limit bounds memory and not only data.
+pub(super) fn weight(chunk: &Chunk) -> usize {
+    chunk.data.len().max(size_of::<Chunk>())
+}
+
+/// A source that ends after its first error, at its limit, and when it panics; always with at most one error.
+struct Guarded {
+    source: Option<Chunks>,
+    /// Bytes that may still be logged.
+    room: Option<usize>,
+    bytes_max: usize,
+}
+
+impl Stream for Guarded {
+    type Item = Result<Chunk>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Some(source) = self.source.as_mut() else {
+            return Poll::Ready(None);
+        };
+        let polled = catch_unwind(AssertUnwindSafe(|| source.as_mut().poll_next(cx)));
+        let item = match polled {
+            Ok(Poll::Pending) => return Poll::Pending,
+            Ok(Poll::Ready(item)) => item,
+            Err(payload) => {
+                tracing::error!(panic = panic_text(&*payload), "the source of a node panicked");
+                Some(Err(Error::Panicked {
+                    function: "the source of a node".into(),
+                }))
+            }
+        };
+        let item = match (item, self.room) {
+            (Some(Ok(chunk)), Some(room)) => Some(match room.checked_sub(weight(&chunk)) {
+                Some(rest) => {
+                    self.room = Some(rest);
+                    Ok(chunk)
+                }
+                None => Err(Error::Limit {
+                    name: "node_bytes_max",
+                    max: self.bytes_max as u64,
+                }),
+            }),
+            (item, _) => item,
+        };
+        if !matches!(item, Some(Ok(_))) {
+            self.source = None;
+        }
+        Poll::Ready(item)
+    }
+}
+
+/// What a panic said, for the log.
+pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("(no message)")
+}

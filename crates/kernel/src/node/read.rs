@@ -1,0 +1,152 @@
+//! The streams that readers of nodes hold.
+//!
+//! Owns: readers of a log, of a tree and of a view. Refuses to know: how a log waits.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use futures::Stream;
+
+use super::{Body, Cursor, Node, Replay, View};
+use crate::chunk::Chunk;
+use crate::name::Port;
+use crate::{Chunks, Result};
+
+/// A reader of one log.
+pub(super) struct Reader {
+    log: Arc<dyn Replay>,
+    cursor: Cursor,
+    done: bool,
+}
+
+impl Reader {
+    pub(super) fn new(log: Arc<dyn Replay>) -> Self {
+        let cursor = log.open();
+        Self {
+            log,
+            cursor,
+            done: false,
+        }
+    }
+}
+
+impl Stream for Reader {
+    type Item = Result<Chunk>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.done {
+            return Poll::Ready(None);
+        }
+        let this = &mut *self;
+        let item = ready!(this.log.poll_next(&mut this.cursor, cx));
+        this.done = !matches!(item, Some(Ok(_)));
+        Poll::Ready(item)
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.log.close(&mut self.cursor);
+    }
+}
+
+/// A reader of a tree: leaf after leaf, opened when it is reached. Iterative, so nesting costs no stack (EV-305).
+pub(super) struct TreeReader {
+    /// The trees being read, outermost first, each with the child to be read next.
+    path: Vec<(Arc<[Node]>, usize)>,
+    leaf: Option<Chunks>,
+    /// The part number of the leaf's part 0.
+    part: u32,
+    /// The part number that the next leaf gets.
+    next_part: u32,
+}
+
+impl TreeReader {
+    pub(super) fn new(parts: Arc<[Node]>) -> Self {
+        Self {
+            path: vec![(parts, 0)],
+            leaf: None,
+            part: 0,
+            next_part: 0,
+        }
+    }
+
+    /// Opens the next leaf. `false` at the end.
+    fn descend(&mut self) -> bool {
+        while let Some((parts, index)) = self.path.last_mut() {
+            let Some(node) = parts.get(*index).cloned() else {
+                self.path.pop();
+                continue;
+            };
+            *index += 1;
+            if let Body::Tree(inner) = &node.body {
+                self.path.push((inner.clone(), 0));
+            } else {
+                self.part = self.next_part;
+                self.leaf = Some(node.main().open());
+                return true;
+            }
+        }
+        false
+    }
+}
+
+impl Stream for TreeReader {
+    type Item = Result<Chunk>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if self.leaf.is_none() && !self.descend() {
+                return Poll::Ready(None);
+            }
+            let Some(leaf) = self.leaf.as_mut() else {
+                return Poll::Ready(None);
+            };
+            match ready!(leaf.as_mut().poll_next(cx)) {
+                Some(Ok(mut chunk)) => {
+                    chunk.part = chunk.part.saturating_add(self.part);
+                    self.next_part = self.next_part.max(chunk.part.saturating_add(1));
+                    return Poll::Ready(Some(Ok(chunk)));
+                }
+                Some(Err(error)) => {
+                    self.path.clear();
+                    self.leaf = None;
+                    return Poll::Ready(Some(Err(error)));
+                }
+                None => self.leaf = None,
+            }
+        }
+    }
+}
+
+/// A reader of a view.
+pub(super) struct ViewReader {
+    chunks: Chunks,
+    view: View,
+}
+
+impl ViewReader {
+    pub(super) fn new(chunks: Chunks, view: View) -> Self {
+        Self { chunks, view }
+    }
+}
+
+impl Stream for ViewReader {
+    type Item = Result<Chunk>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            let mut chunk = match ready!(self.chunks.as_mut().poll_next(cx)) {
+                Some(Ok(chunk)) => chunk,
+                other => return Poll::Ready(other),
+            };
+            match &self.view {
+                View::Port(port) if chunk.port == *port => chunk.port = Port::MAIN,
+                View::Choice(choice) if chunk.choice == *choice => chunk.choice = 0,
+                _ => continue,
+            }
+            return Poll::Ready(Some(Ok(chunk)));
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! One lazy source, replayed to many readers: who may poll the source, and who is woken.
+//!
+//! Owns: [`Relay`], the log of what the source gave, the readers' places and wakers, the *turn* to poll the source.
+//! Refuses to know: what an item is, limits, errors, panics (the source itself sees to those).
+//!
+//! ```text
+//!   a reader's poll:   item logged? ── yes ──────────────────────────────► Ready(item)
+//!                          │ no, not ended
+//!                      register waker ── turn taken by another ──────────► Pending
+//!                          │ turn free                └─ by this very thread ► Reentered (KE-126)
+//!                      take turn, unlock, poll source, lock, give turn back
+//!                          ├─ an item or the end ── wake all waiting ────► Ready
+//!                          └─ pending ── woken meanwhile? wake all waiting ► Pending
+//! ```
+//!
+//! The source is polled with a waker of the relay's own, which wakes every waiting reader, and the lock is never held
+//! while it is polled (KE-123). A reader that goes away wakes one that waits, so a turn is never lost with it. This
+//! file is compiled a second time by `tests/takeover_loom.rs`, where a model checker tries every interleaving.
+
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+use futures::Stream;
+use sapwood_proto::log::{At, Log};
+
+use super::sync::{Mutex, MutexGuard, ThreadId, current_thread};
+
+/// How much of a log is kept.
+pub(super) struct Retain<T> {
+    /// Weight that may lie between the slowest and the leading reader; `None` keeps everything (KE-124, KE-125).
+    pub(super) window: Option<usize>,
+    /// What one item weighs.
+    pub(super) weigh: fn(&T) -> usize,
+}
+
+/// What a reader's poll gives.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step<T> {
+    /// The next item.
+    Item(T),
+    /// There is no next item.
+    End,
+    /// What stood at the beginning has been released.
+    Released,
+    /// The reader is polled from inside the poll of its own source.
+    Reentered,
+}
+
+/// A reader's place.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) slot: usize,
+    pub(super) position: usize,
+}
+
+/// The source, its log and its readers.
+pub(super) struct Relay<S: Stream> {
+    board: Arc<Board<S::Item>>,
+    // Locked only by the reader that has the turn, so it is never contended.
+    source: Mutex<Option<(S, Waker)>>,
+}
+
+/// What readers share; also what the source wakes.
+struct Board<T> {
+    state: Mutex<State<T>>,
+}
+
+struct State<T> {
+    log: Log<T>,
+    /// Index of the first item that is still in `log`.
+    origin: usize,
+    /// Index of the first item that is not released; at most half of `log` lies before it.
+    base: usize,
+    /// Weight of the items from `base` on.
+    weight: usize,
+    retain: Retain<T>,
+    /// Who polls the source at this moment.
+    turn: Option<ThreadId>,
+    /// The source called its waker while somebody had the turn.
+    woken: bool,
+    readers: Vec<Option<Reader>>,
+    free: Vec<usize>,
+}
+
+struct Reader {
+    position: usize,
+    waker: Option<Waker>,
+}
+
+/// Wakers to be called once the lock is released.
+type Calls = smallvec::SmallVec<[Waker; 4]>;
+
+enum Look<T> {
+    Here(Step<T>),
+    Wait,
+    Turn,
+}
+
+impl<T: Clone + Send + 'static> Wake for Board<T> {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let calls = {
+            let mut state = self.lock();
+            // Whoever has the turn looks at this mark before it lets go: a reader that registered in between must
+            // not depend on the one with the turn ever being polled again.
+            state.woken = state.turn.is_some();
+            state.waiting()
+        };
+        calls.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl<T> Board<T> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        // Nothing panics while this lock is held: sources and wakers run outside it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S> Relay<S>
+where
+    S: Stream + Unpin + Send + 'static,
+    S::Item: Clone + Send + 'static,
+{
+    /// A relay that has not polled `source` yet.
+    pub(super) fn new(source: S, retain: Retain<S::Item>) -> Self {
+        let board = Arc::new(Board {
+            state: Mutex::new(State {
+                log: Log::new(),
+                origin: 0,
+                base: 0,
+                weight: 0,
+                retain,
+                turn: None,
+                woken: false,
+                readers: Vec::new(),
+                free: Vec::new(),
+            }),
+        });
+        let waker = Waker::from(board.clone());
+        Self {
+            board,
+            source: Mutex::new(Some((source, waker))),
+        }
+    }
+
+    /// A new reader, at the very first item.
+    pub(super) fn open(&self) -> Place {
+        let mut state = self.board.lock();
+        let reader = Some(Reader {
+            // A reader that comes too late holds nothing back.
+            position: if state.base > 0 { usize::MAX } else { 0 },
+            waker: None,
+        });
+        let slot = if let Some(slot) = state.free.pop() {
+            state.readers[slot] = reader;
+            slot
+        } else {
+            state.readers.push(reader);
+            state.readers.len() - 1
+        };
+        Place { slot, position: 0 }
+    }
+
+    /// Ends a reader. If it was to poll the source, one that waits takes over.
+    pub(super) fn close(&self, place: &Place) {
+        let calls = {
+            let mut state = self.board.lock();
+            if let Some(reader) = state.readers.get_mut(place.slot)
+                && reader.take().is_some()
+            {
+                state.free.push(place.slot);
+            }
+            state.release_passed();
+            state.waiting()
+        };
+        calls.into_iter().for_each(Waker::wake);
+    }
+
+    /// The next item of a reader.
+    pub(super) fn poll(&self, place: &mut Place, cx: &mut Context<'_>) -> Poll<Step<S::Item>> {
+        let (look, calls) = {
+            let mut state = self.board.lock();
+            let look = state.look(place, cx.waker());
+            (look, state.release_passed())
+        };
+        calls.into_iter().for_each(Waker::wake);
+        match look {
+            Look::Here(step) => return Poll::Ready(step),
+            Look::Wait => return Poll::Pending,
+            Look::Turn => {}
+        }
+        let polled = self.poll_source();
+        let (step, calls) = {
+            let mut state = self.board.lock();
+            state.turn = None;
+            let woken = std::mem::take(&mut state.woken);
+            match polled {
+                Poll::Ready(Some(item)) => {
+                    state.append(item.clone());
+                    let step = state.take_next(place, item);
+                    state.release_passed();
+                    (Poll::Ready(step), state.waiting())
+                }
+                Poll::Ready(None) => {
+                    // Only the turn ends the log, and there is no turn after the end.
+                    let _first = state.log.end(());
+                    (Poll::Ready(Step::End), state.waiting())
+                }
+                Poll::Pending if woken => (Poll::Pending, state.waiting()),
+                Poll::Pending => (Poll::Pending, Calls::new()),
+            }
+        };
+        calls.into_iter().for_each(Waker::wake);
+        step
+    }
+
+    /// Whether the source has ended.
+    pub(super) fn is_ended(&self) -> bool {
+        self.board.lock().log.ended().is_some()
+    }
+
+    /// Weight of what is retained.
+    pub(super) fn weight(&self) -> usize {
+        self.board.lock().weight
+    }
+
+    fn poll_source(&self) -> Poll<Option<S::Item>> {
+        let mut held = self.source.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((source, waker)) = held.as_mut() else {
+            return Poll::Ready(None);
+        };
+        let polled = Pin::new(source).poll_next(&mut Context::from_waker(waker));
+        if matches!(polled, Poll::Ready(None)) {
+            *held = None;
+        }
+        polled
+    }
+}
+
+impl<T: Clone> State<T> {
+    /// What a reader finds, its waker registered if it has to wait.
+    fn look(&mut self, place: &mut Place, waker: &Waker) -> Look<T> {
+        if place.position < self.base {
+            return Look::Here(Step::Released);
+        }
+        match self.log.at(place.position - self.origin) {
+            At::Item(item) => {
+                let item = item.clone();
+                return Look::Here(self.take_next(place, item));
+            }
+            At::End(()) => return Look::Here(Step::End),
+            At::Pending => {}
+        }
+        if self.turn == Some(current_thread()) {
+            return Look::Here(Step::Reentered);
+        }
+        if let Some(Some(reader)) = self.readers.get_mut(place.slot) {
+            match &mut reader.waker {
+                Some(old) if old.will_wake(waker) => {}
+                slot => *slot = Some(waker.clone()),
+            }
+        }
+        if self.turn.is_some() || self.window_is_full() {
+            return Look::Wait;
+        }
+        self.turn = Some(current_thread());
+        Look::Turn
+    }
+
+    /// Moves a reader past the item it is given.
+    fn take_next(&mut self, place: &mut Place, item: T) -> Step<T> {
+        place.position += 1;
+        if let Some(Some(reader)) = self.readers.get_mut(place.slot) {
+            reader.position = place.position;
+            reader.waker = None;
+        }
+        Step::Item(item)
+    }
+
+    fn append(&mut self, item: T) {
+        self.weight += (self.retain.weigh)(&item);
+        // The log is open: only the holder of the turn appends or ends it.
+        let _refused = self.log.append(item);
+    }
+
+    fn window_is_full(&self) -> bool {
+        self.retain.window.is_some_and(|max| self.weight > max)
+    }
+
+    /// Lets go of what every reader has passed, and gives the wakers of those who waited for that. Without a reader
+    /// nothing is passed.
+    fn release_passed(&mut self) -> Calls {
+        let was_full = self.window_is_full();
+        let places = self.readers.iter().flatten().map(|reader| reader.position);
+        let slowest = match places.min() {
+            Some(slowest) if self.retain.window.is_some() => {
+                slowest.min(self.origin + self.log.len())
+            }
+            _ => return Calls::new(),
+        };
+        let weigh = self.retain.weigh;
+        let newly = self.base - self.origin..slowest.saturating_sub(self.origin);
+        self.weight -= self.log.iter().take(newly.end).skip(newly.start).map(weigh).sum::<usize>();
+        self.base = self.base.max(slowest);
+        if (self.base - self.origin) * 2 >= self.log.len() {
+            self.compact();
+        }
+        if was_full && !self.window_is_full() {
+            self.waiting()
+        } else {
+            Calls::new()
+        }
+    }
+
+    /// Drops what is released. Done when half of the log is, so that each item is moved once on average.
+    fn compact(&mut self) {
+        let mut rest = Log::new();
+        for item in self.log.iter().skip(self.base - self.origin) {
+            let _refused = rest.append(item.clone());
+        }
+        if self.log.ended().is_some() {
+            let _first = rest.end(());
+        }
+        self.origin = self.base;
+        self.log = rest;
+    }
+
+    /// Everybody who waits, to be woken.
+    fn waiting(&mut self) -> Calls {
+        self.readers
+            .iter_mut()
+            .flatten()
+            .filter_map(|reader| reader.waker.take())
+            .collect()
+    }
+}

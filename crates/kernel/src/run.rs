@@ -1,0 +1,430 @@
+//! A call in progress, itself a stream.
+//!
+//! Owns: [`Run`], [`Settled`], [`Folding`]: decoding chunks into items and items into wholes (KE-141 to KE-145).
+//! Refuses to know: what a chunk means (the type that is read does), when a call is late (the flow does).
+//!
+//! ```text
+//!   flow: chunk ── T::push ──► items ── poll_next ──► the caller
+//!                └─ T::push_fold ──► whole             (await, finish, settle)
+//! ```
+
+mod border;
+mod driven;
+pub(crate) mod flow;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures::stream::FusedStream;
+use futures::{Stream, StreamExt};
+use serde_json::Value;
+
+use self::driven::Driven;
+use self::flow::{Flow, Phase, Reading, Setup};
+use crate::Result;
+use crate::call::{CallId, Instant};
+use crate::cancel::Cancel;
+use crate::chunk::Chunk;
+use crate::error::Error;
+use crate::from_chunks::{FromChunks, Out};
+use crate::meta::Meta;
+use crate::name::{Name, Port};
+use crate::node::Node;
+
+/// Chunks folded in one poll before others get their turn (KE-144).
+const FOLD_BUDGET: u32 = 256;
+
+/// A run: a stream of `T` that also has an id, live metadata and a whole. Dropping it stops the call (KE-501).
+///
+/// Nothing happens before the first poll, and nothing progresses while nobody polls, unless it is
+/// [`driven`](Run::driven).
+#[must_use = "a run does nothing unless it is polled"]
+pub struct Run<T: FromChunks = Chunk> {
+    source: Source<T>,
+    state: T::State,
+    out: Out<T>,
+    /// What comes after the items in `out`.
+    ending: Option<Ending>,
+}
+
+enum Source<T: FromChunks> {
+    Flow(Box<Flow>),
+    Driven { driven: Driven<T>, id: CallId, cancel: Cancel, meta: Box<Meta> },
+}
+
+enum Ending {
+    Error(Error),
+    Over,
+}
+
+/// What a run gave, whether it ended well or not.
+#[derive(Clone, Debug)]
+pub struct Settled<W> {
+    /// Everything that arrived; `None` if it does not form a whole.
+    pub whole: Option<W>,
+    /// The metadata so far.
+    pub meta: Meta,
+    /// Why it ended early, if it did.
+    pub error: Option<Error>,
+}
+
+impl<T: FromChunks> Run<T> {
+    fn over(phase: Phase) -> Self {
+        Self {
+            source: Source::Flow(Box::new(Flow::new(phase))),
+            state: T::State::default(),
+            out: Out::default(),
+            ending: None,
+        }
+    }
+
+    pub(crate) fn calling(setup: Result<Setup>) -> Self {
+        Self::over(match setup {
+            Ok(setup) => Phase::Call(Box::new(setup)),
+            Err(error) => Phase::Failed(error),
+        })
+    }
+
+    pub(crate) fn reading(node: &Node) -> Self {
+        Self::over(Phase::Node(Box::new(Reading {
+            node: node.clone(),
+            timeout: None,
+            port: None,
+        })))
+    }
+
+    /// Ends with `Deadline` this long after the first poll, or at the caller's deadline if that is earlier. Needs a
+    /// tokio runtime.
+    pub fn timeout(mut self, after: Duration) -> Self {
+        if let Some(setup) = self.setup() {
+            setup.timeout = Some(after);
+        } else if let Some(reading) = self.node() {
+            reading.timeout = Some(after);
+        } else {
+            self.too_late("timeout");
+        }
+        self
+    }
+
+    /// Reads this port in place of the main one.
+    pub fn port(mut self, port: impl Into<Port>) -> Self {
+        let port = port.into();
+        if let Some(setup) = self.setup() {
+            setup.port = Some(port);
+        } else if let Some(reading) = self.node() {
+            reading.port = Some(port);
+        } else {
+            self.too_late("port");
+        }
+        self
+    }
+
+    /// Hands a value down to the call and those within it.
+    pub fn context(mut self, key: &str, value: impl Into<Value>) -> Self {
+        if let Some(setup) = self.setup() {
+            setup.context.push((Name::shared(key), value.into()));
+        } else {
+            self.too_late("context");
+        }
+        self
+    }
+
+    fn setup(&mut self) -> Option<&mut Setup> {
+        match &mut self.source {
+            Source::Flow(flow) => flow.setup(),
+            Source::Driven { .. } => None,
+        }
+    }
+
+    fn node(&mut self) -> Option<&mut Reading> {
+        match &mut self.source {
+            Source::Flow(flow) => flow.reading(),
+            Source::Driven { .. } => None,
+        }
+    }
+
+    fn too_late(&self, what: &str) {
+        // A run that failed before it began has nothing to set, and says so by itself.
+        if self.check().is_ok() {
+            tracing::warn!(call = %self.id(), "{what} has no effect once a run has begun");
+        }
+    }
+
+    /// Whether the run can begin: the function, its arguments, its ports and `T` fit (KE-141, KE-142).
+    ///
+    /// # Errors
+    /// What the run's only item would be.
+    pub fn check(&self) -> Result<()> {
+        match &self.source {
+            Source::Flow(flow) => flow.check(&T::want()),
+            Source::Driven { .. } => Ok(()),
+        }
+    }
+
+    /// The id of the call.
+    #[must_use]
+    pub const fn id(&self) -> CallId {
+        match &self.source {
+            Source::Flow(flow) => flow.id,
+            Source::Driven { id, .. } => *id,
+        }
+    }
+
+    /// The metadata, up to date with the last item taken (KE-304).
+    #[must_use]
+    pub const fn meta(&self) -> &Meta {
+        match &self.source {
+            Source::Flow(flow) => &flow.meta,
+            Source::Driven { meta, .. } => meta,
+        }
+    }
+
+    fn meta_version(&self) -> u64 {
+        match &self.source {
+            Source::Flow(flow) => flow.version,
+            Source::Driven { .. } => 0,
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        match &self.source {
+            Source::Flow(flow) => flow.deadline,
+            Source::Driven { .. } => None,
+        }
+    }
+
+    /// A handle that ends the run from elsewhere, with `Cancelled` as its last item (KE-502).
+    #[must_use]
+    pub fn cancel(&self) -> Cancel {
+        match &self.source {
+            Source::Flow(flow) => flow.cancel.clone(),
+            Source::Driven { cancel, .. } => cancel.clone(),
+        }
+    }
+
+    /// Moves the run into a task that polls it, at most `capacity` items ahead. Dropping the run aborts the task.
+    /// Needs a tokio runtime.
+    pub fn driven(self, capacity: usize) -> Self {
+        let (id, cancel, meta) = (self.id(), self.cancel(), Box::new(self.meta().clone()));
+        match Driven::spawn(self, capacity) {
+            Ok(driven) => Self {
+                source: Source::Driven { driven, id, cancel, meta },
+                state: T::State::default(),
+                out: Out::default(),
+                ending: None,
+            },
+            Err(error) => Self::over(Phase::Failed(error)),
+        }
+    }
+
+    /// Drops the source now; after what was decoded already comes `error`.
+    fn stop(&mut self, error: Error) {
+        if let Source::Flow(flow) = &mut self.source
+            && !flow.is_done()
+        {
+            flow.stop();
+            self.ending = Some(Ending::Error(error));
+        }
+    }
+
+    /// The only item.
+    ///
+    /// # Errors
+    /// `Decode` if there is none or more than one; the run's own error.
+    pub async fn one(mut self) -> Result<T> {
+        let wrong = |why: &str| Error::Decode {
+            wanted: "exactly one item".into(),
+            why: why.into(),
+        };
+        let item = self.next().await.ok_or_else(|| wrong("there was none"))??;
+        match self.next().await {
+            None => Ok(item),
+            Some(Err(error)) => Err(error),
+            Some(Ok(_)) => Err(wrong("there were more")),
+        }
+    }
+
+    /// Everything folded together, and the final metadata.
+    ///
+    /// # Errors
+    /// The run's own error; `Decode` if the items form no whole.
+    pub async fn finish(self) -> Result<(T::Whole, Meta)> {
+        let settled = self.settle().await;
+        match (settled.whole, settled.error) {
+            (_, Some(error)) => Err(error),
+            (Some(whole), None) => Ok((whole, settled.meta)),
+            (None, None) => Err(Error::Truncated { what: "the run".into() }),
+        }
+    }
+
+    /// Everything that arrived, the metadata so far, and the error if there was one. Never discards.
+    pub async fn settle(self) -> Settled<T::Whole> {
+        let mut folding = self.into_future();
+        let mut error = std::future::poll_fn(|cx| folding.poll_fold(cx)).await.err();
+        let Folding { run, acc, .. } = folding;
+        let whole = match T::whole(acc) {
+            Ok(whole) => Some(whole),
+            Err(unformed) => {
+                error.get_or_insert(unformed);
+                None
+            }
+        };
+        Settled {
+            whole,
+            meta: run.meta().clone(),
+            error,
+        }
+    }
+
+    /// Decodes the next chunk into `out`. `Ready(false)` once there are no more.
+    fn poll_decode(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        let flow = match &mut self.source {
+            Source::Flow(flow) => flow,
+            Source::Driven { driven, meta, .. } => {
+                match ready!(driven.poll_next(meta, cx)) {
+                    Some(Ok(item)) => self.out.push(item),
+                    Some(Err(error)) => self.ending = Some(Ending::Error(error)),
+                    None => self.ending = Some(Ending::Over),
+                }
+                return Poll::Ready(self.ending.is_none());
+            }
+        };
+        let result = match ready!(flow.poll_chunk(T::want, cx)) {
+            Some(Ok(chunk)) => T::push(&mut self.state, chunk, &mut self.out),
+            Some(Err(error)) => Err(error),
+            None => {
+                self.ending = Some(Ending::Over);
+                T::end(&mut self.state, &mut self.out)
+            }
+        };
+        if let Err(error) = result {
+            // The source is dropped; what was decoded before is still delivered first (KE-209).
+            flow.stop();
+            self.ending = Some(Ending::Error(error));
+        }
+        Poll::Ready(self.ending.is_none())
+    }
+}
+
+impl<T: FromChunks> Stream for Run<T> {
+    type Item = Result<T>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let run = &mut *self;
+        let mut budget = FOLD_BUDGET;
+        loop {
+            if let Some(item) = run.out.pop() {
+                return Poll::Ready(Some(Ok(item)));
+            }
+            match run.ending.take() {
+                Some(Ending::Error(error)) => {
+                    run.ending = Some(Ending::Over);
+                    return Poll::Ready(Some(Err(error)));
+                }
+                Some(Ending::Over) => {
+                    run.ending = Some(Ending::Over);
+                    return Poll::Ready(None);
+                }
+                None => {}
+            }
+            if budget == 0 {
+                // Chunks that decode to nothing, without end.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            budget -= 1;
+            ready!(run.poll_decode(cx));
+        }
+    }
+}
+
+impl<T: FromChunks> FusedStream for Run<T> {
+    fn is_terminated(&self) -> bool {
+        matches!(self.ending, Some(Ending::Over)) && self.out.is_empty()
+    }
+}
+
+impl<T: FromChunks> IntoFuture for Run<T> {
+    type Output = Result<T::Whole>;
+    type IntoFuture = Folding<T>;
+
+    fn into_future(self) -> Folding<T> {
+        Folding {
+            run: self,
+            acc: T::Acc::default(),
+        }
+    }
+}
+
+/// A run being folded into its whole. Boxes nothing per chunk; yields once after 256 chunks without a pause.
+#[must_use = "futures do nothing unless they are polled"]
+pub struct Folding<T: FromChunks> {
+    run: Run<T>,
+    acc: T::Acc,
+}
+
+impl<T: FromChunks> Folding<T> {
+    /// Folds what comes until the end.
+    fn poll_fold(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        for _ in 0..FOLD_BUDGET {
+            // Items that were decoded before, or by an end, or by a driving task.
+            while let Some(item) = self.run.out.pop() {
+                if let Err(error) = T::fold(&mut self.acc, item) {
+                    self.run.stop(Error::Cancelled);
+                    return Poll::Ready(Err(error));
+                }
+            }
+            match self.run.ending.take() {
+                Some(Ending::Error(error)) => return Poll::Ready(Err(error)),
+                Some(Ending::Over) => return Poll::Ready(Ok(())),
+                None => {}
+            }
+            let Source::Flow(flow) = &mut self.run.source else {
+                ready!(self.run.poll_decode(cx));
+                continue;
+            };
+            match ready!(flow.poll_chunk(T::want, cx)) {
+                Some(Ok(chunk)) => {
+                    if let Err(error) = T::push_fold(&mut self.run.state, &mut self.acc, chunk) {
+                        flow.stop();
+                        return Poll::Ready(Err(error));
+                    }
+                }
+                Some(Err(error)) => self.run.ending = Some(Ending::Error(error)),
+                None => {
+                    let ended = T::end(&mut self.run.state, &mut self.run.out);
+                    self.run.ending = Some(match ended {
+                        Ok(()) => Ending::Over,
+                        Err(error) => Ending::Error(error),
+                    });
+                }
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+impl<T: FromChunks> Future for Folding<T>
+where
+    T::Acc: Unpin,
+{
+    type Output = Result<T::Whole>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        ready!(self.poll_fold(cx))?;
+        let acc = std::mem::take(&mut self.acc);
+        Poll::Ready(T::whole(acc))
+    }
+}
+
+impl<T: FromChunks> fmt::Debug for Run<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Run").field("id", &self.id()).field("meta", self.meta()).finish_non_exhaustive()
+    }
+}

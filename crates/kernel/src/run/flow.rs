@@ -1,0 +1,367 @@
+//! A run before decoding: starting the call, time, cancelling, panics, metadata.
+//!
+//! Owns: [`Flow`] and what it starts from ([`Setup`]). Refuses to know: the type that the caller reads.
+//!
+//! ```text
+//!   Call(Setup) ─┐ first poll                  ┌─ end ─────────────────► Done
+//!   Node         ├────────────► Live(stream) ──┤
+//!   Failed ──────┘ error: Done                 └─ error, panic, cancel, deadline: the source is dropped ► Done
+//! ```
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::time::{Sleep, sleep_until};
+
+use super::border::Border;
+use crate::call::{Call, CallId, Context as Handed, Inputs, Instant, Ports, Want};
+use crate::cancel::{Cancel, Cancelled};
+use crate::chunk::Chunk;
+use crate::error::Error;
+use crate::kernel::{Caller, Kernel};
+use crate::layer::Next;
+use crate::meta::Meta;
+use crate::name::{Name, Port};
+use crate::node::{Demand, Node, panic_text};
+use crate::spec::Spec;
+use crate::{Chunks, Result};
+
+/// Chunks after which an always-ready stream is interrupted to look at the clock, or to let others run.
+const BUDGET: u32 = 64;
+
+/// A call that has not begun.
+pub(crate) struct Setup {
+    pub(crate) kernel: Kernel,
+    pub(crate) caller: Option<Arc<Caller>>,
+    pub(crate) depth: u32,
+    pub(crate) inputs: Inputs,
+    pub(crate) next: Next,
+    pub(crate) spec: Arc<Spec>,
+    pub(crate) demand: Option<Arc<Demand>>,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) port: Option<Port>,
+    pub(crate) context: Vec<(Name, Value)>,
+}
+
+/// A node that is about to be read as a type.
+pub(crate) struct Reading {
+    pub(crate) node: Node,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) port: Option<Port>,
+}
+
+pub(super) enum Phase {
+    Call(Box<Setup>),
+    Node(Box<Reading>),
+    Failed(Error),
+    Live(Chunks),
+    Done,
+}
+
+/// The chunks of a run, as the caller wants them.
+pub(super) struct Flow {
+    pub(super) id: CallId,
+    pub(super) cancel: Cancel,
+    pub(super) meta: Meta,
+    /// Rises whenever `meta` changes.
+    pub(super) version: u64,
+    pub(super) deadline: Option<Instant>,
+    phase: Phase,
+    name: Name,
+    border: Border,
+    /// The port that is read as the main one.
+    port: Option<Port>,
+    sleep: Option<Pin<Box<Sleep>>>,
+    listening: Option<Cancelled>,
+    ready: u32,
+}
+
+impl Flow {
+    pub(super) fn new(phase: Phase) -> Self {
+        let (name, cancel) = match &phase {
+            Phase::Call(setup) => (
+                setup.spec.name.clone(),
+                setup.caller.as_ref().map_or_else(Cancel::new, |caller| caller.cancel.child()),
+            ),
+            _ => (Name::new("node"), Cancel::new()),
+        };
+        Self {
+            id: CallId::next(),
+            cancel,
+            meta: Meta::default(),
+            version: 0,
+            deadline: None,
+            phase,
+            border: Border::new(name.clone(), None, Want::default()),
+            name,
+            port: None,
+            sleep: None,
+            listening: None,
+            ready: 0,
+        }
+    }
+
+    /// What has not begun, to be changed; `None` afterwards.
+    pub(super) const fn setup(&mut self) -> Option<&mut Setup> {
+        match &mut self.phase {
+            Phase::Call(setup) => Some(setup),
+            _ => None,
+        }
+    }
+
+    /// The same for a node.
+    pub(super) const fn reading(&mut self) -> Option<&mut Reading> {
+        match &mut self.phase {
+            Phase::Node(reading) => Some(reading),
+            _ => None,
+        }
+    }
+
+    /// Whether the stream can be started and gives what is wanted (KE-142).
+    pub(super) fn check(&self, want: &Want) -> Result<()> {
+        match &self.phase {
+            Phase::Failed(error) => Err(error.clone()),
+            Phase::Call(setup) => setup.check(want),
+            Phase::Node(_) | Phase::Live(_) | Phase::Done => Ok(()),
+        }
+    }
+
+    pub(super) const fn is_done(&self) -> bool {
+        matches!(self.phase, Phase::Done)
+    }
+
+    /// Drops the source, and with it everything that it started.
+    pub(super) fn stop(&mut self) {
+        self.phase = Phase::Done;
+        self.sleep = None;
+        self.listening = None;
+    }
+
+    /// The next chunk. `want` is asked once, when the stream starts.
+    pub(super) fn poll_chunk(
+        &mut self,
+        want: fn() -> Want,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Chunk>>> {
+        loop {
+            if self.cancel.is_cancelled() && !self.is_done() {
+                return self.fail(Error::Cancelled);
+            }
+            let Phase::Live(chunks) = &mut self.phase else {
+                if self.is_done() {
+                    return Poll::Ready(None);
+                }
+                if let Err(error) = self.start(want()) {
+                    return self.fail(error);
+                }
+                continue;
+            };
+            // The panic of a function ends its run and nothing else (KE-139).
+            let polled = catch_unwind(AssertUnwindSafe(|| chunks.as_mut().poll_next(cx)));
+            let chunk = match polled {
+                Ok(Poll::Ready(Some(Ok(chunk)))) => chunk,
+                Ok(Poll::Ready(Some(Err(error)))) => return self.fail(error),
+                Ok(Poll::Ready(None)) => return self.end(),
+                Ok(Poll::Pending) => return self.wait(cx),
+                Err(payload) => return self.panicked(&*payload),
+            };
+            self.ready += 1;
+            let admitted = if self.ready >= BUDGET {
+                self.look_at_clock().and_then(|()| self.border.admit(&chunk))
+            } else {
+                self.border.admit(&chunk)
+            };
+            let wanted = match admitted {
+                Ok(wanted) => wanted,
+                Err(error) => return self.fail(error),
+            };
+            if let Some(meta) = &chunk.meta {
+                self.meta.merge(meta);
+                self.version += 1;
+            }
+            if wanted {
+                return Poll::Ready(Some(Ok(self.relabel(chunk))));
+            }
+            if self.ready == 0 {
+                // Nothing but unwanted chunks: others must get their turn.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn relabel(&self, mut chunk: Chunk) -> Chunk {
+        if self.port.is_some() {
+            chunk.port = Port::MAIN;
+        }
+        chunk
+    }
+
+    fn start(&mut self, want: Want) -> Result<()> {
+        match std::mem::replace(&mut self.phase, Phase::Done) {
+            Phase::Call(setup) => self.start_call(*setup, want),
+            Phase::Node(reading) => {
+                let mut want = want;
+                self.port = reading.port;
+                if let Some(port) = &self.port {
+                    want.ports = Ports::Only(vec![port.clone()]);
+                }
+                self.deadline = within(None, reading.timeout);
+                let chunks = reading.node.open_for(&want.ports);
+                self.border = Border::new(self.name.clone(), None, want);
+                self.phase = Phase::Live(chunks);
+                Ok(())
+            }
+            Phase::Failed(error) => Err(error),
+            Phase::Live(_) | Phase::Done => Ok(()),
+        }
+    }
+
+    fn start_call(&mut self, setup: Setup, mut want: Want) -> Result<()> {
+        setup.check(&want)?;
+        if let Some(port) = &setup.port {
+            want.ports = Ports::Only(vec![port.clone()]);
+        } else if let Some(ports) = setup.demand.as_ref().and_then(|demand| demand.ports()) {
+            want.ports = Ports::Only(ports);
+        }
+        self.border = Border::new(self.name.clone(), Some(setup.spec.clone()), want.clone());
+        let caller = setup.caller.as_ref();
+        self.deadline = within(caller.and_then(|caller| caller.deadline), setup.timeout);
+        let mut context = caller.map_or_else(Arc::default, |caller| caller.context.clone());
+        if !setup.context.is_empty() {
+            let handed: &mut Handed = Arc::make_mut(&mut context);
+            for (key, value) in setup.context {
+                handed.insert(key, value);
+            }
+        }
+        self.port = setup.port;
+        let call = Call {
+            id: self.id,
+            parent: caller.map(|caller| caller.id),
+            kernel: setup.kernel,
+            inputs: setup.inputs,
+            want,
+            deadline: self.deadline,
+            cancel: self.cancel.clone(),
+            context,
+            spec: setup.spec,
+            depth: setup.depth,
+        };
+        match catch_unwind(AssertUnwindSafe(|| setup.next.call(call))) {
+            Ok(chunks) => {
+                self.phase = Phase::Live(chunks);
+                Ok(())
+            }
+            Err(payload) => Err(self.panic_error(&*payload)),
+        }
+    }
+
+    /// The source is pending: the deadline and the cancel wake as well (KE-502, KE-503).
+    fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Chunk>>> {
+        self.ready = 0;
+        if let Some(deadline) = self.deadline {
+            if self.sleep.is_none() {
+                // A timer needs tokio; without it a deadline cannot be kept, and says so (D-16).
+                if tokio::runtime::Handle::try_current().is_err() {
+                    return self.fail(Error::Unavailable {
+                        why: "a deadline needs a tokio runtime".into(),
+                        retry_after: None,
+                    });
+                }
+                self.sleep = Some(Box::pin(sleep_until(deadline)));
+            }
+            let expired = |sleep: &mut Pin<Box<Sleep>>| sleep.as_mut().poll(cx).is_ready();
+            if self.sleep.as_mut().is_some_and(expired) {
+                return self.fail(Error::Deadline);
+            }
+        }
+        let cancelled = self.listening.get_or_insert_with(|| self.cancel.cancelled());
+        if Pin::new(cancelled).poll(cx).is_ready() {
+            return self.fail(Error::Cancelled);
+        }
+        Poll::Pending
+    }
+
+    fn look_at_clock(&mut self) -> Result<()> {
+        self.ready = 0;
+        match self.deadline {
+            Some(deadline) if Instant::now() >= deadline => Err(Error::Deadline),
+            _ => Ok(()),
+        }
+    }
+
+    fn end(&mut self) -> Poll<Option<Result<Chunk>>> {
+        self.stop();
+        Poll::Ready(self.border.end(&self.meta).err().map(Err))
+    }
+
+    fn fail(&mut self, error: Error) -> Poll<Option<Result<Chunk>>> {
+        self.stop();
+        Poll::Ready(Some(Err(error)))
+    }
+
+    fn panicked(&mut self, payload: &(dyn std::any::Any + Send)) -> Poll<Option<Result<Chunk>>> {
+        let error = self.panic_error(payload);
+        self.fail(error)
+    }
+
+    fn panic_error(&self, payload: &(dyn std::any::Any + Send)) -> Error {
+        let panic = panic_text(payload);
+        tracing::error!(function = %self.name, call = %self.id, panic, "a function panicked");
+        Error::Panicked {
+            function: self.name.clone(),
+        }
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        self.stop();
+        self.cancel.cancel();
+    }
+}
+
+impl Setup {
+    fn check(&self, want: &Want) -> Result<()> {
+        let spec = &*self.spec;
+        if spec.outputs.is_empty() {
+            return Ok(());
+        }
+        if let Some(port) = &self.port
+            && spec.output(port).is_none()
+        {
+            let why = format!("{} has no such port", spec.name);
+            return Err(Error::argument(Name::shared(port), why).because("UNKNOWN_PARAM"));
+        }
+        let read = |port: &Port| match &self.port {
+            Some(mine) => port == mine,
+            None => want.ports.has(port),
+        };
+        let produced = || {
+            let outputs = spec.outputs.iter().filter(|output| read(&output.port));
+            outputs.flat_map(|output| &output.mimes)
+        };
+        let taken = produced().any(|mime| want.mimes.iter().any(|wanted| wanted.overlaps(mime)));
+        if taken || want.mimes.iter().any(|mime| mime.as_str() == "*/*") {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            function: spec.name.clone(),
+            produced: produced().cloned().collect(),
+            wanted: want.mimes.clone().into(),
+        })
+    }
+}
+
+/// The earlier of a deadline handed down and a timeout that begins now.
+fn within(deadline: Option<Instant>, timeout: Option<Duration>) -> Option<Instant> {
+    let own = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    match (deadline, own) {
+        (Some(left), Some(right)) => Some(left.min(right)),
+        (left, right) => left.or(right),
+    }
+}

@@ -1,0 +1,411 @@
+//! What a function promises: its name, inputs, outputs and effect.
+//!
+//! Owns: [`Spec`], [`Input`], [`Output`], [`Effect`], [`InnerType`], and which of them are legal (KE-132 to KE-134).
+//! Refuses to know: how a function works; whether it keeps its promise (the run's border checks that).
+
+use std::any::{Any, TypeId, type_name};
+
+use serde_json::{Map, Value, json};
+
+use crate::Result;
+use crate::chunk::Text;
+use crate::error::Error;
+use crate::limits;
+use crate::name::{Mime, Name, Port};
+
+/// Names that Evergreen sessions keep for themselves.
+const RESERVED: [&str; 10] = [
+    "CANCEL",
+    "DROP",
+    "FINISH",
+    "LIST_ACTIONS",
+    "OFFER_ACTIONS",
+    "RESUME",
+    "SESSION_INFO",
+    "SET_TTL",
+    "__abort__",
+    "__status__",
+];
+
+/// A function's promise.
+#[non_exhaustive]
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Under which it is called: segments joined by `.`; a model's is its model id.
+    pub name: Name,
+    /// For people and models.
+    pub description: Text,
+    /// Rises when the meaning changes.
+    pub version: u32,
+    /// The first is the main input.
+    pub inputs: Vec<Input>,
+    /// The first is the main output.
+    pub outputs: Vec<Output>,
+    /// What calling it changes.
+    pub effect: Effect,
+    /// It gives a finish reason for every choice that produced a chunk (KE-136).
+    pub finishes: bool,
+    /// The type of `inner` on its chunks.
+    pub inner: Option<InnerType>,
+    /// It is a model: a target of GENERATE, named by its model id, not offered as a tool.
+    pub model: bool,
+    /// Why it cannot be registered, if its maker found out already.
+    pub(crate) defect: Option<String>,
+}
+
+/// One named input.
+#[non_exhaustive]
+#[derive(Clone, Debug)]
+pub struct Input {
+    /// Its name.
+    pub name: Name,
+    /// Other names of the same input.
+    pub aliases: Vec<Name>,
+    /// What it takes; patterns allowed.
+    pub mimes: Vec<Mime>,
+    /// JSON Schema 2020-12 of its value; `true` takes everything.
+    pub schema: Value,
+    /// A call without it fails.
+    pub required: bool,
+    /// It is read while it arrives.
+    pub streams: bool,
+}
+
+/// One named output.
+#[non_exhaustive]
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// Its port; `""` is the main one.
+    pub port: Port,
+    /// Its name on a wire.
+    pub wire: Name,
+    /// Other names on a wire.
+    pub aliases: Vec<Name>,
+    /// What it can produce, preferred first; patterns allowed.
+    pub mimes: Vec<Mime>,
+    /// JSON Schema of its values, if they are JSON.
+    pub schema: Option<Value>,
+    /// It may have several parts (KE-113).
+    pub many: bool,
+}
+
+/// What calling a function changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Effect {
+    /// Nothing; equal inputs give equal outputs.
+    Pure,
+    /// Something, but calling twice is calling once.
+    Idempotent,
+    /// Something, each time.
+    #[default]
+    Effect,
+}
+
+/// The type of the raw objects on a function's chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InnerType {
+    id: TypeId,
+    name: &'static str,
+}
+
+impl InnerType {
+    /// The type `X`.
+    #[must_use]
+    pub fn of<X: Any>() -> Self {
+        Self {
+            id: TypeId::of::<X>(),
+            name: type_name::<X>(),
+        }
+    }
+
+    /// Its name, for people.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+impl Input {
+    /// A required text input that takes everything.
+    pub fn new(name: impl Into<Name>) -> Self {
+        Self {
+            name: name.into(),
+            aliases: Vec::new(),
+            mimes: vec![Mime::ANY],
+            schema: Value::Bool(true),
+            required: true,
+            streams: false,
+        }
+    }
+
+    /// Taking these mimetypes.
+    #[must_use]
+    pub fn taking(mut self, mimes: impl IntoIterator<Item = Mime>) -> Self {
+        self.mimes = mimes.into_iter().collect();
+        self
+    }
+
+    /// Also under this name.
+    #[must_use]
+    pub fn alias(mut self, alias: impl Into<Name>) -> Self {
+        self.aliases.push(alias.into());
+        self
+    }
+
+    /// With this schema.
+    #[must_use]
+    pub fn schema(mut self, schema: Value) -> Self {
+        self.schema = schema;
+        self
+    }
+
+    /// Not required.
+    #[must_use]
+    pub const fn optional(mut self) -> Self {
+        self.required = false;
+        self
+    }
+
+    /// Read while it arrives.
+    #[must_use]
+    pub const fn streaming(mut self) -> Self {
+        self.streams = true;
+        self
+    }
+
+    fn answers_to(&self, name: &str) -> bool {
+        self.name == *name || self.aliases.iter().any(|alias| *alias == *name)
+    }
+}
+
+impl Output {
+    /// An output on `port` of this mimetype. Its wire name is the port's, or `output` for the main one.
+    pub fn new(port: impl Into<Port>, mime: impl Into<Mime>) -> Self {
+        let port = port.into();
+        let wire = match port.as_str() {
+            "" => Name::new("output"),
+            name => Name::shared(name),
+        };
+        Self {
+            port,
+            wire,
+            aliases: Vec::new(),
+            mimes: vec![mime.into()],
+            schema: None,
+            many: false,
+        }
+    }
+
+    /// Under this name on a wire.
+    #[must_use]
+    pub fn wire(mut self, wire: impl Into<Name>) -> Self {
+        self.wire = wire.into();
+        self
+    }
+
+    /// Also under this name on a wire.
+    #[must_use]
+    pub fn alias(mut self, alias: impl Into<Name>) -> Self {
+        self.aliases.push(alias.into());
+        self
+    }
+
+    /// With several parts.
+    #[must_use]
+    pub const fn many(mut self) -> Self {
+        self.many = true;
+        self
+    }
+}
+
+impl Spec {
+    /// A function without inputs and with one text output, to be refined.
+    pub fn new(name: impl Into<Name>, description: impl Into<Text>) -> Self {
+        Self {
+            name: name.into(),
+            description: description.into(),
+            version: 1,
+            inputs: Vec::new(),
+            outputs: vec![Output::new(Port::MAIN, Mime::TEXT)],
+            effect: Effect::default(),
+            finishes: false,
+            inner: None,
+            model: false,
+            defect: None,
+        }
+    }
+
+    /// With these inputs.
+    #[must_use]
+    pub fn inputs(mut self, inputs: impl IntoIterator<Item = Input>) -> Self {
+        self.inputs = inputs.into_iter().collect();
+        self
+    }
+
+    /// With these outputs.
+    #[must_use]
+    pub fn outputs(mut self, outputs: impl IntoIterator<Item = Output>) -> Self {
+        self.outputs = outputs.into_iter().collect();
+        self
+    }
+
+    /// With this effect.
+    #[must_use]
+    pub const fn effect(mut self, effect: Effect) -> Self {
+        self.effect = effect;
+        self
+    }
+
+    /// The input of this name or alias.
+    #[must_use]
+    pub fn input(&self, name: &str) -> Option<&Input> {
+        self.inputs.iter().find(|input| input.answers_to(name))
+    }
+
+    /// The output on this port.
+    #[must_use]
+    pub fn output(&self, port: &str) -> Option<&Output> {
+        self.outputs.iter().find(|output| output.port == *port)
+    }
+
+    /// The output with this wire name or alias; `""` is the main one.
+    #[must_use]
+    pub fn output_on_wire(&self, wire: &str) -> Option<&Output> {
+        let named = |output: &&Output| {
+            output.wire == *wire || output.aliases.iter().any(|alias| *alias == *wire)
+        };
+        match wire {
+            "" => self.outputs.first(),
+            _ => self.outputs.iter().find(named),
+        }
+    }
+
+    /// The JSON Schema of an object of all inputs (KE-133).
+    #[must_use]
+    pub fn schema(&self) -> Value {
+        let mut properties = Map::new();
+        let mut required = Vec::new();
+        let mut defs = Map::new();
+        for input in &self.inputs {
+            let mut schema = input.schema.clone();
+            if let Some(object) = schema.as_object_mut()
+                && let Some(Value::Object(found)) = object.remove("$defs")
+            {
+                defs.extend(found);
+            }
+            properties.insert(input.name.to_string(), schema);
+            if input.required {
+                required.push(Value::from(input.name.as_str()));
+            }
+        }
+        let mut schema = json!({
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": false,
+        });
+        if let (Some(object), false) = (schema.as_object_mut(), defs.is_empty()) {
+            object.insert("$defs".into(), Value::Object(defs));
+        }
+        schema
+    }
+
+    /// Whether a function with this promise may be registered (KE-132 to KE-134, KE-213).
+    ///
+    /// # Errors
+    /// `Argument`, naming what is wrong.
+    pub fn check(&self) -> Result<()> {
+        if let Some(defect) = &self.defect {
+            return Err(Error::argument(self.name.clone(), defect.clone()));
+        }
+        check_name(&self.name, self.model)?;
+        let why = self.bad_inputs().or_else(|| self.bad_outputs());
+        why.map_or(Ok(()), |why| Err(Error::argument(self.name.clone(), why)))
+    }
+
+    fn bad_inputs(&self) -> Option<String> {
+        if self.inputs.len() > limits::INPUTS {
+            return Some(format!("at most {} inputs", limits::INPUTS));
+        }
+        let names: Vec<&Name> = self
+            .inputs
+            .iter()
+            .flat_map(|input| std::iter::once(&input.name).chain(&input.aliases))
+            .collect();
+        bad_list(&names, "input")
+    }
+
+    fn bad_outputs(&self) -> Option<String> {
+        if self.outputs.len() > limits::PORTS {
+            return Some(format!("at most {} ports", limits::PORTS));
+        }
+        let main_elsewhere = self.outputs.iter().skip(1).any(|output| output.port == *"");
+        if main_elsewhere || self.outputs.first().is_some_and(|output| output.port != *"") {
+            return Some("the main output, port \"\", comes first and once".into());
+        }
+        let bad_port = self.outputs.iter().skip(1).find(|output| !is_port(&output.port));
+        if let Some(output) = bad_port {
+            return Some(format!("the port {:?} is not of the form [a-z][a-z0-9_]*", output.port));
+        }
+        let ports: Vec<&Port> = self.outputs.iter().map(|output| &output.port).collect();
+        if let Some(port) = first_twice(&ports) {
+            return Some(format!("the port {port:?} is declared twice"));
+        }
+        let wires: Vec<&Name> = self
+            .outputs
+            .iter()
+            .flat_map(|output| std::iter::once(&output.wire).chain(&output.aliases))
+            .collect();
+        bad_list(&wires, "output")
+    }
+}
+
+fn bad_list(names: &[&Name], what: &str) -> Option<String> {
+    if let Some(name) = names.iter().find(|name| name.is_empty() || name.len() > limits::NAME_BYTES) {
+        return Some(format!(
+            "the {what} name {name:?} is not 1 to {} bytes long",
+            limits::NAME_BYTES
+        ));
+    }
+    first_twice(names).map(|name| format!("the {what} name {name:?} is used twice"))
+}
+
+fn first_twice<'a, T: PartialEq>(list: &[&'a T]) -> Option<&'a T> {
+    list.iter()
+        .enumerate()
+        .find(|(index, item)| list[..*index].contains(item))
+        .map(|(_, item)| *item)
+}
+
+fn is_port(port: &str) -> bool {
+    let mut bytes = port.bytes();
+    port.len() <= limits::NAME_BYTES
+        && bytes.next().is_some_and(|first| first.is_ascii_lowercase())
+        && bytes.all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+}
+
+/// KE-132.
+fn check_name(name: &Name, model: bool) -> Result<()> {
+    let refuse = |why: &str| Err(Error::argument(name.clone(), why));
+    if model {
+        return match name.len() {
+            1..=limits::MODEL_NAME_BYTES if !name.chars().any(char::is_control) => Ok(()),
+            _ => refuse("a model's name is 1 to 256 bytes without control characters"),
+        };
+    }
+    let segment = |text: &str| {
+        let mut bytes = text.bytes();
+        bytes.next().is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
+            && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    };
+    if name.len() > limits::NAME_BYTES || !name.split('.').all(segment) {
+        return refuse("a name is 1 to 64 bytes: segments [A-Za-z_][A-Za-z0-9_]* joined by dots");
+    }
+    if name.split('.').next() == Some("fn") || RESERVED.contains(&name.as_str()) {
+        return refuse("this name is reserved; choose another");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;
