@@ -72,13 +72,20 @@ impl IntoArgs for Value {
     fn into_args(self) -> Result<Vec<(Name, Node)>> {
         match self {
             Self::Object(object) => object.into_args(),
-            _ => Err(Error::argument("arguments", "must be a JSON object of inputs")),
+            _ => Err(Error::argument(
+                "arguments",
+                "must be a JSON object of inputs",
+            )),
         }
     }
 }
 
-fn pairs<N: Into<Name>, V: Into<Node>>(list: impl IntoIterator<Item = (N, V)>) -> Vec<(Name, Node)> {
-    list.into_iter().map(|(name, value)| (name.into(), value.into())).collect()
+fn pairs<N: Into<Name>, V: Into<Node>>(
+    list: impl IntoIterator<Item = (N, V)>,
+) -> Vec<(Name, Node)> {
+    list.into_iter()
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect()
 }
 
 /// Arguments by name: `args! { city: "Kyoto", days: 3 }`. Each value becomes a node.

@@ -72,7 +72,10 @@ impl Inputs {
     /// The input of this declared name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Node> {
-        self.0.iter().find(|(mine, _)| *mine == *name).map(|(_, node)| node)
+        self.0
+            .iter()
+            .find(|(mine, _)| *mine == *name)
+            .map(|(_, node)| node)
     }
 
     /// Gives an input, replacing what it was.
@@ -105,7 +108,11 @@ impl Inputs {
         for (given, node) in args {
             let Some(input) = spec.input(&given) else {
                 let names: Vec<&str> = spec.inputs.iter().map(|input| &*input.name).collect();
-                let why = format!("{} has no such input; it has: {}", spec.name, names.join(", "));
+                let why = format!(
+                    "{} has no such input; it has: {}",
+                    spec.name,
+                    names.join(", ")
+                );
                 return Err(Error::argument(given, why).because("UNKNOWN_PARAM"));
             };
             if inputs.get(&input.name).is_some() {
@@ -218,7 +225,8 @@ impl Call {
         let node = self.given(input)?;
         let schema = self.spec.input(input).map(|input| &input.schema);
         let value = whole(input, node, schema.unwrap_or(&Value::Bool(true))).await?;
-        serde_json::from_value(value).map_err(|error| Error::argument(Name::shared(input), error.to_string()))
+        serde_json::from_value(value)
+            .map_err(|error| Error::argument(Name::shared(input), error.to_string()))
     }
 
     /// Reads all inputs concurrently and decodes them as one object (KE-137).
@@ -235,14 +243,24 @@ impl Call {
         let none = object.is_empty();
         serde_json::from_value(Value::Object(object))
             // A function without inputs may take `()`, which is null rather than an empty object.
-            .or_else(|error| if none { serde_json::from_value(Value::Null) } else { Err(error) })
+            .or_else(|error| {
+                if none {
+                    serde_json::from_value(Value::Null)
+                } else {
+                    Err(error)
+                }
+            })
             .map_err(|error| Error::argument(self.spec.name.clone(), error.to_string()))
     }
 
     fn given(&self, input: &str) -> Result<&Node> {
-        self.inputs
-            .get(input)
-            .ok_or_else(|| Error::not_found("input", input, self.inputs.iter().map(|(name, _)| name.clone())))
+        self.inputs.get(input).ok_or_else(|| {
+            Error::not_found(
+                "input",
+                input,
+                self.inputs.iter().map(|(name, _)| name.clone()),
+            )
+        })
     }
 }
 
@@ -295,7 +313,9 @@ fn admits_string(schema: &Value, root: &Value, depth: u32) -> bool {
             .is_some_and(|list| list.iter().any(|item| admits_string(item, root, depth + 1)))
     };
     if let Some(target) = object.get("$ref").and_then(Value::as_str) {
-        let pointer = target.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
+        let pointer = target
+            .strip_prefix('#')
+            .and_then(|pointer| root.pointer(pointer));
         return pointer.is_some_and(|target| admits_string(target, root, depth + 1));
     }
     if let Some(kind) = object.get("type") {
@@ -308,7 +328,10 @@ fn admits_string(schema: &Value, root: &Value, depth: u32) -> bool {
     if let Some(value) = object.get("const") {
         return value.is_string();
     }
-    match (object.get("anyOf").or_else(|| object.get("oneOf")), object.get("allOf")) {
+    match (
+        object.get("anyOf").or_else(|| object.get("oneOf")),
+        object.get("allOf"),
+    ) {
         (Some(any), _) => some(any),
         (None, Some(all)) => all
             .as_array()

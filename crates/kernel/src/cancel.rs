@@ -54,7 +54,9 @@ impl Listeners {
 impl Signal {
     fn listeners(&self) -> MutexGuard<'_, Listeners> {
         // No code of ours panics while it holds this lock, and a listing is whole after every statement.
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+        self.listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -164,7 +164,10 @@ mod tests {
     fn ke_116_an_unserialisable_value_is_an_error() {
         let odd: std::collections::BTreeMap<(u8, u8), u8> = [((1, 2), 3)].into();
         assert!(matches!(Chunk::json(&odd), Err(Error::Decode { .. })));
-        assert_eq!(Chunk::json(&[1, 2]).map(|c| c.to_string()).ok(), Some("[1,2]".into()));
+        assert_eq!(
+            Chunk::json(&[1, 2]).map(|c| c.to_string()).ok(),
+            Some("[1,2]".into())
+        );
         assert_eq!(Chunk::bytes(&b"a\xff"[..]).to_string(), "a\u{fffd}");
     }
 

@@ -162,7 +162,11 @@ impl Error {
     }
 
     /// An [`Error::NotFound`] that lists what there is.
-    pub fn not_found(kind: &'static str, name: &str, known: impl IntoIterator<Item = Name>) -> Self {
+    pub fn not_found(
+        kind: &'static str,
+        name: &str,
+        known: impl IntoIterator<Item = Name>,
+    ) -> Self {
         Self::NotFound {
             kind,
             name: Name::shared(name),
@@ -193,7 +197,9 @@ impl Error {
         match self {
             Self::NotFound { .. } => Code::NotFound,
             Self::Exists { .. } => Code::AlreadyExists,
-            Self::Unsupported { .. } | Self::Argument { .. } | Self::Cycle { .. } => Code::InvalidRequest,
+            Self::Unsupported { .. } | Self::Argument { .. } | Self::Cycle { .. } => {
+                Code::InvalidRequest
+            }
             Self::Decode { .. } | Self::Protocol { .. } => Code::Internal,
             Self::Panicked { .. } | Self::Function(_) => Code::Internal,
             Self::Truncated { .. } => Code::Truncated,
@@ -250,7 +256,9 @@ impl Error {
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Remote { retry_after, .. } | Self::Unavailable { retry_after, .. } => *retry_after,
+            Self::Remote { retry_after, .. } | Self::Unavailable { retry_after, .. } => {
+                *retry_after
+            }
             _ => None,
         }
     }

@@ -5,13 +5,16 @@
 
 mod json;
 mod raw;
-mod text;
 #[cfg(test)]
 mod tests;
+mod text;
 
 use std::collections::VecDeque;
 
-pub use self::json::Json;
+pub(crate) use self::json::schema_of;
+pub use self::json::{Json, Splitter};
+pub use self::raw::Joined;
+pub use self::text::Held;
 use crate::Result;
 use crate::call::Want;
 use crate::chunk::Chunk;

@@ -27,7 +27,6 @@ pub trait Function: Send + Sync + 'static {
 
 impl dyn Function {
     /// Runs this function, registered or not, through the kernel's layers (KE-149).
-    #[must_use]
     pub fn run<T: FromChunks>(self: &Arc<Self>, kernel: &Kernel, args: impl IntoArgs) -> Run<T> {
         kernel.run_function(self.clone(), args)
     }

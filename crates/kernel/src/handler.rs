@@ -57,7 +57,7 @@ where
     fn call(self: Arc<Self>, call: Call) -> Chunks {
         let chunks = async move {
             let args = call.args::<A>().await?;
-            Ok(self(args).await.into_chunks())
+            Ok::<_, Error>(self(args).await.into_chunks())
         };
         chunks.into_stream().try_flatten().boxed()
     }
@@ -81,7 +81,7 @@ where
     fn call(self: Arc<Self>, call: Call) -> Chunks {
         let chunks = async move {
             let args = call.args::<A>().await?;
-            Ok(self(args, call).await.into_chunks())
+            Ok::<_, Error>(self(args, call).await.into_chunks())
         };
         chunks.into_stream().try_flatten().boxed()
     }

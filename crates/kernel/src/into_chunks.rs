@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::chunk::{Chunk, Part, Text};
 use crate::error::Error;
-use crate::from_chunks::Json;
+use crate::from_chunks::{Json, schema_of};
 use crate::meta::Meta;
 use crate::name::Mime;
 use crate::node::finite;
@@ -104,7 +104,9 @@ plain!(Text, [Mime::TEXT], None, text => Ok(Chunk::text(text)));
 plain!(Bytes, [Mime::BYTES], None, bytes => Ok(Chunk::bytes(bytes)));
 plain!(Vec<u8>, [Mime::BYTES], None, bytes => Ok(Chunk::bytes(bytes)));
 plain!(Chunk, [Mime::ANY], None, chunk => Ok::<_, Error>(chunk));
-json!(bool, i8, i16, i32, i64, i128, isize, u8, u16, u32, u64, u128, usize);
+json!(
+    bool, i8, i16, i32, i64, i128, isize, u8, u16, u32, u64, u128, usize
+);
 plain!(f64, [Mime::JSON], Some(schema_of::<f64>()), number => finite(number));
 plain!(f32, [Mime::JSON], Some(schema_of::<f32>()), number => finite_f32(number));
 plain!(Value, [Mime::JSON], Some(Value::Bool(true)), value => Chunk::json(&value));
@@ -252,7 +254,16 @@ where
 {
     fn mimes() -> Vec<Mime> {
         let mimes = <S::Item as IntoChunk>::mimes();
-        mimes.into_iter().map(|mime| if mime == Mime::JSON { Mime::NDJSON } else { mime }).collect()
+        mimes
+            .into_iter()
+            .map(|mime| {
+                if mime == Mime::JSON {
+                    Mime::NDJSON
+                } else {
+                    mime
+                }
+            })
+            .collect()
     }
 
     fn schema() -> Option<Value> {
@@ -336,7 +347,11 @@ fn one(chunk: Result<Option<Chunk>>) -> Chunks {
 
 fn finite_f32(number: f32) -> Result<Chunk> {
     // Through its shortest text, so that 0.1 stays 0.1.
-    if number.is_finite() { Chunk::json(&number) } else { finite(f64::from(number)) }
+    if number.is_finite() {
+        Chunk::json(&number)
+    } else {
+        finite(f64::from(number))
+    }
 }
 
 fn part_chunk(part: Part) -> Chunk {
@@ -353,8 +368,6 @@ fn part_chunk(part: Part) -> Chunk {
     }
     chunk
 }
-
-use crate::from_chunks::schema_of;
 
 #[cfg(test)]
 mod tests;

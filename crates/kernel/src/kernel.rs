@@ -90,7 +90,10 @@ impl Kernel {
             }
         }
         self.registry.change(|tables| {
-            if let Some(entry) = entries.iter().find(|entry| tables.functions.contains_key(&*entry.spec.name)) {
+            if let Some(entry) = entries
+                .iter()
+                .find(|entry| tables.functions.contains_key(&*entry.spec.name))
+            {
                 return Err(taken(&entry.spec));
             }
             if tables.functions.len() + entries.len() > limits::FUNCTIONS_MAX {
@@ -99,7 +102,9 @@ impl Kernel {
                     max: limits::FUNCTIONS_MAX as u64,
                 });
             }
-            let named = entries.into_iter().map(|entry| (entry.spec.name.clone(), entry));
+            let named = entries
+                .into_iter()
+                .map(|entry| (entry.spec.name.clone(), entry));
             tables.functions.extend(named);
             Ok(())
         })
@@ -114,7 +119,9 @@ impl Kernel {
             return Some(entry.function);
         }
         let name = entry.spec.name.clone();
-        let old = self.registry.change(|tables| tables.functions.insert(name, entry));
+        let old = self
+            .registry
+            .change(|tables| tables.functions.insert(name, entry));
         old.map(|entry| entry.function)
     }
 
@@ -129,7 +136,11 @@ impl Kernel {
     /// # Errors
     /// `NotFound`, listing up to 20 that exist.
     pub fn get(&self, name: &str) -> Result<Fun> {
-        Ok(self.registry.find(name).ok_or_else(|| self.unknown(name))?.function)
+        Ok(self
+            .registry
+            .find(name)
+            .ok_or_else(|| self.unknown(name))?
+            .function)
     }
 
     /// The promises of all functions, in the order of their names.
@@ -140,7 +151,8 @@ impl Kernel {
         while let Some(registry) = level {
             registry.look(|tables| {
                 for (name, entry) in &tables.functions {
-                    all.entry(name.clone()).or_insert_with(|| entry.spec.clone());
+                    all.entry(name.clone())
+                        .or_insert_with(|| entry.spec.clone());
                 }
             });
             level = registry.parent.as_ref();
@@ -151,7 +163,8 @@ impl Kernel {
     /// Puts a layer around every function; inside the layers added before (KE-147).
     pub fn layer(&self, layer: impl Layer) {
         let layer: Arc<dyn Layer> = Arc::new(layer);
-        self.registry.change(|tables| tables.layers.push((None, layer)));
+        self.registry
+            .change(|tables| tables.layers.push((None, layer)));
     }
 
     /// Puts a layer around every function whose name matches `pattern`: `*` stands for any text, `?` for one character.
@@ -173,7 +186,6 @@ impl Kernel {
     }
 
     /// Runs a function and reads it as `T`. Nothing happens before the first poll (KE-141).
-    #[must_use]
     pub fn run<T: FromChunks>(&self, name: &str, args: impl IntoArgs) -> Run<T> {
         Run::calling(self.set_up(name, args))
     }
@@ -247,7 +259,11 @@ impl Kernel {
     }
 
     fn unknown(&self, name: &str) -> Error {
-        Error::not_found("function", name, self.specs().iter().map(|spec| spec.name.clone()))
+        Error::not_found(
+            "function",
+            name,
+            self.specs().iter().map(|spec| spec.name.clone()),
+        )
     }
 }
 
@@ -278,7 +294,9 @@ impl Registry {
         let mut level = Some(self);
         while let Some(registry) = level {
             registry.look(|tables| {
-                let fits = |pattern: &Option<Name>| pattern.as_ref().is_none_or(|pattern| glob(pattern, name));
+                let fits = |pattern: &Option<Name>| {
+                    pattern.as_ref().is_none_or(|pattern| glob(pattern, name))
+                };
                 let found = tables.layers.iter().filter(|(pattern, _)| fits(pattern));
                 layers.extend(found.map(|(_, layer)| layer.clone()));
             });
@@ -291,7 +309,9 @@ impl Registry {
 impl fmt::Debug for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<Name> = self.specs().iter().map(|spec| spec.name.clone()).collect();
-        f.debug_struct("Kernel").field("functions", &names).finish_non_exhaustive()
+        f.debug_struct("Kernel")
+            .field("functions", &names)
+            .finish_non_exhaustive()
     }
 }
 
@@ -303,7 +323,8 @@ fn taken(spec: &Spec) -> Error {
 
 /// Whether `name` matches `pattern`. Linear in their product at worst: one place to go back to is enough.
 fn glob(pattern: &str, name: &str) -> bool {
-    let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
+    let (pattern, name): (Vec<char>, Vec<char>) =
+        (pattern.chars().collect(), name.chars().collect());
     let (mut p, mut n) = (0, 0);
     let mut back: Option<(usize, usize)> = None;
     while n < name.len() {

@@ -34,7 +34,7 @@ mod call;
 mod cancel;
 mod chunk;
 mod error;
-mod from_chunks;
+pub mod from_chunks;
 mod function;
 mod handler;
 mod into_chunks;
@@ -63,7 +63,7 @@ pub use self::meta::{Meta, Reason, Usage};
 pub use self::name::{Mime, Name, Port};
 pub use self::node::{Keep, Node, NodeWriter};
 pub use self::run::{Folding, Run, Settled};
-pub use self::spec::{Effect, Input, InnerType, Output, Spec};
+pub use self::spec::{Effect, InnerType, Input, Output, Spec};
 
 /// A result whose error is the kernel's.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -254,7 +254,10 @@ mod tests {
         .with_finish(1, Reason::Turns)
         .with_extra("seed", 7);
         for (key, expect) in [
-            ("usage", json!({"prompt_tokens": 3, "completion_tokens": 4, "cached_tokens": 0, "reasoning_tokens": 0})),
+            (
+                "usage",
+                json!({"prompt_tokens": 3, "completion_tokens": 4, "cached_tokens": 0, "reasoning_tokens": 0}),
+            ),
             ("finish", json!({"1": "turns"})),
             ("model", json!("tiny")),
             ("request_id", json!("r1")),
@@ -265,9 +268,21 @@ mod tests {
         ] {
             assert_eq!(meta.get(key), Some(expect), "{key}");
         }
-        assert!(meta.get("usage_by_turn").is_some_and(|turns| turns.get("2").is_some()));
+        assert!(
+            meta.get("usage_by_turn")
+                .is_some_and(|turns| turns.get("2").is_some())
+        );
         assert_eq!(Meta::default().get("usage"), None);
-        for reason in ["stop", "length", "tool_calls", "controller", "cancelled", "content_filter", "turns", "odd"] {
+        for reason in [
+            "stop",
+            "length",
+            "tool_calls",
+            "controller",
+            "cancelled",
+            "content_filter",
+            "turns",
+            "odd",
+        ] {
             assert_eq!(Reason::from_name(reason).name(), reason);
         }
     }
@@ -275,22 +290,43 @@ mod tests {
     #[test]
     fn ke_303_usage_replaces_in_a_turn_and_sums_over_turns() {
         let mut meta = Meta::default();
-        meta.merge(&Meta::default().with_usage(0, Usage::of(5, 1)).with_extra("a", 1));
-        meta.merge(&Meta::default().with_usage(0, Usage::of(5, 3)).with_extra("b", 2));
+        meta.merge(
+            &Meta::default()
+                .with_usage(0, Usage::of(5, 1))
+                .with_extra("a", 1),
+        );
+        meta.merge(
+            &Meta::default()
+                .with_usage(0, Usage::of(5, 3))
+                .with_extra("b", 2),
+        );
         meta.merge(&Meta::default().with_usage(1, Usage::of(9, 12)));
         assert_eq!(meta.usage, Usage::of(14, 15));
         assert_eq!(meta.usage_by_turn[&0], Usage::of(5, 3));
         // A usage without turns belongs to the turn that its meta names.
-        let plain = Meta { usage: Usage::of(1, 1), turn: Some(1), ..Meta::default() };
+        let plain = Meta {
+            usage: Usage::of(1, 1),
+            turn: Some(1),
+            ..Meta::default()
+        };
         meta.merge(&plain);
         assert_eq!(meta.usage, Usage::of(6, 4));
-        assert_eq!((meta.get("a"), meta.get("b")), (Some(json!(1)), Some(json!(2))));
+        assert_eq!(
+            (meta.get("a"), meta.get("b")),
+            (Some(json!(1)), Some(json!(2)))
+        );
     }
 
     #[test]
     fn ke_303_the_last_wins_and_absence_erases_nothing() {
-        let mut meta = Meta::default().with_finish(0, Reason::Stop).with_role("USER");
-        meta.merge(&Meta::default().with_finish(0, Reason::Length).with_finish(1, Reason::Stop));
+        let mut meta = Meta::default()
+            .with_finish(0, Reason::Stop)
+            .with_role("USER");
+        meta.merge(
+            &Meta::default()
+                .with_finish(0, Reason::Length)
+                .with_finish(1, Reason::Stop),
+        );
         meta.merge(&Meta::default());
         assert_eq!(meta.finish[&0], Reason::Length);
         assert_eq!(meta.finish.len(), 2);

@@ -324,7 +324,11 @@ mod tests {
             ("image/png", "text/*", false),
             ("*/*", "image/png", true),
         ] {
-            assert_eq!(Mime::new(left).overlaps(&Mime::new(right)), expect, "{left} {right}");
+            assert_eq!(
+                Mime::new(left).overlaps(&Mime::new(right)),
+                expect,
+                "{left} {right}"
+            );
         }
     }
 

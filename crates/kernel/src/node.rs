@@ -20,7 +20,7 @@ mod sync;
 mod tests;
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, IntoFuture};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
@@ -222,14 +222,13 @@ impl Node {
     }
 
     /// Reads the node as a type, as [`crate::Kernel::run`] does with a function.
-    #[must_use]
     pub fn run<T: FromChunks>(&self) -> Run<T> {
         Run::reading(self)
     }
 
     /// All bytes of the main port's choice 0.
     pub fn whole(&self) -> impl Future<Output = Result<Bytes>> + Send + use<> {
-        self.run::<Bytes>().into_future()
+        IntoFuture::into_future(self.run::<Bytes>())
     }
 
     /// The same log, seen through one port, which becomes the view's main port.

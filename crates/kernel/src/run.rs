@@ -54,7 +54,12 @@ pub struct Run<T: FromChunks = Chunk> {
 
 enum Source<T: FromChunks> {
     Flow(Box<Flow>),
-    Driven { driven: Driven<T>, id: CallId, cancel: Cancel, meta: Box<Meta> },
+    Driven {
+        driven: Driven<T>,
+        id: CallId,
+        cancel: Cancel,
+        meta: Box<Meta>,
+    },
 }
 
 enum Ending {
@@ -213,7 +218,12 @@ impl<T: FromChunks> Run<T> {
         let (id, cancel, meta) = (self.id(), self.cancel(), Box::new(self.meta().clone()));
         match Driven::spawn(self, capacity) {
             Ok(driven) => Self {
-                source: Source::Driven { driven, id, cancel, meta },
+                source: Source::Driven {
+                    driven,
+                    id,
+                    cancel,
+                    meta,
+                },
                 state: T::State::default(),
                 out: Out::default(),
                 ending: None,
@@ -258,13 +268,15 @@ impl<T: FromChunks> Run<T> {
         match (settled.whole, settled.error) {
             (_, Some(error)) => Err(error),
             (Some(whole), None) => Ok((whole, settled.meta)),
-            (None, None) => Err(Error::Truncated { what: "the run".into() }),
+            (None, None) => Err(Error::Truncated {
+                what: "the run".into(),
+            }),
         }
     }
 
     /// Everything that arrived, the metadata so far, and the error if there was one. Never discards.
     pub async fn settle(self) -> Settled<T::Whole> {
-        let mut folding = self.into_future();
+        let mut folding = IntoFuture::into_future(self);
         let mut error = std::future::poll_fn(|cx| folding.poll_fold(cx)).await.err();
         let Folding { run, acc, .. } = folding;
         let whole = match T::whole(acc) {
@@ -425,6 +437,9 @@ where
 
 impl<T: FromChunks> fmt::Debug for Run<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Run").field("id", &self.id()).field("meta", self.meta()).finish_non_exhaustive()
+        f.debug_struct("Run")
+            .field("id", &self.id())
+            .field("meta", self.meta())
+            .finish_non_exhaustive()
     }
 }

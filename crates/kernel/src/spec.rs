@@ -340,12 +340,24 @@ impl Spec {
             return Some(format!("at most {} ports", limits::PORTS));
         }
         let main_elsewhere = self.outputs.iter().skip(1).any(|output| output.port == *"");
-        if main_elsewhere || self.outputs.first().is_some_and(|output| output.port != *"") {
+        if main_elsewhere
+            || self
+                .outputs
+                .first()
+                .is_some_and(|output| output.port != *"")
+        {
             return Some("the main output, port \"\", comes first and once".into());
         }
-        let bad_port = self.outputs.iter().skip(1).find(|output| !is_port(&output.port));
+        let bad_port = self
+            .outputs
+            .iter()
+            .skip(1)
+            .find(|output| !is_port(&output.port));
         if let Some(output) = bad_port {
-            return Some(format!("the port {:?} is not of the form [a-z][a-z0-9_]*", output.port));
+            return Some(format!(
+                "the port {:?} is not of the form [a-z][a-z0-9_]*",
+                output.port
+            ));
         }
         let ports: Vec<&Port> = self.outputs.iter().map(|output| &output.port).collect();
         if let Some(port) = first_twice(&ports) {
@@ -361,7 +373,10 @@ impl Spec {
 }
 
 fn bad_list(names: &[&Name], what: &str) -> Option<String> {
-    if let Some(name) = names.iter().find(|name| name.is_empty() || name.len() > limits::NAME_BYTES) {
+    if let Some(name) = names
+        .iter()
+        .find(|name| name.is_empty() || name.len() > limits::NAME_BYTES)
+    {
         return Some(format!(
             "the {what} name {name:?} is not 1 to {} bytes long",
             limits::NAME_BYTES
@@ -395,7 +410,9 @@ fn check_name(name: &Name, model: bool) -> Result<()> {
     }
     let segment = |text: &str| {
         let mut bytes = text.bytes();
-        bytes.next().is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
+        bytes
+            .next()
+            .is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
             && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
     };
     if name.len() > limits::NAME_BYTES || !name.split('.').all(segment) {

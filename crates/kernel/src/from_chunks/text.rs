@@ -70,7 +70,10 @@ impl Held {
         if self.len == 0 {
             Ok(())
         } else {
-            Err(wrong(self.offset, "is the beginning of a character that never ends"))
+            Err(wrong(
+                self.offset,
+                "is the beginning of a character that never ends",
+            ))
         }
     }
 }

@@ -88,7 +88,9 @@ impl Retrying {
         if self.made == self.times || !error.retryable() || !can_wait {
             return Some(error);
         }
-        let delay = error.retry_after().unwrap_or_else(|| delay(call.id.get(), self.made));
+        let delay = error
+            .retry_after()
+            .unwrap_or_else(|| delay(call.id.get(), self.made));
         self.made += 1;
         self.chunks = None;
         self.waiting = Some(Box::pin(sleep(delay)));
@@ -105,7 +107,10 @@ impl Stream for Retrying {
             if let Some(waiting) = &mut this.waiting {
                 ready!(waiting.as_mut().poll(cx));
                 this.waiting = None;
-                this.chunks = this.again.as_ref().map(|(call, next)| next.call(call.clone()));
+                this.chunks = this
+                    .again
+                    .as_ref()
+                    .map(|(call, next)| next.call(call.clone()));
             }
             let Some(chunks) = &mut this.chunks else {
                 return Poll::Ready(None);

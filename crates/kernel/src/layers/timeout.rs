@@ -68,7 +68,11 @@ impl Timed {
 
     /// When what is awaited now must have come.
     fn due(&self) -> Option<Instant> {
-        let wait = if self.seen { self.limits.idle } else { self.limits.first };
+        let wait = if self.seen {
+            self.limits.idle
+        } else {
+            self.limits.first
+        };
         let own = Instant::now().checked_add(wait);
         match (own, self.total) {
             (Some(left), Some(right)) => Some(left.min(right)),

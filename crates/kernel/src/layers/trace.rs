@@ -118,8 +118,10 @@ impl Drop for Traced {
         self.span.record("bytes", self.bytes);
         self.span.record("outcome", self.outcome);
         if self.usage != Usage::default() {
-            self.span.record("gen_ai.usage.input_tokens", self.usage.prompt_tokens);
-            self.span.record("gen_ai.usage.output_tokens", self.usage.completion_tokens);
+            self.span
+                .record("gen_ai.usage.input_tokens", self.usage.prompt_tokens);
+            self.span
+                .record("gen_ai.usage.output_tokens", self.usage.completion_tokens);
         }
     }
 }

@@ -32,7 +32,9 @@ macro_rules! json {
 }
 
 text!(String, Text);
-json!(bool, i8, i16, i32, i64, i128, isize, u8, u16, u32, u64, u128, usize);
+json!(
+    bool, i8, i16, i32, i64, i128, isize, u8, u16, u32, u64, u128, usize
+);
 
 impl From<&str> for Node {
     fn from(text: &str) -> Self {

@@ -48,7 +48,7 @@ impl Replay for Local {
 
     fn poll_next(&self, cursor: &mut Cursor, cx: &mut Context<'_>) -> Poll<Option<Result<Chunk>>> {
         let mut place = place(cursor);
-        let step = self.0.poll(&mut place, cx);
+        let step = self.0.poll(&mut place, cx.waker());
         cursor.position = place.position as u64;
         step.map(|step| match step {
             Step::Item(item) => Some(item),
@@ -109,7 +109,10 @@ impl Stream for Guarded {
             Ok(Poll::Pending) => return Poll::Pending,
             Ok(Poll::Ready(item)) => item,
             Err(payload) => {
-                tracing::error!(panic = panic_text(&*payload), "the source of a node panicked");
+                tracing::error!(
+                    panic = panic_text(&*payload),
+                    "the source of a node panicked"
+                );
                 Some(Err(Error::Panicked {
                     function: "the source of a node".into(),
                 }))

@@ -182,10 +182,10 @@ where
     }
 
     /// The next item of a reader.
-    pub(super) fn poll(&self, place: &mut Place, cx: &mut Context<'_>) -> Poll<Step<S::Item>> {
+    pub(super) fn poll(&self, place: &mut Place, waker: &Waker) -> Poll<Step<S::Item>> {
         let (look, calls) = {
             let mut state = self.board.lock();
-            let look = state.look(place, cx.waker());
+            let look = state.look(place, waker);
             (look, state.release_passed())
         };
         calls.into_iter().for_each(Waker::wake);
@@ -222,11 +222,6 @@ where
     /// Whether the source has ended.
     pub(super) fn is_ended(&self) -> bool {
         self.board.lock().log.ended().is_some()
-    }
-
-    /// Weight of what is retained.
-    pub(super) fn weight(&self) -> usize {
-        self.board.lock().weight
     }
 
     fn poll_source(&self) -> Poll<Option<S::Item>> {
@@ -305,7 +300,13 @@ impl<T: Clone> State<T> {
         };
         let weigh = self.retain.weigh;
         let newly = self.base - self.origin..slowest.saturating_sub(self.origin);
-        self.weight -= self.log.iter().take(newly.end).skip(newly.start).map(weigh).sum::<usize>();
+        self.weight -= self
+            .log
+            .iter()
+            .take(newly.end)
+            .skip(newly.start)
+            .map(weigh)
+            .sum::<usize>();
         self.base = self.base.max(slowest);
         if (self.base - self.origin) * 2 >= self.log.len() {
             self.compact();

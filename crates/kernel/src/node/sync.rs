@@ -2,7 +2,7 @@
 //!
 //! Owns: nothing. Refuses to know: everything else. `tests/takeover_loom.rs` has the other implementation.
 
-pub(super) use std::sync::{Arc, Mutex, MutexGuard};
+pub(super) use std::sync::{Mutex, MutexGuard};
 pub(super) use std::thread::ThreadId;
 
 /// Who is running.

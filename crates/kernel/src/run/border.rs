@@ -96,7 +96,10 @@ impl Border {
         let lane = &self.lanes[self.last];
         let (part, many, wanted) = (lane.part, lane.many, lane.wanted);
         if chunk.part == part {
-            return Err(self.broken(format!("the mimetype changes to {} within a part", chunk.mime)));
+            return Err(self.broken(format!(
+                "the mimetype changes to {} within a part",
+                chunk.mime
+            )));
         }
         if !many || part.checked_add(1) != Some(chunk.part) {
             return Err(self.broken(format!("part {} follows part {part}", chunk.part)));
@@ -116,7 +119,10 @@ impl Border {
                 return Err(self.broken(format!("the port {:?} is not declared", chunk.port)));
             };
             if !output.mimes.iter().any(|mime| chunk.mime.matches(mime)) {
-                return Err(self.broken(format!("{} on {:?} is not declared", chunk.mime, chunk.port)));
+                return Err(self.broken(format!(
+                    "{} on {:?} is not declared",
+                    chunk.mime, chunk.port
+                )));
             }
         }
         let taken = self.want.mimes.iter().any(|mime| chunk.mime.matches(mime));

@@ -51,7 +51,11 @@ impl<T: FromChunks> Driven<T> {
         })
     }
 
-    pub(super) fn poll_next(&mut self, meta: &mut Meta, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
+    pub(super) fn poll_next(
+        &mut self,
+        meta: &mut Meta,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<T>>> {
         self.items.poll_recv(cx).map(|delivery| {
             if let Some((item, newer)) = delivery {
                 if let Some(newer) = newer {

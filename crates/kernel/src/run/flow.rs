@@ -85,7 +85,10 @@ impl Flow {
         let (name, cancel) = match &phase {
             Phase::Call(setup) => (
                 setup.spec.name.clone(),
-                setup.caller.as_ref().map_or_else(Cancel::new, |caller| caller.cancel.child()),
+                setup
+                    .caller
+                    .as_ref()
+                    .map_or_else(Cancel::new, |caller| caller.cancel.child()),
             ),
             _ => (Name::new("node"), Cancel::new()),
         };
@@ -171,7 +174,8 @@ impl Flow {
             };
             self.ready += 1;
             let admitted = if self.ready >= BUDGET {
-                self.look_at_clock().and_then(|()| self.border.admit(&chunk))
+                self.look_at_clock()
+                    .and_then(|()| self.border.admit(&chunk))
             } else {
                 self.border.admit(&chunk)
             };
@@ -279,7 +283,9 @@ impl Flow {
                 return self.fail(Error::Deadline);
             }
         }
-        let cancelled = self.listening.get_or_insert_with(|| self.cancel.cancelled());
+        let cancelled = self
+            .listening
+            .get_or_insert_with(|| self.cancel.cancelled());
         if Pin::new(cancelled).poll(cx).is_ready() {
             return self.fail(Error::Cancelled);
         }
