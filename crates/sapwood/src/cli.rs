@@ -1,0 +1,183 @@
+//! The commands and their flags.
+//!
+//! Owns: the tree of commands, and how flags become a layer of the configuration. Refuses to know: what the commands
+//! do; each stands in a file of its own.
+
+mod completions;
+mod config;
+mod doctor;
+mod key;
+
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use figment::value::{Dict, Value};
+
+use crate::config::Config;
+use crate::config::layers::{Flags, Layers, list};
+use crate::failure::{Exit, Failure};
+
+/// One server, runtime and library for streaming generative AI.
+#[derive(Debug, Parser)]
+#[command(
+    name = "sapwood",
+    version,
+    max_term_width = 100,
+    arg_required_else_help = true
+)]
+struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    /// Read this configuration file instead of ./sapwood.toml
+    #[arg(long, global = true, env = "SAPWOOD_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// What to log: a level (error, warn, info, debug, trace) or TARGET=LEVEL,...
+    #[arg(long, global = true, value_name = "FILTER")]
+    log: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Look at this machine and say what would keep Sapwood from working
+    Doctor(doctor::Doctor),
+    /// Show the configuration in force
+    Config(config::Command),
+    /// Make API keys
+    Key(key::Command),
+    /// Print a completion script for a shell
+    Completions(completions::Completions),
+}
+
+/// Which models, and how they run.
+#[derive(Debug, Default, Args)]
+struct ModelFlags {
+    /// Serve this GGUF file, under its file name or under NAME; may be repeated
+    #[arg(long, value_name = "[NAME=]PATH")]
+    model: Vec<String>,
+    /// The model for calls that name none
+    #[arg(long, value_name = "NAME")]
+    default_model: Option<String>,
+    /// Tokens of context per sequence; 0 takes what the model was trained for, at most 4096
+    #[arg(long, value_name = "TOKENS")]
+    ctx: Option<u32>,
+    /// Threads that compute; 0 takes all cores
+    #[arg(long, value_name = "N")]
+    threads: Option<u32>,
+    /// Sequences computed together
+    #[arg(long, value_name = "N")]
+    parallel: Option<u32>,
+}
+
+impl ModelFlags {
+    fn set(&self, flags: &mut Flags) -> Result<(), Failure> {
+        if !self.model.is_empty() {
+            let models = self
+                .model
+                .iter()
+                .map(|given| model_entry(given))
+                .collect::<Result<Vec<_>, _>>()?;
+            flags.set("models", "--model", Some(list(models)));
+        }
+        flags.set(
+            "default_model",
+            "--default-model",
+            self.default_model.clone(),
+        );
+        flags.set("engine.ctx", "--ctx", self.ctx);
+        flags.set("engine.threads", "--threads", self.threads);
+        flags.set("engine.parallel", "--parallel", self.parallel);
+        Ok(())
+    }
+}
+
+/// `NAME=PATH`, or `PATH` under the name of the file without its extension.
+fn model_entry(given: &str) -> Result<Value, Failure> {
+    let (name, path) = match given.split_once('=') {
+        Some((name, path)) => (name.to_owned(), path),
+        None => {
+            let stem = std::path::Path::new(given).file_stem();
+            (
+                stem.map(|stem| stem.to_string_lossy().into_owned())
+                    .unwrap_or_default(),
+                given,
+            )
+        }
+    };
+    if name.is_empty() || path.is_empty() {
+        return Err(Failure::usage(format!(
+            "--model {given}: write --model PATH or --model NAME=PATH"
+        )));
+    }
+    Ok(Value::from(Dict::from([
+        ("name".into(), Value::from(name)),
+        ("path".into(), Value::from(path)),
+    ])))
+}
+
+/// Which server to talk to.
+#[derive(Debug, Default, Args)]
+struct ClientFlags {
+    /// The server to talk to [env: SAPWOOD_SERVER]
+    #[arg(long, value_name = "URL")]
+    server: Option<String>,
+    /// The key to present [env: SAPWOOD_API_KEY]
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<String>,
+}
+
+impl ClientFlags {
+    fn set(&self, flags: &mut Flags) {
+        flags.set("client.server", "--server", self.server.clone());
+        flags.set("client.key", "--api-key", self.api_key.clone());
+    }
+}
+
+impl Common {
+    /// The configuration under these flags.
+    fn layers(&self, mut flags: Flags) -> Result<Layers, Failure> {
+        flags.set("log", "--log", self.log.clone());
+        Layers::read(self.config.as_deref(), flags)
+    }
+
+    fn config(&self, flags: Flags) -> Result<Config, Failure> {
+        self.layers(flags)?.config()
+    }
+}
+
+/// Runs the command that the arguments name.
+pub(crate) fn main() -> Result<Exit, Failure> {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version go to standard output and are no failure.
+            let _ = error.print();
+            return Ok(if error.use_stderr() {
+                Exit::Usage
+            } else {
+                Exit::Ok
+            });
+        }
+    };
+    match cli.command {
+        Command::Doctor(command) => command.run(&cli.common),
+        Command::Config(command) => command.run(&cli.common),
+        Command::Key(command) => command.run(),
+        Command::Completions(command) => command.run(&mut Cli::command()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_of_commands_is_sound() {
+        Cli::command().debug_assert();
+    }
+}

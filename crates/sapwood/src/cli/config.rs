@@ -1,0 +1,103 @@
+//! `sapwood config show` and `sapwood config check`.
+
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value, json};
+
+use super::{ClientFlags, Common, ModelFlags};
+use crate::config::keys;
+use crate::config::layers::{Flags, Layers};
+use crate::failure::{Exit, Failure};
+use crate::output;
+
+#[derive(Debug, Args)]
+pub(super) struct Command {
+    #[command(subcommand)]
+    command: Sub,
+}
+
+#[derive(Debug, Subcommand)]
+enum Sub {
+    /// Print every value and where it came from; secrets are masked
+    Show {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        models: ModelFlags,
+        #[command(flatten)]
+        client: ClientFlags,
+    },
+    /// Exit 0 if the configuration is sound, 2 if not
+    Check,
+}
+
+impl Command {
+    pub(super) fn run(&self, common: &Common) -> Result<Exit, Failure> {
+        match &self.command {
+            Sub::Show {
+                json,
+                models,
+                client,
+            } => {
+                let mut flags = Flags::default();
+                models.set(&mut flags)?;
+                client.set(&mut flags);
+                show(&common.layers(flags)?, *json)
+            }
+            Sub::Check => {
+                let config = common.config(Flags::default())?;
+                keys::load(&config.auth)?;
+                output::say("The configuration is sound.");
+                Ok(Exit::Ok)
+            }
+        }
+    }
+}
+
+fn show(layers: &Layers, as_json: bool) -> Result<Exit, Failure> {
+    let config = layers.config()?;
+    let mut leaves = Vec::new();
+    let tree = serde_json::to_value(&config).map_err(|error| Failure::new(error.to_string()))?;
+    flatten("", tree, &mut leaves);
+    let rows = leaves.into_iter().map(|(key, value)| {
+        let origin = layers.origin(&key);
+        (mask(&key, value), origin.to_string(), key)
+    });
+    if as_json {
+        let all: Map<String, Value> = rows
+            .map(|(value, origin, key)| (key, json!({"value": value, "origin": origin})))
+            .collect();
+        output::json(&all)?;
+    } else {
+        let text: String = rows
+            .map(|(value, origin, key)| format!("{key} = {value}  # {origin}\n"))
+            .collect();
+        output::data(text)?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// Tables become dotted keys; lists stay whole, because a layer replaces them whole.
+fn flatten(prefix: &str, value: Value, leaves: &mut Vec<(String, Value)>) {
+    match value {
+        Value::Object(table) => {
+            for (key, value) in table {
+                let dotted = if prefix.is_empty() {
+                    key
+                } else {
+                    format!("{prefix}.{key}")
+                };
+                flatten(&dotted, value, leaves);
+            }
+        }
+        leaf => leaves.push((prefix.into(), leaf)),
+    }
+}
+
+fn mask(key: &str, value: Value) -> Value {
+    if matches!(key, "auth.key" | "client.key") && !value.is_null() {
+        json!("***")
+    } else {
+        value
+    }
+}

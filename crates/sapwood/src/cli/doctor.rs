@@ -1,0 +1,324 @@
+//! `sapwood doctor`: looks at the machine and says what to do about what it finds.
+
+use std::net::TcpListener;
+use std::path::Path;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::{ClientFlags, Common, ModelFlags};
+use crate::config::keys;
+use crate::config::layers::Flags;
+use crate::config::{Backend, Config};
+use crate::failure::{Exit, Failure};
+use crate::output::{self, Style, paint};
+use sapwood_server::descriptors::{Descriptors, RESERVE};
+
+#[derive(Debug, Args)]
+pub(super) struct Doctor {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// The address to look at
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Option<String>,
+    #[command(flatten)]
+    models: ModelFlags,
+    #[command(flatten)]
+    client: ClientFlags,
+}
+
+/// How one check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Ok,
+    Warn,
+    Fail,
+}
+
+/// One check: what was looked at, what was found, what to do.
+#[derive(Debug, Serialize)]
+struct Finding {
+    check: &'static str,
+    verdict: Verdict,
+    found: String,
+    hint: Option<String>,
+}
+
+impl Finding {
+    fn new(check: &'static str, verdict: Verdict, found: impl Into<String>, hint: &str) -> Self {
+        let hint = (verdict != Verdict::Ok).then(|| hint.to_owned());
+        Self {
+            check,
+            verdict,
+            found: found.into(),
+            hint,
+        }
+    }
+}
+
+impl Doctor {
+    pub(super) fn run(&self, common: &Common) -> Result<Exit, Failure> {
+        let mut flags = Flags::default();
+        flags.set("listen", "--listen", self.listen.clone());
+        self.models.set(&mut flags)?;
+        self.client.set(&mut flags);
+        let findings = match common.config(flags) {
+            Ok(config) => examine(&config),
+            Err(failure) => {
+                let hint = "correct it, then look again: without it nothing else can be looked at";
+                vec![Finding::new(
+                    "configuration",
+                    Verdict::Fail,
+                    failure.message,
+                    hint,
+                )]
+            }
+        };
+        if self.json {
+            output::json(&findings)?;
+        } else {
+            output::data(findings.iter().map(line).collect::<String>())?;
+        }
+        let failed = findings
+            .iter()
+            .any(|finding| finding.verdict == Verdict::Fail);
+        Ok(if failed { Exit::Failure } else { Exit::Ok })
+    }
+}
+
+fn line(finding: &Finding) -> String {
+    let mark = match finding.verdict {
+        Verdict::Ok => paint(Style::Green, "ok  "),
+        Verdict::Warn => paint(Style::Yellow, "warn"),
+        Verdict::Fail => paint(Style::Red, "FAIL"),
+    };
+    let hint = finding
+        .hint
+        .as_ref()
+        .map(|hint| format!("\n       → {hint}"));
+    format!(
+        "{mark}  {}: {}{}\n",
+        finding.check,
+        finding.found,
+        hint.unwrap_or_default()
+    )
+}
+
+fn examine(config: &Config) -> Vec<Finding> {
+    let mut findings = vec![configuration(config), cpu(), memory(), descriptors(config)];
+    findings.push(port(config));
+    findings.extend(
+        config
+            .models
+            .iter()
+            .filter_map(|model| Some(file(model.path.as_deref()?))),
+    );
+    findings.push(models(config));
+    findings.extend(config.client.server.as_deref().map(server));
+    findings
+}
+
+fn configuration(config: &Config) -> Finding {
+    match keys::load(&config.auth) {
+        Ok(keys) => {
+            let found = format!("sound; {} API keys", keys.len());
+            Finding::new("configuration", Verdict::Ok, found, "")
+        }
+        Err(failure) => Finding::new(
+            "configuration",
+            Verdict::Fail,
+            failure.message,
+            "correct the key file",
+        ),
+    }
+}
+
+/// llama.cpp is built for AVX2 on this architecture; without it the process would die of an illegal instruction.
+fn cpu() -> Finding {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let found = format!("{} with {cores} cores", std::env::consts::ARCH);
+    let missing = missing_cpu_features();
+    if missing.is_empty() {
+        return Finding::new("cpu", Verdict::Ok, found, "");
+    }
+    let hint = "build on this machine with GGML_NATIVE=ON, or use another machine";
+    Finding::new(
+        "cpu",
+        Verdict::Fail,
+        format!("{found}; lacks {}", missing.join(", ")),
+        hint,
+    )
+}
+
+#[cfg(target_arch = "x86_64")]
+fn missing_cpu_features() -> Vec<&'static str> {
+    let known = [
+        ("avx", std::arch::is_x86_feature_detected!("avx")),
+        ("avx2", std::arch::is_x86_feature_detected!("avx2")),
+        ("fma", std::arch::is_x86_feature_detected!("fma")),
+        ("f16c", std::arch::is_x86_feature_detected!("f16c")),
+    ];
+    known
+        .into_iter()
+        .filter(|(_, there)| !there)
+        .map(|(name, _)| name)
+        .collect()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn missing_cpu_features() -> Vec<&'static str> {
+    Vec::new()
+}
+
+fn memory() -> Finding {
+    let info = rustix::system::sysinfo();
+    let unit = u64::from(info.mem_unit);
+    let total = info.totalram.saturating_mul(unit) >> 20;
+    let free = free_mebibytes().unwrap_or_else(|| info.freeram.saturating_mul(unit) >> 20);
+    let verdict = if free < 512 {
+        Verdict::Warn
+    } else {
+        Verdict::Ok
+    };
+    let found = format!("{free} MiB available of {total} MiB");
+    Finding::new(
+        "memory",
+        verdict,
+        found,
+        "close something, or use a smaller model or --ctx",
+    )
+}
+
+/// What the kernel thinks can be had without swapping; better than "free", which leaves caches out.
+fn free_mebibytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? >> 10)
+}
+
+fn descriptors(config: &Config) -> Finding {
+    let Descriptors { soft, hard } = Descriptors::read();
+    let needed = config.limits.connections as u64 + RESERVE;
+    let enough = hard.is_none_or(|hard| hard >= needed);
+    let show =
+        |limit: Option<u64>| limit.map_or_else(|| "unlimited".into(), |limit| limit.to_string());
+    let found = format!(
+        "{} (can be raised to {}), {needed} wanted",
+        show(soft),
+        show(hard)
+    );
+    let verdict = if enough { Verdict::Ok } else { Verdict::Warn };
+    let hint = "raise the hard limit (ulimit -Hn, LimitNOFILE=) or lower limits.connections";
+    Finding::new("file descriptors", verdict, found, hint)
+}
+
+fn port(config: &Config) -> Finding {
+    match TcpListener::bind(config.listen.as_str()) {
+        Ok(_) => Finding::new(
+            "port",
+            Verdict::Ok,
+            format!("{} is free", config.listen),
+            "",
+        ),
+        Err(error) => {
+            let hint =
+                "a server may be running there already; otherwise choose another with --listen";
+            Finding::new(
+                "port",
+                Verdict::Warn,
+                format!("{}: {error}", config.listen),
+                hint,
+            )
+        }
+    }
+}
+
+fn file(path: &Path) -> Finding {
+    let shown = path.display();
+    let magic = std::fs::File::open(path).and_then(|mut file| {
+        let mut magic = [0; 4];
+        std::io::Read::read_exact(&mut file, &mut magic)?;
+        Ok(magic)
+    });
+    match magic {
+        Ok(magic) if &magic == b"GGUF" => Finding::new(
+            "model file",
+            Verdict::Ok,
+            format!("{shown} is a GGUF file"),
+            "",
+        ),
+        Ok(_) => {
+            let hint = "convert it, or download the GGUF variant of the model";
+            Finding::new(
+                "model file",
+                Verdict::Fail,
+                format!("{shown} is no GGUF file"),
+                hint,
+            )
+        }
+        Err(error) => {
+            let found = format!("{shown}: {error}");
+            Finding::new(
+                "model file",
+                Verdict::Fail,
+                found,
+                "check the path and its permissions",
+            )
+        }
+    }
+}
+
+fn models(config: &Config) -> Finding {
+    let embedded = cfg!(feature = "embedded");
+    let wanted = config
+        .models
+        .iter()
+        .any(|model| model.backend == Backend::Embedded);
+    if wanted && !embedded {
+        let hint = "build with `cargo xtask serve`, or with --features cli,embedded";
+        let found = "this binary was built without the embedded engine";
+        return Finding::new("models", Verdict::Fail, found, hint);
+    }
+    let names: Vec<_> = config
+        .models
+        .iter()
+        .map(|model| model.name.as_str())
+        .collect();
+    if names.is_empty() && !cfg!(feature = "demo-model") {
+        let hint = "name one with --model PATH.gguf, or build with the feature demo-model";
+        return Finding::new("models", Verdict::Warn, "none configured", hint);
+    }
+    let found = if names.is_empty() {
+        "the demo model".into()
+    } else {
+        names.join(", ")
+    };
+    Finding::new("models", Verdict::Ok, found, "")
+}
+
+/// Only whether something listens there: what it is shows `sapwood models --server URL`.
+fn server(url: &str) -> Finding {
+    let authority = url
+        .split_once("://")
+        .map_or(url, |(_, rest)| rest)
+        .trim_end_matches('/');
+    let address = std::net::ToSocketAddrs::to_socket_addrs(authority).map(|mut all| all.next());
+    let answer = match address {
+        Ok(Some(address)) => std::net::TcpStream::connect_timeout(&address, CONNECT_TIMEOUT),
+        Ok(None) => Err(std::io::ErrorKind::AddrNotAvailable.into()),
+        Err(error) => Err(error),
+    };
+    match answer {
+        Ok(_) => Finding::new("server", Verdict::Ok, format!("{url} answers"), ""),
+        Err(error) => {
+            let hint = "start it with `sapwood serve`, or correct --server";
+            Finding::new("server", Verdict::Fail, format!("{url}: {error}"), hint)
+        }
+    }
+}
+
+const CONNECT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(3);

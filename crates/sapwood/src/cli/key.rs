@@ -1,0 +1,40 @@
+//! `sapwood key new`: the secret once, and the entry that a server needs to know.
+
+use clap::{Args, Subcommand};
+
+use crate::config::keys;
+use crate::failure::{Exit, Failure};
+use crate::output;
+
+#[derive(Debug, Args)]
+pub(super) struct Command {
+    #[command(subcommand)]
+    command: Sub,
+}
+
+#[derive(Debug, Subcommand)]
+enum Sub {
+    /// Make a key: its entry for the key file goes to standard output, the secret to standard error, once
+    New {
+        /// Under which name its use is logged
+        name: String,
+        /// What it may be used for: infer, control, admin, metrics
+        #[arg(
+            long,
+            value_name = "SCOPE",
+            value_delimiter = ',',
+            default_value = "infer"
+        )]
+        scopes: Vec<String>,
+    },
+}
+
+impl Command {
+    pub(super) fn run(&self) -> Result<Exit, Failure> {
+        let Sub::New { name, scopes } = &self.command;
+        let (secret, entry) = keys::new(name, scopes)?;
+        output::data(entry)?;
+        output::say(format!("The key, shown this once: {secret}"));
+        Ok(Exit::Ok)
+    }
+}

@@ -1,0 +1,291 @@
+//! What can be configured, with the defaults.
+//!
+//! Owns: the keys of `sapwood.toml`, their types and defaults, the checks that need no outside world. Refuses to know:
+//! where a value came from (that is [`layers`]), and what it is used for.
+
+pub(crate) mod keys;
+pub(crate) mod layers;
+pub(crate) mod span;
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::failure::Failure;
+use span::Span;
+
+/// The whole configuration. Every key stands in `config.example.toml`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Config {
+    /// `HOST:PORT` of the one listener.
+    pub(crate) listen: String,
+    /// Allow a listener beyond this machine without any key.
+    pub(crate) insecure: bool,
+    /// Log filter: a level, or `target=level` pairs separated by commas.
+    pub(crate) log: String,
+    /// The model for calls that name none; needed only with several.
+    pub(crate) default_model: Option<String>,
+    /// Functions for benchmarks and client tests (EV-511).
+    pub(crate) test_functions: bool,
+    pub(crate) engine: Engine,
+    pub(crate) auth: Auth,
+    pub(crate) limits: Limits,
+    pub(crate) drain: Drain,
+    pub(crate) browser: Browser,
+    pub(crate) client: Client,
+    /// Other servers whose functions are served here too.
+    pub(crate) upstreams: Vec<String>,
+    /// The models served. Without any, the demo model.
+    pub(crate) models: Vec<Model>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:8000".into(),
+            insecure: false,
+            log: "info".into(),
+            default_model: None,
+            test_functions: false,
+            engine: Engine::default(),
+            auth: Auth::default(),
+            limits: Limits::default(),
+            drain: Drain::default(),
+            browser: Browser::default(),
+            client: Client::default(),
+            upstreams: Vec::new(),
+            models: Vec::new(),
+        }
+    }
+}
+
+/// What holds for every model that does not say otherwise.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Engine {
+    /// Tokens of context per sequence; 0: what the model was trained for, at most 4,096.
+    pub(crate) ctx: u32,
+    /// Threads that compute; 0: as many as there are cores.
+    pub(crate) threads: u32,
+    /// Sequences computed together.
+    pub(crate) parallel: u32,
+    /// A busy engine without a step for this long counts as stuck.
+    pub(crate) watchdog: Span,
+}
+
+impl Default for Engine {
+    fn default() -> Self {
+        Self {
+            ctx: 0,
+            threads: 0,
+            parallel: 8,
+            watchdog: Span::seconds(30),
+        }
+    }
+}
+
+/// One model to serve.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Model {
+    /// The name under which it is called.
+    pub(crate) name: String,
+    /// What computes it.
+    #[serde(default)]
+    pub(crate) backend: Backend,
+    /// The GGUF file of an embedded model.
+    #[serde(default)]
+    pub(crate) path: Option<PathBuf>,
+    /// What a scripted model says: see `docs/operating.md`.
+    #[serde(default)]
+    pub(crate) script: Option<String>,
+    /// Overrides `engine.ctx`.
+    #[serde(default)]
+    pub(crate) ctx: Option<u32>,
+    /// Overrides `engine.threads`.
+    #[serde(default)]
+    pub(crate) threads: Option<u32>,
+    /// Overrides `engine.parallel`.
+    #[serde(default)]
+    pub(crate) parallel: Option<u32>,
+}
+
+/// What computes a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Backend {
+    /// llama.cpp in this process.
+    #[default]
+    Embedded,
+    /// A deterministic model without weights, for tests and load.
+    #[serde(alias = "mock")]
+    Scripted,
+}
+
+/// Who may call.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Auth {
+    /// One key that may do everything.
+    #[serde(deserialize_with = "text")]
+    pub(crate) key: Option<String>,
+    /// A file of `[[keys]]` entries, made with `sapwood key new`.
+    pub(crate) key_file: Option<PathBuf>,
+    /// `/metrics` needs no key.
+    pub(crate) metrics_public: bool,
+}
+
+/// Limits of the listener.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Limits {
+    /// Connections at a time; above it accepting pauses.
+    pub(crate) connections: usize,
+    /// HTTP/2 streams at a time on one connection.
+    pub(crate) streams_per_connection: u32,
+    /// Bytes of a request's head.
+    pub(crate) header_bytes: u32,
+    /// A new connection must speak within this time.
+    pub(crate) handshake: Span,
+    /// A connection without a request for this long is closed.
+    pub(crate) idle: Span,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 20_000,
+            streams_per_connection: 256,
+            header_bytes: 65_536,
+            handshake: Span::seconds(10),
+            idle: Span::seconds(75),
+        }
+    }
+}
+
+/// How the server goes away.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Drain {
+    /// After the signal, new work is still taken for this long.
+    pub(crate) grace: Span,
+    /// Then running work may take this long to finish.
+    pub(crate) deadline: Span,
+}
+
+impl Default for Drain {
+    fn default() -> Self {
+        Self {
+            grace: Span::seconds(5),
+            deadline: Span::seconds(30),
+        }
+    }
+}
+
+/// What web pages may do.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Browser {
+    /// Origins that may call although they are not this host.
+    pub(crate) origins: Vec<String>,
+    /// Host names that browsers may use; empty: loopback names on a loopback listener, every name elsewhere.
+    pub(crate) hosts: Vec<String>,
+}
+
+/// What `chat`, `run` and `models` use.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Client {
+    /// The server to talk to; unset: the local one if it is there, else the model runs in this process.
+    pub(crate) server: Option<String>,
+    /// The key to present.
+    #[serde(deserialize_with = "text")]
+    pub(crate) key: Option<String>,
+}
+
+impl Config {
+    /// Checks what the types cannot say.
+    ///
+    /// # Errors
+    /// [`Failure::usage`], naming the key.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let mut names: Vec<&str> = Vec::new();
+        for model in &self.models {
+            if model.name.is_empty() || model.name.chars().any(char::is_control) {
+                return Err(Failure::usage(
+                    "models.name: a model needs a name without control characters",
+                ));
+            }
+            if names.contains(&model.name.as_str()) {
+                let what = format!("models.name: two models are called `{}`", model.name);
+                return Err(Failure::usage(what));
+            }
+            if model.backend == Backend::Embedded && model.path.is_none() {
+                let what = format!(
+                    "models.path: the model `{}` needs the path of its GGUF file",
+                    model.name
+                );
+                return Err(Failure::usage(what));
+            }
+            names.push(&model.name);
+        }
+        if let Some(name) = &self.default_model
+            && !names.is_empty()
+            && !names.contains(&name.as_str())
+        {
+            let what = format!(
+                "default_model: no model is called `{name}`; there are: {}",
+                names.join(", ")
+            );
+            return Err(Failure::usage(what));
+        }
+        if self.engine.parallel == 0 || self.models.iter().any(|model| model.parallel == Some(0)) {
+            return Err(Failure::usage(
+                "engine.parallel: at least one sequence must run",
+            ));
+        }
+        self.upstreams
+            .iter()
+            .try_for_each(|url| check_upstream(url))
+    }
+}
+
+/// D-40: what an upstream's address may look like, as far as it is built.
+fn check_upstream(url: &str) -> Result<(), Failure> {
+    let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+    match scheme {
+        "evergreen+http" => Ok(()),
+        "evergreen+https" | "evergreen+ws" | "evergreen+wss" | "lmtp" | "triton+http"
+        | "triton+https" | "triton+grpc" | "triton+grpcs" | "openai+http" | "openai+https" => {
+            Err(Failure::usage(format!(
+                "upstreams: {scheme}:// is not built yet; another Sapwood is reached by evergreen+http://HOST:PORT"
+            )))
+        }
+        _ => Err(Failure::usage(format!(
+            "upstreams: `{url}` is no upstream; write evergreen+http://HOST:PORT"
+        ))),
+    }
+}
+
+/// A secret of digits only must stay text, although the environment would make it a number.
+fn text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Text(String),
+        Whole(u64),
+        Flag(bool),
+        Nothing(()),
+    }
+    Ok(match Written::deserialize(from)? {
+        Written::Text(text) if text.is_empty() => None,
+        Written::Text(text) => Some(text),
+        Written::Whole(number) => Some(number.to_string()),
+        Written::Flag(flag) => Some(flag.to_string()),
+        Written::Nothing(()) => None,
+    })
+}
+
+#[cfg(test)]
+mod tests;

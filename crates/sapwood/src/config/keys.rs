@@ -1,0 +1,148 @@
+//! The keys that a server accepts, from the configuration and the key file (OA-905).
+//!
+//! Owns: the key file's format, making a new key. Refuses to know: how a key is checked.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use sapwood_server::auth::{Fingerprint, Key, Scope, Scopes};
+
+use super::Auth;
+use crate::failure::Failure;
+
+/// A file of keys: `[[keys]]` entries.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeyFile {
+    #[serde(default)]
+    keys: Vec<Entry>,
+}
+
+/// One entry; without scopes it may only `infer`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    sha256: String,
+    #[serde(default)]
+    scopes: Option<Vec<String>>,
+}
+
+/// All keys that `auth` names.
+///
+/// # Errors
+/// [`Failure::usage`] if the file cannot be read or an entry is wrong; never with the key in it.
+pub(crate) fn load(auth: &Auth) -> Result<Vec<Key>, Failure> {
+    let mut keys = Vec::new();
+    if let Some(secret) = &auth.key {
+        let fingerprint = Fingerprint::of(secret);
+        keys.push(Key {
+            name: "default".into(),
+            fingerprint,
+            scopes: Scopes::ALL,
+        });
+    }
+    if let Some(path) = &auth.key_file {
+        keys.extend(read(path)?);
+    }
+    Ok(keys)
+}
+
+fn read(path: &Path) -> Result<Vec<Key>, Failure> {
+    let wrong = |what: String| Failure::usage(format!("auth.key_file {}: {what}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    parse(&text).map_err(wrong)
+}
+
+fn parse(text: &str) -> Result<Vec<Key>, String> {
+    use figment::providers::{Format, Toml};
+    let file: KeyFile = figment::Figment::from(Toml::string(text))
+        .extract()
+        .map_err(|error| format!("{} ({})", error.kind, error.path.join(".")))?;
+    if file.keys.is_empty() {
+        return Err("it holds no [[keys]] entry".into());
+    }
+    file.keys.into_iter().map(Entry::into_key).collect()
+}
+
+impl Entry {
+    fn into_key(self) -> Result<Key, String> {
+        let scopes = self
+            .scopes
+            .unwrap_or_else(|| vec![Scope::Infer.name().into()]);
+        let scopes = scopes.iter().map(|name| {
+            Scope::from_name(name).ok_or_else(|| {
+                let known = Scope::ALL.map(Scope::name).join(", ");
+                format!(
+                    "key `{}`: no scope is called `{name}`; there are: {known}",
+                    self.name
+                )
+            })
+        });
+        let fingerprint = Fingerprint::from_hex(&self.sha256)
+            .ok_or_else(|| format!("key `{}`: sha256 must be 64 hex digits", self.name))?;
+        let scopes = scopes.collect::<Result<_, _>>()?;
+        Ok(Key {
+            name: self.name.into(),
+            fingerprint,
+            scopes,
+        })
+    }
+}
+
+/// A new secret of 32 random bytes, and its entry for the key file.
+///
+/// # Errors
+/// If the operating system gives no randomness.
+pub(crate) fn new(name: &str, scopes: &[String]) -> Result<(String, String), Failure> {
+    let mut random = [0_u8; 32];
+    let got = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
+    if got != Ok(random.len()) {
+        return Err(Failure::new("the operating system gives no randomness"));
+    }
+    let secret = random.iter().fold(String::from("sw_"), |secret, byte| {
+        format!("{secret}{byte:02x}")
+    });
+    let scopes: Vec<_> = scopes.iter().map(|scope| format!("\"{scope}\"")).collect();
+    let entry = format!(
+        "[[keys]]\nname = \"{name}\"\nsha256 = \"{}\"\nscopes = [{}]\n",
+        Fingerprint::of(&secret),
+        scopes.join(", ")
+    );
+    // What is printed must read back, whatever the name is made of.
+    parse(&entry).map_err(Failure::usage)?;
+    Ok((secret, entry))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oa_905_a_new_key_reads_back_and_wrong_entries_say_why() {
+        let (secret, entry) = new("anna", &["infer".into(), "metrics".into()]).unwrap();
+        let keys = parse(&entry).unwrap();
+        assert_eq!(keys[0].fingerprint, Fingerprint::of(&secret));
+        assert!(keys[0].scopes.has(Scope::Metrics) && !keys[0].scopes.has(Scope::Admin));
+        assert!(new("an\"na", &[]).is_err());
+        for (text, why) in [
+            ("", "no [[keys]]"),
+            ("[[keys]]\nname = \"a\"\nsha256 = \"12\"", "64 hex digits"),
+            (
+                "[[keys]]\nname = \"a\"\nsha256 = \"12\"\nsecret = \"x\"",
+                "secret",
+            ),
+            (
+                &format!(
+                    "{}scopes = [\"all\"]",
+                    entry.split("scopes").next().unwrap()
+                ),
+                "infer, control",
+            ),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

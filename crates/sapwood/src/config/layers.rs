@@ -1,0 +1,233 @@
+//! Where configuration comes from: defaults < file < environment < flags, merged once (OA-912).
+//!
+//! Owns: the order of the layers, the names of the environment's variables, and which layer a value came from. Refuses
+//! to know: what the values mean.
+
+use std::path::{Path, PathBuf};
+
+use figment::providers::{Env, Format, Serialized, Toml};
+use figment::value::{Dict, Map, Tag, Value};
+use figment::{Figment, Metadata, Profile, Provider, Source};
+
+use super::Config;
+use crate::failure::Failure;
+
+/// The values that flags set, by dotted key.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Flags(Vec<(&'static str, &'static str, Value)>);
+
+impl Flags {
+    /// Records that `flag` sets `key`, if it was given.
+    pub(crate) fn set(
+        &mut self,
+        key: &'static str,
+        flag: &'static str,
+        value: Option<impl Into<Value>>,
+    ) {
+        if let Some(value) = value {
+            self.0.push((key, flag, value.into()));
+        }
+    }
+
+    fn name_of(&self, key: &str) -> Option<&'static str> {
+        let within = |of: &str| {
+            key == of
+                || key
+                    .strip_prefix(of)
+                    .is_some_and(|rest| rest.starts_with('.'))
+        };
+        self.0
+            .iter()
+            .find(|(of, ..)| within(of))
+            .map(|(_, flag, _)| *flag)
+    }
+}
+
+impl Provider for Flags {
+    fn metadata(&self) -> Metadata {
+        Metadata::named(FLAGS)
+    }
+
+    fn data(&self) -> figment::Result<Map<Profile, Dict>> {
+        let nested =
+            |(key, _, value): &(&str, &str, Value)| figment::util::nest(key, value.clone());
+        let merge = |all: Dict, one: Value| merge(all, one.into_dict().unwrap_or_default());
+        Ok(Profile::Default.collect(self.0.iter().map(nested).fold(Dict::new(), merge)))
+    }
+}
+
+fn merge(mut into: Dict, from: Dict) -> Dict {
+    for (key, value) in from {
+        let merged = match (into.remove(&key), value) {
+            (Some(Value::Dict(tag, old)), Value::Dict(_, new)) => Value::Dict(tag, merge(old, new)),
+            (_, value) => value,
+        };
+        into.insert(key, merged);
+    }
+    into
+}
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Default,
+    File(PathBuf),
+    Environment(String),
+    Flag(&'static str),
+}
+
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File(path) => write!(f, "file {}", path.display()),
+            Self::Environment(name) => write!(f, "environment {name}"),
+            Self::Flag(name) => write!(f, "flag {name}"),
+        }
+    }
+}
+
+/// The merged layers.
+#[derive(Clone, Debug)]
+pub(crate) struct Layers {
+    figment: Figment,
+    flags: Flags,
+}
+
+impl Layers {
+    /// Merges the layers. Without `file`, `sapwood.toml` of the current directory is used if it is there.
+    ///
+    /// # Errors
+    /// [`Failure::usage`] if `file` cannot be read.
+    pub(crate) fn read(file: Option<&Path>, flags: Flags) -> Result<Self, Failure> {
+        let mut figment = Figment::from(Serialized::defaults(Config::default()));
+        let path = file.unwrap_or_else(|| Path::new("sapwood.toml"));
+        if file.is_some() || path.is_file() {
+            let text = std::fs::read_to_string(path).map_err(|error| {
+                Failure::usage(format!(
+                    "cannot read the configuration file {}: {error}",
+                    path.display()
+                ))
+            })?;
+            figment = figment.merge(File {
+                path: path.into(),
+                toml: Toml::string(&text),
+            });
+        }
+        let figment = figment.merge(environment()).merge(flags.clone());
+        Ok(Self { figment, flags })
+    }
+
+    /// The effective configuration, checked.
+    ///
+    /// # Errors
+    /// [`Failure::usage`], naming key and origin of what is wrong.
+    pub(crate) fn config(&self) -> Result<Config, Failure> {
+        let config: Config = self
+            .figment
+            .extract()
+            .map_err(|error| self.explain(error))?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Where the value of a dotted key came from.
+    pub(crate) fn origin(&self, key: &str) -> Origin {
+        let Some(metadata) = self.figment.find_metadata(key) else {
+            return Origin::Default;
+        };
+        self.name(metadata, key)
+    }
+
+    fn name(&self, metadata: &Metadata, key: &str) -> Origin {
+        match &metadata.source {
+            Some(Source::File(path)) => Origin::File(path.clone()),
+            _ if metadata.name == FLAGS => {
+                Origin::Flag(self.flags.name_of(key).unwrap_or("on the command line"))
+            }
+            _ if metadata.name.contains(PREFIX) => Origin::Environment(variable(key)),
+            _ => Origin::Default,
+        }
+    }
+
+    /// One line: what is wrong, with which key, and where it was written.
+    fn explain(&self, error: figment::Error) -> Failure {
+        let first = error.into_iter().next();
+        let Some(first) = first else {
+            return Failure::usage("the configuration cannot be read");
+        };
+        let mut path = first.path.clone();
+        if let figment::error::Kind::UnknownField(name, _) = &first.kind
+            && path.last() != Some(name)
+        {
+            path.push(name.clone());
+        }
+        let key = path.join(".");
+        let origin = first
+            .metadata
+            .as_ref()
+            .map(|metadata| format!(" ({})", self.name(metadata, &key)));
+        let key = if key.is_empty() {
+            String::new()
+        } else {
+            format!("{key}: ")
+        };
+        Failure::usage(format!(
+            "configuration: {key}{}{}",
+            first.kind,
+            origin.unwrap_or_default()
+        ))
+    }
+}
+
+/// A file that was read already, so that a missing one is never taken for an empty one.
+struct File {
+    path: PathBuf,
+    toml: figment::providers::Data<Toml>,
+}
+
+impl Provider for File {
+    fn metadata(&self) -> Metadata {
+        Metadata::from("file", Source::File(self.path.clone()))
+    }
+
+    fn data(&self) -> figment::Result<Map<Profile, Dict>> {
+        self.toml.data()
+    }
+}
+
+/// `SAPWOOD_ENGINE__THREADS=2` is `engine.threads = 2`; two short names are for clients.
+fn environment() -> Env {
+    Env::prefixed(PREFIX)
+        .ignore(&["config", "commit"])
+        .map(|name| match name.as_str().to_ascii_lowercase().as_str() {
+            "server" => "client.server".into(),
+            "api_key" => "client.key".into(),
+            other => other.replace("__", ".").into(),
+        })
+}
+
+/// The variable that sets a key.
+fn variable(key: &str) -> String {
+    match key {
+        "client.server" => "SAPWOOD_SERVER".into(),
+        "client.key" => "SAPWOOD_API_KEY".into(),
+        _ => format!("{PREFIX}{}", key.replace('.', "__").to_uppercase()),
+    }
+}
+
+/// Whether the user wants no colours (the custom of `NO_COLOR`).
+pub(crate) fn no_colour() -> bool {
+    Env::raw()
+        .only(&["no_color"])
+        .iter()
+        .any(|(_, value)| !value.is_empty())
+}
+
+/// A list value for [`Flags::set`].
+pub(crate) fn list(values: impl IntoIterator<Item = Value>) -> Value {
+    Value::Array(Tag::Default, values.into_iter().collect())
+}
+
+const FLAGS: &str = "command line";
+const PREFIX: &str = "SAPWOOD_";

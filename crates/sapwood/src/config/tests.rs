@@ -1,0 +1,179 @@
+//! Layers and their origins, the example file, and what is refused.
+
+use std::path::Path;
+
+use figment::Jail;
+
+use super::layers::{Flags, Layers, Origin};
+use super::*;
+
+fn in_jail(test: impl FnOnce(&mut Jail)) {
+    #[expect(
+        clippy::result_large_err,
+        reason = "the shape that figment's test harness asks for"
+    )]
+    Jail::expect_with(|jail| {
+        test(jail);
+        Ok(())
+    });
+}
+
+#[test]
+fn oa_912_file_environment_and_flags_win_in_this_order_and_are_remembered() {
+    in_jail(|jail| {
+        jail.create_file(
+            "sapwood.toml",
+            "listen = \"a:1\"\nlog = \"warn\"\n[engine]\nctx = 1\nthreads = 2\n",
+        )
+        .unwrap();
+        jail.set_env("SAPWOOD_LOG", "debug");
+        jail.set_env("SAPWOOD_ENGINE__THREADS", "3");
+        jail.set_env("SAPWOOD_ENGINE__PARALLEL", "4");
+        jail.set_env("SAPWOOD_SERVER", "http://x:1");
+        jail.set_env("SAPWOOD_API_KEY", "12345678");
+        let mut flags = Flags::default();
+        flags.set("engine.parallel", "--parallel", Some(5_u32));
+        flags.set("engine.ctx", "--ctx", None::<u32>);
+        let layers = Layers::read(None, flags).unwrap();
+        let config = layers.config().unwrap();
+        assert_eq!(
+            (config.listen.as_str(), config.log.as_str()),
+            ("a:1", "debug")
+        );
+        assert_eq!(
+            (
+                config.engine.ctx,
+                config.engine.threads,
+                config.engine.parallel
+            ),
+            (1, 3, 5)
+        );
+        assert_eq!(config.client.server.as_deref(), Some("http://x:1"));
+        assert_eq!(
+            config.client.key.as_deref(),
+            Some("12345678"),
+            "digits stay text"
+        );
+        for (key, origin) in [
+            ("listen", "file sapwood.toml"),
+            ("log", "environment SAPWOOD_LOG"),
+            ("engine.ctx", "file sapwood.toml"),
+            ("engine.threads", "environment SAPWOOD_ENGINE__THREADS"),
+            ("engine.parallel", "flag --parallel"),
+            ("client.server", "environment SAPWOOD_SERVER"),
+            ("drain.grace", "default"),
+            ("auth.key", "default"),
+        ] {
+            assert_eq!(layers.origin(key).to_string(), origin, "{key}");
+        }
+        assert_eq!(layers.origin("models"), Origin::Default);
+    });
+}
+
+#[test]
+fn oa_912_unknown_keys_and_wrong_types_name_key_and_place() {
+    for (text, parts) in [
+        (
+            "lisen = \"a:1\"",
+            ["lisen", "unknown field", "sapwood.toml"],
+        ),
+        (
+            "[drain]\ngrace = \"5 parsecs\"",
+            ["drain.grace", "5 parsecs", "sapwood.toml"],
+        ),
+        (
+            "[engine]\nctx = \"many\"",
+            ["engine.ctx", "many", "sapwood.toml"],
+        ),
+        (
+            "[[models]]\nname = \"a\"\nbakend = \"mock\"",
+            ["bakend", "unknown field", "sapwood.toml"],
+        ),
+        ("[[models]]\nname = \"a\"", ["models.path", "`a`", "GGUF"]),
+        (
+            "default_model = \"b\"\n[[models]]\nname = \"a\"\nbackend = \"mock\"",
+            ["default_model", "`b`", "a"],
+        ),
+        (
+            "upstreams = [\"lmtp://x:1/m\"]",
+            ["upstreams", "lmtp", "not built yet"],
+        ),
+        (
+            "upstreams = [\"x\"]",
+            ["upstreams", "`x`", "evergreen+http://"],
+        ),
+    ] {
+        in_jail(|jail| {
+            jail.create_file("sapwood.toml", text).unwrap();
+            let failure = Layers::read(None, Flags::default())
+                .unwrap()
+                .config()
+                .unwrap_err();
+            assert_eq!(failure.exit as u8, 2);
+            for part in parts {
+                assert!(
+                    failure.message.contains(part),
+                    "{part} is missing in: {failure}"
+                );
+            }
+        });
+    }
+    in_jail(|jail| {
+        jail.set_env("SAPWOOD_LISEN", "a:1");
+        let failure = Layers::read(None, Flags::default())
+            .unwrap()
+            .config()
+            .unwrap_err();
+        assert!(
+            failure.message.contains("environment SAPWOOD_LISEN"),
+            "{failure}"
+        );
+        let missing = Layers::read(Some(Path::new("nowhere.toml")), Flags::default()).unwrap_err();
+        assert!(missing.message.contains("nowhere.toml"), "{missing}");
+    });
+}
+
+/// The example must stay true: what it sets are the defaults, and no key is missing in it.
+#[test]
+fn the_example_file_holds_every_key_with_its_default() {
+    let example = include_str!("../../../../config.example.toml");
+    in_jail(|jail| {
+        jail.create_file("sapwood.toml", example).unwrap();
+        let config = Layers::read(None, Flags::default())
+            .unwrap()
+            .config()
+            .unwrap();
+        assert_eq!(config, Config::default());
+    });
+    let mut full = Config {
+        models: vec![Model::default()],
+        ..Config::default()
+    };
+    full.models[0].name = "x".into();
+    let mut keys = Vec::new();
+    names(&serde_json::to_value(&full).unwrap(), &mut keys);
+    assert!(keys.len() > 25);
+    for key in keys {
+        let set = example.lines().any(|line| {
+            let line = line.trim_start_matches(['#', ' ']);
+            line.strip_prefix(key.as_str())
+                .is_some_and(|rest| rest.trim_start().starts_with('='))
+                || line == format!("[{key}]")
+                || line == format!("[[{key}]]")
+        });
+        assert!(set, "config.example.toml lacks {key}");
+    }
+}
+
+fn names(value: &serde_json::Value, into: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Object(table) => {
+            for (key, value) in table {
+                into.push(key.clone());
+                names(value, into);
+            }
+        }
+        serde_json::Value::Array(list) => list.iter().for_each(|value| names(value, into)),
+        _ => {}
+    }
+}

@@ -1,0 +1,75 @@
+//! Standard output for data, standard error for everything else.
+//!
+//! Owns: writing to both without panicking when nobody reads, colours on terminals. Refuses to know: what is written.
+
+use std::io::{IsTerminal, Write, stderr, stdout};
+
+use serde::Serialize;
+
+use crate::config::layers::no_colour;
+use crate::failure::Failure;
+
+/// Writes data, at once.
+///
+/// # Errors
+/// When standard output is closed: a quiet [`Failure`] with exit code 0.
+pub(crate) fn data(bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
+    let mut out = stdout().lock();
+    out.write_all(bytes.as_ref())?;
+    Ok(out.flush()?)
+}
+
+/// Writes one value as a line of JSON, indented on a terminal.
+///
+/// # Errors
+/// As [`data`].
+pub(crate) fn json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = if stdout().is_terminal() {
+        serde_json::to_string_pretty(value)
+    } else {
+        serde_json::to_string(value)
+    };
+    let text = text.map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
+    data(text + "\n")
+}
+
+/// Tells the user something, beside the data.
+pub(crate) fn say(line: impl AsRef<str>) {
+    // Nobody is left to be told when this fails.
+    let _ = writeln!(stderr().lock(), "{}", line.as_ref());
+}
+
+/// Tells the user something of little weight.
+pub(crate) fn whisper(line: impl AsRef<str>) {
+    say(paint(Style::Dim, line.as_ref()));
+}
+
+/// The last line of a command that failed.
+pub(crate) fn complain(failure: &Failure) {
+    if !failure.message.is_empty() {
+        say(format!("{} {failure}", paint(Style::Red, "sapwood:")));
+    }
+}
+
+/// How a piece of text on standard error looks on a terminal.
+#[derive(Clone, Copy)]
+pub(crate) enum Style {
+    Dim,
+    Red,
+    Green,
+    Yellow,
+}
+
+/// `text` in a style, if standard error is a terminal that takes colours.
+pub(crate) fn paint(style: Style, text: &str) -> String {
+    if !stderr().is_terminal() || no_colour() {
+        return text.into();
+    }
+    let code = match style {
+        Style::Dim => 2,
+        Style::Red => 31,
+        Style::Green => 32,
+        Style::Yellow => 33,
+    };
+    format!("\u{1b}[{code}m{text}\u{1b}[0m")
+}
