@@ -276,14 +276,12 @@ fn text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> 
         Text(String),
         Whole(u64),
         Flag(bool),
-        Nothing(()),
     }
-    Ok(match Written::deserialize(from)? {
-        Written::Text(text) if text.is_empty() => None,
-        Written::Text(text) => Some(text),
-        Written::Whole(number) => Some(number.to_string()),
-        Written::Flag(flag) => Some(flag.to_string()),
-        Written::Nothing(()) => None,
+    Ok(match Option::deserialize(from)? {
+        Some(Written::Text(text)) if !text.is_empty() => Some(text),
+        Some(Written::Whole(number)) => Some(number.to_string()),
+        Some(Written::Flag(flag)) => Some(flag.to_string()),
+        Some(Written::Text(_)) | None => None,
     })
 }
 

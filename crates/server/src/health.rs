@@ -1,32 +1,21 @@
 //! Whether the server is alive and whether it takes work: one state, read by every kind of probe (OA-901, OA-902).
 //!
 //! Owns: the list of parts, the engine watchdog, the answers of the probes. Refuses to know: what an engine is; a part
-//! is a name and a closure that tells its pulse.
+//! is a name and a closure that tells for how long it has been stuck in a step.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
-use sapwood_proto::time::Time;
 use tokio::sync::watch;
 
 use crate::drain::{Drain, Phase};
 use crate::refusal::Refusal;
 
-/// What a part of the server says about itself when asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pulse {
-    /// Its thread is there.
-    pub alive: bool,
-    /// It has nothing to do.
-    pub idle: bool,
-    /// Steps made so far; a part that is neither idle nor counting is stuck.
-    pub steps: u64,
-}
-
-/// Tells a part's pulse. Called from probes: must return at once and take no lock that the part needs.
-pub type Probe = Box<dyn Fn() -> Pulse + Send + Sync>;
+/// Tells for how long a part has been in its present step; zero while it is idle. Called from probes: must return at
+/// once and take no lock that the part needs.
+pub type Probe = Box<dyn Fn() -> Duration + Send + Sync>;
 
 /// The state of one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +26,6 @@ pub enum State {
     Ok,
     /// Without a step for longer than the watchdog allows.
     Stuck,
-    /// Its thread is gone.
-    Dead,
     /// It could not be loaded.
     Failed,
 }
@@ -51,7 +38,6 @@ impl State {
             Self::Loading => "loading",
             Self::Ok => "ok",
             Self::Stuck => "stuck",
-            Self::Dead => "dead",
             Self::Failed => "failed",
         }
     }
@@ -60,11 +46,7 @@ impl State {
 enum Part {
     Loading,
     Failed,
-    Running {
-        probe: Probe,
-        seen: Pulse,
-        since: Time,
-    },
+    Running(Probe),
 }
 
 /// The health of the whole server.
@@ -73,7 +55,6 @@ pub struct Health {
     changed: watch::Sender<()>,
     drain: Drain,
     watchdog: Duration,
-    origin: tokio::time::Instant,
 }
 
 impl Health {
@@ -85,7 +66,6 @@ impl Health {
             changed: watch::Sender::new(()),
             drain,
             watchdog,
-            origin: tokio::time::Instant::now(),
         }
     }
 
@@ -101,15 +81,7 @@ impl Health {
 
     /// A part that is there.
     pub fn running(&self, name: &str, probe: Probe) {
-        let seen = probe();
-        self.put(
-            name,
-            Part::Running {
-                probe,
-                seen,
-                since: self.now(),
-            },
-        );
+        self.put(name, Part::Running(probe));
     }
 
     fn put(&self, name: &str, part: Part) {
@@ -127,21 +99,20 @@ impl Health {
     /// Every part and its state.
     #[must_use]
     pub fn parts_now(&self) -> Vec<(String, State)> {
-        let now = self.now();
-        let mut parts = self.parts();
+        let parts = self.parts();
         parts
-            .iter_mut()
-            .map(|(name, part)| (name.clone(), part.state(now, self.watchdog)))
+            .iter()
+            .map(|(name, part)| (name.clone(), part.state(self.watchdog)))
             .collect()
     }
 
-    /// Whether the process works: no part is stuck or dead.
+    /// Whether the process works: no part is stuck.
     ///
     /// # Errors
     /// `unavailable`, reason `engine_dead`.
     pub fn live(&self) -> Result<(), Refusal> {
         for (name, state) in self.parts_now() {
-            if matches!(state, State::Stuck | State::Dead) {
+            if state == State::Stuck {
                 let message = format!("The engine of `{name}` is {}.", state.name());
                 return Err(Refusal::new(Code::Unavailable, "engine_dead", message));
             }
@@ -170,30 +141,15 @@ impl Health {
     fn parts(&self) -> MutexGuard<'_, BTreeMap<String, Part>> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn now(&self) -> Time {
-        Time::new(self.origin.elapsed())
-    }
 }
 
 impl Part {
-    fn state(&mut self, now: Time, watchdog: Duration) -> State {
-        let (probe, seen, since) = match self {
-            Self::Loading => return State::Loading,
-            Self::Failed => return State::Failed,
-            Self::Running { probe, seen, since } => (probe, seen, since),
-        };
-        let pulse = probe();
-        if pulse.idle || pulse.steps != seen.steps {
-            *since = now;
-        }
-        *seen = pulse;
-        if !pulse.alive {
-            State::Dead
-        } else if now.since(*since) > watchdog {
-            State::Stuck
-        } else {
-            State::Ok
+    fn state(&self, watchdog: Duration) -> State {
+        match self {
+            Self::Loading => State::Loading,
+            Self::Failed => State::Failed,
+            Self::Running(probe) if probe() > watchdog => State::Stuck,
+            Self::Running(_) => State::Ok,
         }
     }
 }
@@ -203,41 +159,18 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    fn pulse(idle: bool, steps: u64) -> Pulse {
-        Pulse {
-            alive: true,
-            idle,
-            steps,
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn oa_901_an_engine_that_stops_stepping_fails_liveness() {
+    #[test]
+    fn oa_901_an_engine_that_stops_stepping_fails_liveness() {
         let health = Health::new(Drain::default(), Duration::from_secs(30));
-        let shared = Arc::new(Mutex::new(pulse(true, 0)));
-        let probe = Arc::clone(&shared);
+        let stalled = Arc::new(Mutex::new(Duration::ZERO));
+        let probe = Arc::clone(&stalled);
         health.running("demo", Box::new(move || *probe.lock().unwrap()));
-        let after = async |seconds| {
-            tokio::time::advance(Duration::from_secs(seconds)).await;
-            (
-                health.live().is_ok(),
-                health.ready().map_err(|why| why.reason),
-            )
-        };
-        let dead = (false, Err("engine_dead"));
-        assert_eq!(after(100).await, (true, Ok(())), "idle is fine");
-        *shared.lock().unwrap() = pulse(false, 1);
-        assert_eq!(after(29).await, (true, Ok(())));
-        assert_eq!(
-            after(30).await,
-            (true, Ok(())),
-            "exactly the watchdog is still allowed"
-        );
-        assert_eq!(after(1).await, dead);
-        *shared.lock().unwrap() = pulse(false, 2);
-        assert_eq!(after(1).await, (true, Ok(())), "a step revives it");
-        shared.lock().unwrap().alive = false;
-        assert_eq!(after(0).await, dead);
+        for (milliseconds, live) in [(0, true), (30_000, true), (30_001, false), (5, true)] {
+            *stalled.lock().unwrap() = Duration::from_millis(milliseconds);
+            assert_eq!(health.live().is_ok(), live, "{milliseconds} ms");
+            let why = health.ready().map_err(|refusal| refusal.reason);
+            assert_eq!(why, if live { Ok(()) } else { Err("engine_dead") });
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -247,7 +180,7 @@ mod tests {
         health.loading("big");
         assert!(health.live().is_ok());
         assert_eq!(health.ready().unwrap_err().reason, "model_loading");
-        health.running("big", Box::new(|| pulse(true, 0)));
+        health.running("big", Box::new(|| Duration::ZERO));
         health.failed("other");
         assert!(health.ready().is_ok());
         tokio::spawn(async move { drain.run().await });

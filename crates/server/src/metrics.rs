@@ -3,13 +3,21 @@
 //! Owns: one typed struct whose fields are handed to whoever counts, and the rendering of `/metrics`. Refuses to know:
 //! what the numbers mean to a face. Labels come from closed sets; rendering takes no lock that an engine needs.
 
+mod engines;
 mod names;
+mod process;
+mod text;
+
+use std::sync::{PoisonError, RwLock};
 
 use prometheus::core::Collector;
 use prometheus::{
-    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    Encoder, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
+use sapwood_engine::Engine;
+use sapwood_engine::stats::Stats;
+
+use text::Text;
 
 /// The face through which work came in; a closed set, because it is a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +43,7 @@ impl Face {
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
+    engines: RwLock<Vec<Engine>>,
     /// TCP connections open now.
     pub connections_open: IntGauge,
     /// 1 from the beginning of a drain.
@@ -51,12 +60,6 @@ pub struct Metrics {
     pub streams_open: IntGaugeVec,
     /// Calls ended, by `face`, `model` and `code` (`ok` or an error code).
     pub requests: IntCounterVec,
-    /// Seconds from a call's first poll to its end, by `model`.
-    pub request_seconds: HistogramVec,
-    /// Seconds from a call's first poll to its first output, by `model`.
-    pub time_to_first_token: HistogramVec,
-    /// Seconds between outputs of a call, by `model`.
-    pub inter_token: HistogramVec,
     /// What Evergreen sessions count (EV-904).
     pub evergreen: Evergreen,
 }
@@ -82,18 +85,6 @@ pub struct Evergreen {
     pub ignored: IntCounterVec,
 }
 
-/// OA-802: time to the first token, in seconds.
-const FIRST_TOKEN_BUCKETS: &[f64] = &[
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
-];
-
-/// OA-802: time between tokens, in seconds.
-const INTER_TOKEN_BUCKETS: &[f64] = &[
-    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
-    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-];
-
 impl Metrics {
     /// All numbers at zero.
     ///
@@ -113,8 +104,10 @@ impl Metrics {
             connections_open: shelf.gauge(names::CONNECTIONS_OPEN, "TCP connections open now.")?,
             draining: shelf.gauge(names::DRAINING, "1 while the server is shutting down.")?,
             auth_failures: shelf.counter(names::AUTH_FAILURES, "Requests without a valid key.")?,
-            rejected: shelf.counters(names::REJECTED, "Work refused at the door.", &["reason"])?,
-            cancelled: shelf.counters(names::CANCELLED, "Work that ended early.", &["reason"])?,
+            // Not on the shelf: rendered together with what engines count.
+            rejected: IntCounterVec::new(Opts::new(names::REJECTED, "-"), &["reason"])?,
+            cancelled: IntCounterVec::new(Opts::new(names::CANCELLED, "-"), &["reason"])?,
+            engines: RwLock::default(),
             panics: shelf.counter(names::PANICS, "Handlers that panicked.")?,
             streams_open: shelf.gauges(names::STREAMS_OPEN, "Streams open now.", &["face"])?,
             requests: shelf.counters(
@@ -122,32 +115,17 @@ impl Metrics {
                 "Calls ended, by how.",
                 &["face", "model", "code"],
             )?,
-            request_seconds: shelf.histograms(
-                names::REQUEST_SECONDS,
-                "Seconds from a call's start to its end.",
-                FIRST_TOKEN_BUCKETS,
-            )?,
-            time_to_first_token: shelf.histograms(
-                names::TIME_TO_FIRST_TOKEN,
-                "Seconds from a call's start to its first output.",
-                FIRST_TOKEN_BUCKETS,
-            )?,
-            inter_token: shelf.histograms(
-                names::INTER_TOKEN,
-                "Seconds between two outputs of a call.",
-                INTER_TOKEN_BUCKETS,
-            )?,
             evergreen: Evergreen::new(&shelf)?,
             registry: shelf.0,
         })
     }
 
-    /// Adds numbers that somebody else counts and that are read when rendered.
-    ///
-    /// # Errors
-    /// If a name is taken.
-    pub fn register(&self, collector: Box<dyn Collector>) -> Result<(), prometheus::Error> {
-        self.registry.register(collector)
+    /// Adds an engine, whose own numbers are read when rendered.
+    pub fn watch(&self, engine: Engine) {
+        self.engines
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(engine);
     }
 
     /// The text format 0.0.4.
@@ -156,7 +134,47 @@ impl Metrics {
         let mut text = Vec::new();
         // Writing into a vector fails only for a family without metrics, which is then left out.
         let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
-        String::from_utf8_lossy(&text).into_owned()
+        let mut text = Text(String::from_utf8_lossy(&text).into_owned());
+        let engines = self
+            .engines
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        self.write_refused(&engines, &mut text);
+        engines::write(&engines, &mut text);
+        process::write(&mut text);
+        text.0
+    }
+
+    /// What was refused or cut short, by faces and engines together: each event is counted by one of them.
+    fn write_refused(&self, engines: &[Engine], text: &mut Text) {
+        let sum = |read: fn(&Stats) -> u64| {
+            engines
+                .iter()
+                .map(|engine| read(engine.stats()))
+                .sum::<u64>()
+        };
+        text.family(names::REJECTED, "counter", "Work refused at the door.");
+        for (reason, engine) in [
+            ("queue", sum(|stats| stats.rejected_queue.get())),
+            ("tokens", sum(|stats| stats.rejected_tokens.get())),
+            ("key", 0),
+            ("drain", 0),
+        ] {
+            let door = self.rejected.with_label_values(&[reason]).get();
+            text.sample(names::REJECTED, &[("reason", reason)], door + engine);
+        }
+        text.family(names::CANCELLED, "counter", "Work that ended early.");
+        for (reason, engine) in [
+            ("client", sum(|stats| stats.cancelled_client.get())),
+            ("stall", 0),
+            ("timeout", sum(|stats| stats.cancelled_timeout.get())),
+            ("drain", 0),
+            ("delete", 0),
+        ] {
+            let door = self.cancelled.with_label_values(&[reason]).get();
+            text.sample(names::CANCELLED, &[("reason", reason)], door + engine);
+        }
     }
 }
 
@@ -211,16 +229,6 @@ impl Shelf {
     ) -> Result<IntCounterVec, prometheus::Error> {
         self.put(IntCounterVec::new(Opts::new(name, help), by)?)
     }
-
-    fn histograms(
-        &self,
-        name: &str,
-        help: &str,
-        buckets: &[f64],
-    ) -> Result<HistogramVec, prometheus::Error> {
-        let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
-        self.put(HistogramVec::new(options, &["model"])?)
-    }
 }
 
 #[cfg(test)]
@@ -232,15 +240,12 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         metrics.connections_open.set(3);
         metrics.rejected.with_label_values(&["drain"]).inc();
-        metrics
-            .time_to_first_token
-            .with_label_values(&["demo"])
-            .observe(0.03);
         let text = metrics.render();
         for line in [
             "sapwood_connections_open 3",
             "sapwood_rejected_total{reason=\"drain\"} 1",
-            "sapwood_time_to_first_token_seconds_bucket{model=\"demo\",le=\"0.04\"} 1",
+            "sapwood_rejected_total{reason=\"queue\"} 0",
+            "process_open_fds ",
             "# TYPE sapwood_evergreen_sessions_open gauge",
             "sapwood_draining 0",
         ] {

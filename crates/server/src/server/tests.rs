@@ -13,7 +13,6 @@ use tonic_health::pb::health_client::HealthClient;
 use super::*;
 use crate::auth::{Fingerprint, Scope};
 use crate::drain::{Phase, Work};
-use crate::health::Pulse;
 
 struct Running {
     address: SocketAddr,
@@ -90,14 +89,10 @@ fn drains(deadline: Duration) -> Config {
 #[tokio::test]
 async fn oa_901_probes_metrics_version_and_page_answer() {
     let server = Running::plain().await;
-    server.shared.health.running(
-        "demo",
-        Box::new(|| Pulse {
-            alive: true,
-            idle: true,
-            steps: 0,
-        }),
-    );
+    server
+        .shared
+        .health
+        .running("demo", Box::new(|| Duration::ZERO));
     for (path, expect) in [
         ("/livez", "{\"status\":\"ok\"}"),
         ("/readyz", "{\"status\":\"ok\"}"),
@@ -187,14 +182,10 @@ async fn oa_901_grpc_health_follows_readiness() {
     let mut next = async || watch.message().await.unwrap().unwrap().status;
     // The first word may still be the one from before `loading`.
     while next().await != 2 {}
-    server.shared.health.running(
-        "big",
-        Box::new(|| Pulse {
-            alive: true,
-            idle: true,
-            steps: 0,
-        }),
-    );
+    server
+        .shared
+        .health
+        .running("big", Box::new(|| Duration::ZERO));
     while next().await != 1 {}
     assert_eq!(client.check(ask("")).await.unwrap().into_inner().status, 1);
     let missing = client.check(ask("no.such.Service")).await.unwrap_err();
