@@ -15,6 +15,8 @@
 )]
 
 pub mod api;
+#[cfg(feature = "embedded")]
+pub mod embedded;
 mod engine;
 pub mod model;
 mod outbox;

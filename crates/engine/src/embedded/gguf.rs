@@ -1,0 +1,481 @@
+//! Reads the header of a GGUF file, before llama.cpp is given the file.
+//!
+//! Owns: the format's layout, as far as loading safely needs it: is this a GGUF, is it whole, how much memory will it
+//! take. Refuses to know: tensors' contents, tokenizers, llama.cpp.
+//!
+//! Any bytes give a [`Header`] or an [`Error`]: no panic, no allocation beyond the limits below, no loop that the
+//! number of bytes does not bound. Arrays are passed over, never kept.
+//!
+//! ```text
+//!   "GGUF" version tensors:u64 pairs:u64 (key type value)* (name dims:u32 dim:u64* type:u32 offset:u64)* padding data
+//! ```
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+
+/// Bytes of a key or a tensor's name.
+const NAME_BYTES_MAX: u64 = 65_535;
+/// Bytes of a string that is kept (chat templates are the longest).
+const TEXT_BYTES_MAX: u64 = 4 << 20;
+/// Key-value pairs.
+const PAIRS_MAX: u64 = 65_536;
+/// Tensors.
+const TENSORS_MAX: u64 = 65_536;
+/// Elements of an array.
+const ARRAY_MAX: u64 = 16 << 20;
+/// Bytes of everything before the tensors' data.
+const HEADER_BYTES_MAX: u64 = 256 << 20;
+/// Dimensions of a tensor.
+const DIMENSIONS_MAX: u32 = 4;
+
+/// Why bytes are not a usable header.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    /// The first four bytes are not `GGUF`.
+    #[error("it does not begin with the letters GGUF")]
+    Magic,
+    /// A version that we do not read.
+    #[error("its GGUF version is {0}, and only 2 and 3 are read here")]
+    Version(u32),
+    /// Written for machines of the other byte order.
+    #[error("it is written for big-endian machines")]
+    BigEndian,
+    /// The bytes end within the header.
+    #[error("it ends within its header")]
+    Short,
+    /// A number is beyond what any model needs.
+    #[error("its header says {0}, which no model needs")]
+    Excessive(String),
+    /// The layout is broken.
+    #[error("its header is damaged: {0}")]
+    Damaged(&'static str),
+    /// Reading failed.
+    #[error("reading it failed: {0}")]
+    Read(io::ErrorKind),
+}
+
+/// What a header says.
+#[derive(Debug, Default)]
+pub(super) struct Header {
+    numbers: BTreeMap<String, u64>,
+    texts: BTreeMap<String, String>,
+    lengths: BTreeMap<String, u64>,
+    /// Bytes of all tensors of known types.
+    pub(super) tensor_bytes: u64,
+    /// Bytes that the file has at least.
+    pub(super) file_bytes: u64,
+}
+
+impl Header {
+    /// Reads a header; `bytes` may end after it.
+    pub(super) fn read(bytes: impl Read) -> Result<Self, Error> {
+        let mut reader = Reader { bytes, read: 0 };
+        let mut magic = [0_u8; 4];
+        match reader.exact(&mut magic) {
+            Ok(()) if &magic == b"GGUF" => {}
+            Ok(()) | Err(Error::Short) => return Err(Error::Magic),
+            Err(error) => return Err(error),
+        }
+        match reader.u32()? {
+            2 | 3 => {}
+            version if (1..=3).contains(&version.swap_bytes()) => return Err(Error::BigEndian),
+            version => return Err(Error::Version(version)),
+        }
+        let tensors = reader.count(TENSORS_MAX, "tensors")?;
+        let pairs = reader.count(PAIRS_MAX, "key-value pairs")?;
+        let mut header = Self::default();
+        for _ in 0..pairs {
+            header.pair(&mut reader)?;
+        }
+        let alignment = header.number("general.alignment").unwrap_or(32);
+        if !alignment.is_power_of_two() || alignment > 1 << 20 {
+            return Err(Error::Damaged("its alignment is not a small power of two"));
+        }
+        let mut data_bytes = 0;
+        for _ in 0..tensors {
+            let (offset, bytes) = tensor(&mut reader)?;
+            let end = offset
+                .checked_add(bytes)
+                .ok_or(Error::Damaged("a tensor ends beyond any file"))?;
+            data_bytes = end.max(data_bytes);
+            header.tensor_bytes = header.tensor_bytes.saturating_add(bytes);
+        }
+        header.file_bytes = match data_bytes {
+            0 => reader.read,
+            // `read` is at most HEADER_BYTES_MAX, so that rounding it up cannot overflow.
+            _ => reader
+                .read
+                .next_multiple_of(alignment)
+                .saturating_add(data_bytes),
+        };
+        Ok(header)
+    }
+
+    /// A whole number that is not negative, or a truth value as 0 or 1.
+    pub(super) fn number(&self, key: &str) -> Option<u64> {
+        self.numbers.get(key).copied()
+    }
+
+    /// A text.
+    pub(super) fn text(&self, key: &str) -> Option<&str> {
+        self.texts.get(key).map(String::as_str)
+    }
+
+    /// How many elements an array has.
+    pub(super) fn length(&self, key: &str) -> Option<u64> {
+        self.lengths.get(key).copied()
+    }
+
+    fn pair(&mut self, reader: &mut Reader<impl Read>) -> Result<(), Error> {
+        let key = reader.text(NAME_BYTES_MAX)?;
+        let kind = reader.u32()?;
+        match kind {
+            STRING => {
+                let value = reader.text(TEXT_BYTES_MAX)?;
+                self.texts.insert(key, value);
+            }
+            ARRAY => {
+                let (length, largest) = array(reader)?;
+                self.lengths.insert(key.clone(), length);
+                // Per-layer numbers (heads, for one): the largest stands for all in estimates.
+                if let Some(largest) = largest {
+                    self.numbers.insert(key, largest);
+                }
+            }
+            kind => {
+                if let Some(value) = scalar(reader, kind)? {
+                    self.numbers.insert(key, value);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+const STRING: u32 = 8;
+const ARRAY: u32 = 9;
+
+/// Reads a scalar of a kind; `None` for fractions and negative numbers, which nothing here asks for.
+fn scalar(reader: &mut Reader<impl Read>, kind: u32) -> Result<Option<u64>, Error> {
+    let width = scalar_bytes(kind)?;
+    let mut bytes = [0_u8; 8];
+    reader.exact(&mut bytes[..width])?;
+    let value = u64::from_le_bytes(bytes);
+    Ok(match kind {
+        // u8, u16, u32, bool, u64
+        0 | 2 | 4 | 7 | 10 => Some(value),
+        // i8, i16, i32, i64: what is negative has its highest bit set.
+        1 | 3 | 5 | 11 if value >> (width * 8 - 1) == 0 => Some(value),
+        _ => None,
+    })
+}
+
+fn scalar_bytes(kind: u32) -> Result<usize, Error> {
+    match kind {
+        0 | 1 | 7 => Ok(1),
+        2 | 3 => Ok(2),
+        4..=6 => Ok(4),
+        10..=12 => Ok(8),
+        _ => Err(Error::Damaged("a value has an unknown type")),
+    }
+}
+
+/// Passes over an array: its length, and its largest element if it is of whole numbers.
+fn array(reader: &mut Reader<impl Read>) -> Result<(u64, Option<u64>), Error> {
+    let kind = reader.u32()?;
+    let length = reader.count(ARRAY_MAX, "elements in an array")?;
+    let mut largest = None;
+    for _ in 0..length {
+        match kind {
+            STRING => reader.skip_text()?,
+            ARRAY => return Err(Error::Damaged("an array contains arrays")),
+            kind => largest = largest.max(scalar(reader, kind)?),
+        }
+    }
+    Ok((length, largest))
+}
+
+/// Reads what describes one tensor: the offset of its data and how many bytes they are.
+fn tensor(reader: &mut Reader<impl Read>) -> Result<(u64, u64), Error> {
+    reader.text(NAME_BYTES_MAX)?;
+    let dimensions = reader.u32()?;
+    if dimensions > DIMENSIONS_MAX {
+        return Err(Error::Excessive(format!(
+            "a tensor has {dimensions} dimensions"
+        )));
+    }
+    let mut elements = 1_u64;
+    for _ in 0..dimensions {
+        elements = elements.checked_mul(reader.u64()?).ok_or(Error::Damaged(
+            "a tensor has more elements than can be counted",
+        ))?;
+    }
+    let kind = reader.u32()?;
+    let offset = reader.u64()?;
+    // A type that we do not know counts as nothing: llama.cpp judges it.
+    let (block, bytes) = layout(kind).unwrap_or((1, 0));
+    let bytes = (elements / block).checked_mul(bytes).ok_or(Error::Damaged(
+        "a tensor has more bytes than can be counted",
+    ))?;
+    Ok((offset, bytes))
+}
+
+/// Elements and bytes of a block of a tensor type.
+fn layout(kind: u32) -> Option<(u64, u64)> {
+    Some(match kind {
+        0 | 26 => (1, 4),      // F32, I32
+        1 | 25 | 30 => (1, 2), // F16, I16, BF16
+        24 => (1, 1),          // I8
+        27 | 28 => (1, 8),     // I64, F64
+        2 => (32, 18),         // Q4_0
+        3 => (32, 20),         // Q4_1
+        6 => (32, 22),         // Q5_0
+        7 => (32, 24),         // Q5_1
+        8 => (32, 34),         // Q8_0
+        10 => (256, 84),       // Q2_K
+        11 => (256, 110),      // Q3_K
+        12 => (256, 144),      // Q4_K
+        13 => (256, 176),      // Q5_K
+        14 => (256, 210),      // Q6_K
+        16 => (256, 66),       // IQ2_XXS
+        17 => (256, 74),       // IQ2_XS
+        18 => (256, 98),       // IQ3_XXS
+        19 => (256, 50),       // IQ1_S
+        20 => (32, 18),        // IQ4_NL
+        21 => (256, 110),      // IQ3_S
+        22 => (256, 82),       // IQ2_S
+        23 => (256, 136),      // IQ4_XS
+        29 => (256, 56),       // IQ1_M
+        34 => (256, 54),       // TQ1_0
+        35 => (256, 66),       // TQ2_0
+        39 => (32, 17),        // MXFP4
+        _ => return None,
+    })
+}
+
+struct Reader<R> {
+    bytes: R,
+    read: u64,
+}
+
+impl<R: Read> Reader<R> {
+    fn exact(&mut self, into: &mut [u8]) -> Result<(), Error> {
+        self.advance(into.len() as u64)?;
+        self.bytes
+            .read_exact(into)
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => Error::Short,
+                kind => Error::Read(kind),
+            })
+    }
+
+    fn advance(&mut self, bytes: u64) -> Result<(), Error> {
+        self.read = self.read.saturating_add(bytes);
+        if self.read > HEADER_BYTES_MAX {
+            return Err(Error::Excessive(format!(
+                "it is itself longer than {HEADER_BYTES_MAX} bytes"
+            )));
+        }
+        Ok(())
+    }
+
+    fn u32(&mut self) -> Result<u32, Error> {
+        let mut bytes = [0; 4];
+        self.exact(&mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    fn u64(&mut self) -> Result<u64, Error> {
+        let mut bytes = [0; 8];
+        self.exact(&mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn count(&mut self, most: u64, what: &str) -> Result<u64, Error> {
+        match self.u64()? {
+            count if count <= most => Ok(count),
+            count => Err(Error::Excessive(format!("{count} {what}"))),
+        }
+    }
+
+    fn text(&mut self, most: u64) -> Result<String, Error> {
+        let length = self.count(most, "bytes in a text")?;
+        let mut bytes = Vec::new();
+        self.advance(length)?;
+        // `take` grows the buffer only as bytes arrive: a length alone allocates nothing.
+        let got = self.bytes.by_ref().take(length).read_to_end(&mut bytes);
+        match got {
+            Ok(got) if got as u64 == length => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Ok(_) => Err(Error::Short),
+            Err(error) => Err(Error::Read(error.kind())),
+        }
+    }
+
+    fn skip_text(&mut self) -> Result<(), Error> {
+        let length = self.count(TEXT_BYTES_MAX, "bytes in a text")?;
+        self.advance(length)?;
+        match io::copy(&mut self.bytes.by_ref().take(length), &mut io::sink()) {
+            Ok(copied) if copied == length => Ok(()),
+            Ok(_) => Err(Error::Short),
+            Err(error) => Err(Error::Read(error.kind())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn text(text: &str) -> Vec<u8> {
+        [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+    }
+
+    fn header(pairs: &[Vec<u8>], tensors: &[Vec<u8>]) -> Vec<u8> {
+        let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+        bytes.extend((tensors.len() as u64).to_le_bytes());
+        bytes.extend((pairs.len() as u64).to_le_bytes());
+        bytes.extend(pairs.concat());
+        bytes.extend(tensors.concat());
+        bytes
+    }
+
+    fn number(key: &str, value: u32) -> Vec<u8> {
+        [
+            text(key),
+            4_u32.to_le_bytes().into(),
+            value.to_le_bytes().into(),
+        ]
+        .concat()
+    }
+
+    fn tensor_of(dimensions: &[u64], kind: u32, offset: u64) -> Vec<u8> {
+        let mut bytes = text("t");
+        bytes.extend((dimensions.len() as u32).to_le_bytes());
+        bytes.extend(
+            dimensions
+                .iter()
+                .flat_map(|dimension| dimension.to_le_bytes()),
+        );
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend(offset.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn reads_numbers_texts_and_the_length_the_file_must_have() {
+        let architecture = [
+            text("general.architecture"),
+            STRING.to_le_bytes().into(),
+            text("llama"),
+        ]
+        .concat();
+        let bytes = header(
+            &[architecture, number("llama.block_count", 7)],
+            &[tensor_of(&[64, 2], 8, 0), tensor_of(&[10], 0, 160)],
+        );
+        let read = Header::read(&bytes[..]).unwrap();
+        assert_eq!(read.text("general.architecture"), Some("llama"));
+        assert_eq!(read.number("llama.block_count"), Some(7));
+        assert_eq!(read.tensor_bytes, 4 * 34 + 40);
+        assert_eq!(
+            read.file_bytes,
+            (bytes.len() as u64).next_multiple_of(32) + 200
+        );
+    }
+
+    #[test]
+    fn says_what_is_wrong() {
+        let damaged = |bytes: &[u8]| Header::read(bytes).unwrap_err().to_string();
+        assert!(matches!(Header::read(&b""[..]), Err(Error::Magic)));
+        assert!(matches!(
+            Header::read(&b"PK\x03\x04 and more"[..]),
+            Err(Error::Magic)
+        ));
+        assert!(matches!(
+            Header::read(&b"GGUF\x01\0\0\0"[..]),
+            Err(Error::Version(1))
+        ));
+        assert!(matches!(
+            Header::read(&b"GGUF\0\0\0\x03"[..]),
+            Err(Error::BigEndian)
+        ));
+        assert!(matches!(
+            Header::read(&b"GGUF\x03\0\0\0"[..]),
+            Err(Error::Short)
+        ));
+        let many = [&b"GGUF\x03\0\0\0"[..], &u64::MAX.to_le_bytes()].concat();
+        assert!(damaged(&many).contains("18446744073709551615 tensors"));
+        let nested = header(
+            &[[
+                text("a"),
+                ARRAY.to_le_bytes().into(),
+                ARRAY.to_le_bytes().into(),
+                1_u64.to_le_bytes().into(),
+            ]
+            .concat()],
+            &[],
+        );
+        assert!(damaged(&nested).contains("arrays"));
+        let huge = header(&[], &[tensor_of(&[u64::MAX, 2], 0, 0)]);
+        assert!(damaged(&huge).contains("counted"));
+        let far = header(&[], &[tensor_of(&[1], 0, u64::MAX)]);
+        assert!(damaged(&far).contains("beyond any file"));
+    }
+
+    #[test]
+    fn limits_hold_at_the_limit_and_one_past_it() {
+        let array = |length: u64| {
+            let head = [
+                text("a"),
+                ARRAY.to_le_bytes().into(),
+                0_u32.to_le_bytes().into(),
+            ]
+            .concat();
+            header(
+                &[[head, length.to_le_bytes().into(), vec![0; 8]].concat()],
+                &[],
+            )
+        };
+        assert!(matches!(
+            Header::read(&array(ARRAY_MAX)[..]),
+            Err(Error::Short)
+        ));
+        assert!(matches!(
+            Header::read(&array(ARRAY_MAX + 1)[..]),
+            Err(Error::Excessive(_))
+        ));
+        let dimensions = |count: usize| header(&[], &[tensor_of(&vec![1; count], 0, 0)]);
+        assert!(Header::read(&dimensions(4)[..]).is_ok());
+        assert!(matches!(
+            Header::read(&dimensions(5)[..]),
+            Err(Error::Excessive(_))
+        ));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_give_an_answer(mut bytes in proptest::collection::vec(any::<u8>(), 0..512), like in any::<bool>()) {
+            if like && bytes.len() >= 24 {
+                bytes[..8].copy_from_slice(b"GGUF\x03\0\0\0");
+                bytes[9..16].fill(0);
+                bytes[17..24].fill(0);
+            }
+            let _ = Header::read(&bytes[..]);
+        }
+
+        #[test]
+        fn any_damage_to_a_good_header_gives_an_answer(at in 8_usize..120, value in any::<u8>(), cut in 0_usize..160) {
+            let mut bytes = header(
+                &[number("general.alignment", 64), number("llama.block_count", 7)],
+                &[tensor_of(&[64, 2], 8, 0)],
+            );
+            if at < bytes.len() {
+                bytes[at] = value;
+            }
+            bytes.truncate(cut.max(8));
+            let _ = Header::read(&bytes[..]);
+        }
+    }
+}

@@ -1,0 +1,772 @@
+//! The border with llama.cpp: the only file of this crate that contains `unsafe`.
+//!
+//! Owns: the raw pointers, their lifetimes, and the checks without which a call would be undefined behaviour or would
+//! end the process (`GGML_ASSERT` aborts, so whatever it tests is tested here first).
+//! Refuses to know: files' formats, requests, the engine's traits beyond [`Entry`].
+//!
+//! ```text
+//!   Backend ──► Model (read only, shared) ──► Context (one thread at a time) ──► decode ──► rows
+//!                 └── vocabulary functions          └── Pool (ggml's worker threads)
+//! ```
+//!
+//! Three arguments carry all `SAFETY` comments below:
+//! * **Ownership.** [`Model`], [`Context`] and [`Pool`] each hold the only pointer that frees their object. A context
+//!   keeps its model alive through an `Arc`, and is freed before its pool.
+//! * **Threads.** After loading, a `llama_model` and its vocabulary are only read, and llama.cpp documents its tokenizer
+//!   functions as thread-safe. A `llama_context` may move between threads but is never used by two at once: every
+//!   method that touches it takes `&mut self`, or reads numbers that never change.
+//! * **Ranges.** Slots, tokens, positions and row indices are compared with the numbers that llama.cpp itself reported.
+//!
+//! C++ exceptions that escape llama.cpp (out of memory in `decode`, say) end the process: Rust aborts at the border.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::Path;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
+
+use llama_cpp_sys_2 as sys;
+use sapwood_proto::steer::Token;
+
+use crate::model::{Entry, Interrupt};
+
+/// Proof that llama.cpp is initialised and that its log goes to `tracing`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Backend(());
+
+impl Backend {
+    /// Initialises llama.cpp, once per process. The caller has checked the CPU.
+    pub(super) fn start() -> Self {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            // SAFETY: both take no borrowed data; `Once` keeps other threads out while the global logger is set.
+            unsafe {
+                sys::llama_log_set(Some(log), ptr::null_mut());
+                sys::llama_backend_init();
+            }
+        });
+        Self(())
+    }
+}
+
+/// The x86 features for which ggml's kernels were compiled; may be asked before anything else is.
+pub(super) fn compiled_for() -> impl Iterator<Item = &'static str> {
+    // SAFETY: these functions take nothing and return constants of the build.
+    let features = unsafe {
+        [
+            ("AVX", sys::ggml_cpu_has_avx()),
+            ("AVX2", sys::ggml_cpu_has_avx2()),
+            ("BMI2", sys::ggml_cpu_has_bmi2()),
+            ("F16C", sys::ggml_cpu_has_f16c()),
+            ("FMA", sys::ggml_cpu_has_fma()),
+            ("AVX512F", sys::ggml_cpu_has_avx512()),
+        ]
+    };
+    features
+        .into_iter()
+        .filter(|&(_, compiled)| compiled != 0)
+        .map(|(name, _)| name)
+}
+
+thread_local! {
+    /// The first error that llama.cpp logged on this thread since it was last taken: its functions return only null.
+    static COMPLAINT: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+fn take_complaint() -> String {
+    COMPLAINT
+        .with_borrow_mut(Option::take)
+        .unwrap_or_else(|| "no reason given".to_owned())
+}
+
+/// llama.cpp talks much; only its errors are worth a warning, since their consequences are reported by us.
+unsafe extern "C" fn log(level: sys::ggml_log_level, text: *const c_char, _: *mut c_void) {
+    if text.is_null() {
+        return;
+    }
+    // SAFETY: ggml passes a NUL-terminated string that lives until this function returns.
+    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+    let text = text.trim();
+    if text.is_empty() || text == "." {
+        return;
+    }
+    match level {
+        sys::GGML_LOG_LEVEL_ERROR => {
+            // No panic may reach C: a busy or dead cell is passed over.
+            let _ = COMPLAINT.try_with(|cell| {
+                if let Ok(mut complaint) = cell.try_borrow_mut() {
+                    complaint.get_or_insert_with(|| text.to_owned());
+                }
+            });
+            tracing::warn!(target: "sapwood_engine::llama", "{text}");
+        }
+        sys::GGML_LOG_LEVEL_WARN | sys::GGML_LOG_LEVEL_INFO => {
+            tracing::debug!(target: "sapwood_engine::llama", "{text}");
+        }
+        _ => tracing::trace!(target: "sapwood_engine::llama", "{text}"),
+    }
+}
+
+/// A loaded model: weights and vocabulary, read only.
+#[derive(Debug)]
+pub(super) struct Model {
+    model: NonNull<sys::llama_model>,
+    vocabulary: NonNull<sys::llama_vocab>,
+    size: u32,
+}
+
+// SAFETY: see "Threads" above; nothing in a loaded model is bound to the thread that loaded it.
+unsafe impl Send for Model {}
+// SAFETY: see "Threads" above: shared use is reading.
+unsafe impl Sync for Model {}
+
+/// What a model is, as llama.cpp reports it.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    pub(super) description: String,
+    pub(super) parameters: u64,
+    pub(super) weight_bytes: u64,
+    pub(super) trained_tokens: u32,
+    /// Its state is not a list of cells, so it cannot be cut back.
+    pub(super) recurrent: bool,
+    /// It turns a prefix into a next token, which is all we can serve.
+    pub(super) generates: bool,
+    pub(super) sliding_window: u32,
+}
+
+/// What a token is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    pub(super) control: bool,
+    pub(super) end: bool,
+}
+
+impl Model {
+    /// Loads a file. `progress` hears fractions from 0 to 1 on this thread, and stops the loading by answering false;
+    /// a panic in it ends the process.
+    ///
+    /// # Errors
+    /// What llama.cpp logged.
+    pub(super) fn load(
+        _: Backend,
+        path: &Path,
+        gpu_layers: u32,
+        mmap: bool,
+        progress: &mut dyn FnMut(f32) -> bool,
+    ) -> Result<Self, String> {
+        let path = CString::new(path.as_os_str().as_encoded_bytes())
+            .map_err(|_| "the path contains a NUL byte".to_owned())?;
+        let mut progress = progress;
+        // SAFETY: a plain value is returned.
+        let mut params = unsafe { sys::llama_model_default_params() };
+        params.n_gpu_layers = i32::try_from(gpu_layers).unwrap_or(i32::MAX);
+        params.load_mode = if mmap {
+            sys::LLAMA_LOAD_MODE_MMAP
+        } else {
+            sys::LLAMA_LOAD_MODE_NONE
+        };
+        params.progress_callback = Some(on_progress);
+        params.progress_callback_user_data = (&raw mut progress).cast();
+        let _ = COMPLAINT.take();
+        // SAFETY: the path is NUL-terminated, and `progress` outlives the call, which is the last to use its address.
+        let model = unsafe { sys::llama_model_load_from_file(path.as_ptr(), params) };
+        let model = NonNull::new(model).ok_or_else(take_complaint)?;
+        // SAFETY: the model is live; its vocabulary lives as long as it does.
+        let vocabulary = unsafe { sys::llama_model_get_vocab(model.as_ptr()) };
+        let Some(vocabulary) = NonNull::new(vocabulary.cast_mut()) else {
+            // SAFETY: the model is live and this is its only owner.
+            unsafe { sys::llama_model_free(model.as_ptr()) };
+            return Err("the model has no vocabulary".to_owned());
+        };
+        // From here on `Drop` frees the model.
+        let mut this = Self {
+            model,
+            vocabulary,
+            size: 0,
+        };
+        // SAFETY: the vocabulary is live. A model without a tokenizer (type NONE) would abort in its functions.
+        let size = unsafe {
+            if sys::llama_vocab_type(vocabulary.as_ptr()) == sys::LLAMA_VOCAB_TYPE_NONE {
+                return Err("the model has no tokenizer".to_owned());
+            }
+            sys::llama_vocab_n_tokens(vocabulary.as_ptr())
+        };
+        this.size = u32::try_from(size).unwrap_or(0);
+        if this.size == 0 {
+            Err("the vocabulary is empty".to_owned())
+        } else {
+            Ok(this)
+        }
+    }
+
+    /// What it is.
+    pub(super) fn facts(&self) -> Facts {
+        let model = self.model.as_ptr();
+        let mut description = [0_u8; 256];
+        // SAFETY: the model is live, the buffer has the length passed, and all of these only read.
+        unsafe {
+            sys::llama_model_desc(model, description.as_mut_ptr().cast(), description.len());
+            Facts {
+                description: CStr::from_bytes_until_nul(&description)
+                    .map(|text| text.to_string_lossy().into_owned())
+                    .unwrap_or_default(),
+                parameters: sys::llama_model_n_params(model),
+                weight_bytes: sys::llama_model_size(model),
+                trained_tokens: u32::try_from(sys::llama_model_n_ctx_train(model)).unwrap_or(0),
+                recurrent: sys::llama_model_is_recurrent(model)
+                    || sys::llama_model_is_hybrid(model),
+                generates: sys::llama_model_has_decoder(model)
+                    && !sys::llama_model_has_encoder(model)
+                    && !sys::llama_model_is_diffusion(model),
+                sliding_window: u32::try_from(sys::llama_model_n_swa(model)).unwrap_or(0),
+            }
+        }
+    }
+
+    /// The chat template in its metadata.
+    pub(super) fn chat_template(&self) -> Option<String> {
+        // SAFETY: the model is live; a null name asks for the default template.
+        let text = unsafe { sys::llama_model_chat_template(self.model.as_ptr(), ptr::null()) };
+        if text.is_null() {
+            return None;
+        }
+        // SAFETY: a non-null answer is a NUL-terminated string owned by the model, copied here at once.
+        Some(
+            unsafe { CStr::from_ptr(text) }
+                .to_string_lossy()
+                .into_owned(),
+        )
+    }
+
+    /// Tokens in the vocabulary; more than 0.
+    pub(super) fn size(&self) -> u32 {
+        self.size
+    }
+
+    fn id(&self, token: Token) -> Option<sys::llama_token> {
+        (token < self.size)
+            .then(|| i32::try_from(token).ok())
+            .flatten()
+    }
+
+    fn named(&self, token: sys::llama_token) -> Option<Token> {
+        u32::try_from(token).ok().filter(|&token| token < self.size)
+    }
+
+    /// What a token is; ids outside the vocabulary are nothing special.
+    pub(super) fn kind(&self, token: Token) -> Kind {
+        let Some(id) = self.id(token) else {
+            return Kind {
+                control: false,
+                end: false,
+            };
+        };
+        let vocabulary = self.vocabulary.as_ptr();
+        // SAFETY: the vocabulary is live and the id is in it.
+        let (attributes, end) = unsafe {
+            (
+                sys::llama_vocab_get_attr(vocabulary, id),
+                sys::llama_vocab_is_eog(vocabulary, id),
+            )
+        };
+        let control = sys::LLAMA_TOKEN_ATTR_CONTROL | sys::LLAMA_TOKEN_ATTR_UNKNOWN;
+        Kind {
+            control: attributes & control != 0,
+            end,
+        }
+    }
+
+    /// The token before raw text, if the model wants one there; and the one itself, for templates.
+    pub(super) fn beginning(&self) -> (bool, Option<Token>) {
+        let vocabulary = self.vocabulary.as_ptr();
+        // SAFETY: the vocabulary is live; both only read.
+        let (wanted, token) = unsafe {
+            (
+                sys::llama_vocab_get_add_bos(vocabulary),
+                sys::llama_vocab_bos(vocabulary),
+            )
+        };
+        (wanted, self.named(token))
+    }
+
+    /// The token that ends a text.
+    pub(super) fn end(&self) -> Option<Token> {
+        // SAFETY: the vocabulary is live.
+        self.named(unsafe { sys::llama_vocab_eos(self.vocabulary.as_ptr()) })
+    }
+
+    /// The token that ends a turn.
+    pub(super) fn end_of_turn(&self) -> Option<Token> {
+        // SAFETY: the vocabulary is live.
+        self.named(unsafe { sys::llama_vocab_eot(self.vocabulary.as_ptr()) })
+    }
+
+    /// The bytes of a token; with `special`, also those of control tokens.
+    pub(super) fn piece(&self, token: Token, special: bool) -> Vec<u8> {
+        let Some(id) = self.id(token) else {
+            return Vec::new();
+        };
+        let mut bytes = vec![0_u8; 64];
+        loop {
+            let room = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
+            // SAFETY: the vocabulary is live, the id is in it, and `room` is not more than the buffer.
+            let written = unsafe {
+                let buffer = bytes.as_mut_ptr().cast();
+                sys::llama_token_to_piece(self.vocabulary.as_ptr(), id, buffer, room, 0, special)
+            };
+            // A negative answer is the room that was missing altogether.
+            let needed = written.unsigned_abs() as usize;
+            let fits = written >= 0;
+            bytes.resize(needed, 0);
+            if fits {
+                return bytes;
+            }
+        }
+    }
+
+    /// The tokens of a text, without any added at its ends. With `special`, control tokens' texts become those tokens.
+    ///
+    /// A text above 256 MiB gives none: no context holds it, and llama.cpp counts in 32 bits.
+    pub(super) fn tokenize(&self, text: &str, special: bool) -> Vec<Token> {
+        const BYTES_MAX: usize = 256 << 20;
+        if text.is_empty() || text.len() > BYTES_MAX {
+            return Vec::new();
+        }
+        // Never more tokens than bytes, but for a space that some vocabularies put before the text.
+        let mut tokens = vec![0 as sys::llama_token; text.len() + 8];
+        loop {
+            // Cannot truncate: both are below 2^29.
+            let (length, room) = (text.len() as i32, tokens.len() as i32);
+            // SAFETY: the vocabulary is live, and both lengths are those of the buffers.
+            let count = unsafe {
+                let (from, to) = (text.as_ptr().cast(), tokens.as_mut_ptr());
+                sys::llama_tokenize(
+                    self.vocabulary.as_ptr(),
+                    from,
+                    length,
+                    to,
+                    room,
+                    false,
+                    special,
+                )
+            };
+            let Ok(count) = usize::try_from(count) else {
+                let needed = count.unsigned_abs() as usize;
+                if needed <= tokens.len() || needed > 2 * BYTES_MAX {
+                    return Vec::new();
+                }
+                tokens.resize(needed, 0);
+                continue;
+            };
+            tokens.truncate(count);
+            return tokens
+                .into_iter()
+                .filter_map(|token| self.named(token))
+                .collect();
+        }
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        // SAFETY: this is the only owner, and no context is left: each holds an `Arc` of it.
+        unsafe { sys::llama_model_free(self.model.as_ptr()) };
+    }
+}
+
+unsafe extern "C" fn on_progress(fraction: f32, data: *mut c_void) -> bool {
+    // SAFETY: `Model::load` passes the address of its `&mut dyn FnMut`, which lives until the loading returns.
+    let progress = unsafe { &mut *data.cast::<&mut dyn FnMut(f32) -> bool>() };
+    progress(fraction)
+}
+
+/// ggml's worker threads for one context.
+#[derive(Debug)]
+struct Pool(NonNull<sys::ggml_threadpool>);
+
+impl Pool {
+    fn new(threads: u32, poll: u32) -> Option<Self> {
+        // More would overrun the fixed mask of CPUs.
+        let threads = i32::try_from(threads.clamp(1, THREADS_MAX)).ok()?;
+        // SAFETY: a plain value is returned.
+        let mut params = unsafe { sys::ggml_threadpool_params_default(threads) };
+        params.poll = poll.min(100);
+        // SAFETY: the parameters are copied; the pool is freed by `Drop`.
+        NonNull::new(unsafe { sys::ggml_threadpool_new(&raw mut params) }).map(Self)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: the only owner; the context that used it was freed before.
+        unsafe { sys::ggml_threadpool_free(self.0.as_ptr()) };
+    }
+}
+
+/// Most threads that one pass may use.
+pub(super) const THREADS_MAX: u32 = 256;
+
+/// Most slots that llama.cpp keeps apart.
+pub(super) const SLOTS_MAX: u32 = 256;
+
+/// The size of a context.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    pub(super) cells: u32,
+    pub(super) batch_tokens: u32,
+    pub(super) slots: u32,
+    pub(super) threads: u32,
+    /// How long workers spin before they sleep, 0 to 100.
+    pub(super) poll: u32,
+}
+
+/// Why a batch was not computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// No room in the cache; nothing changed.
+    Full,
+    /// The interrupt was seen.
+    Aborted,
+    /// An argument is out of range: a defect of the caller. Nothing was computed.
+    Invalid(&'static str),
+    /// llama.cpp failed, with its code.
+    Broken(i32),
+}
+
+/// A cache of cells and what computes in it.
+///
+/// One batch is one pass (physical and logical batch size are equal), so a batch that fails leaves every slot of a
+/// model that can be cut back as it was.
+#[derive(Debug)]
+pub(super) struct Context {
+    context: NonNull<sys::llama_context>,
+    memory: NonNull<sys::llama_memory_i>,
+    /// Tokens in each slot.
+    held: Vec<u32>,
+    /// The last batch that named each slot, by number.
+    named: Vec<u64>,
+    batches: u64,
+    cells: u32,
+    batch_tokens: u32,
+    batch: Batch,
+    interrupt: Interrupt,
+    model: Arc<Model>,
+    /// Declared last: dropped after the context that uses it.
+    _pool: Pool,
+}
+
+// SAFETY: see "Threads" above. The batch's pointers are filled and used within one call.
+unsafe impl Send for Context {}
+
+impl Context {
+    /// Makes a context. Must happen before the model is shared: llama.cpp may still adjust it here.
+    ///
+    /// # Errors
+    /// What llama.cpp logged.
+    pub(super) fn new(model: Arc<Model>, size: Size) -> Result<Self, String> {
+        let slots = size.slots.clamp(1, SLOTS_MAX);
+        // llama.cpp asserts that a row fits for each slot, and pads cells to 256 on its own.
+        let batch_tokens = size.batch_tokens.max(slots);
+        let cells = size.cells.max(batch_tokens).next_multiple_of(256);
+        let threads = size.threads.clamp(1, THREADS_MAX);
+        let pool = Pool::new(threads, size.poll).ok_or("ggml could not start its threads")?;
+        // SAFETY: a plain value is returned.
+        let mut params = unsafe { sys::llama_context_default_params() };
+        params.n_ctx = cells;
+        params.n_batch = batch_tokens;
+        params.n_ubatch = batch_tokens;
+        params.n_seq_max = slots;
+        // One row per slot and batch is all that the engine's model trait asks for.
+        params.n_outputs_max = slots;
+        params.n_outputs_max_per_seq = 1;
+        params.n_threads = threads.cast_signed();
+        params.n_threads_batch = threads.cast_signed();
+        // One cache for all slots: a fork then shares cells instead of copying them.
+        params.kv_unified = true;
+        // Sliding-window layers keep all cells, so that such models can be cut back and forked too.
+        params.swa_full = true;
+        params.no_perf = true;
+        let _ = COMPLAINT.take();
+        // SAFETY: the model is live and stays so through the `Arc`; the parameters hold no pointers of ours.
+        let context = unsafe { sys::llama_init_from_model(model.model.as_ptr(), params) };
+        let context = NonNull::new(context).ok_or_else(take_complaint)?;
+        let interrupt = Interrupt::default();
+        // SAFETY: the context is live; the flag and the pool live as long as it does (fields of the same value).
+        let (memory, cells, batch_tokens) = unsafe {
+            let raw = context.as_ptr();
+            sys::llama_attach_threadpool(raw, pool.0.as_ptr(), pool.0.as_ptr());
+            sys::llama_set_abort_callback(
+                raw,
+                Some(on_poll),
+                Arc::as_ptr(&interrupt).cast_mut().cast(),
+            );
+            (
+                sys::llama_get_memory(raw),
+                sys::llama_n_ctx(raw),
+                sys::llama_n_batch(raw),
+            )
+        };
+        let Some(memory) = NonNull::new(memory) else {
+            // SAFETY: the only owner frees it, before the pool.
+            unsafe { sys::llama_free(context.as_ptr()) };
+            return Err("the model keeps no state between tokens".to_owned());
+        };
+        let batch = Batch::new(batch_tokens as usize);
+        let (held, named) = (vec![0; slots as usize], vec![0; slots as usize]);
+        let batches = 0;
+        Ok(Self {
+            context,
+            memory,
+            held,
+            named,
+            batches,
+            cells,
+            batch_tokens,
+            batch,
+            interrupt,
+            model,
+            _pool: pool,
+        })
+    }
+
+    /// Cells in the cache.
+    pub(super) fn cells(&self) -> u32 {
+        self.cells
+    }
+
+    /// Entries that fit into a batch.
+    pub(super) fn batch_tokens(&self) -> u32 {
+        self.batch_tokens
+    }
+
+    /// Slots.
+    pub(super) fn slots(&self) -> u32 {
+        self.held.len() as u32
+    }
+
+    /// The flag that aborts a running pass; polled between the nodes of the graph.
+    pub(super) fn set_interrupt(&mut self, flag: Interrupt) {
+        // SAFETY: the context is live and not computing. The old flag is dropped only after the new one is in place.
+        unsafe {
+            let data = Arc::as_ptr(&flag).cast_mut().cast();
+            sys::llama_set_abort_callback(self.context.as_ptr(), Some(on_poll), data);
+        }
+        self.interrupt = flag;
+    }
+
+    /// Computes a batch. After an error other than [`Failure::Broken`] the slots of a model that can be cut back hold
+    /// what they held.
+    pub(super) fn decode(&mut self, entries: &[Entry]) -> Result<(), Failure> {
+        self.batch.clear();
+        self.check(entries)?;
+        self.batch.fill(entries);
+        // SAFETY: `check` has compared every number with the context's limits; the batch's arrays are as long as it
+        // says and live during the call, which copies them.
+        let code = unsafe { sys::llama_decode(self.context.as_ptr(), self.batch.raw()) };
+        if code == 0 {
+            for entry in entries {
+                self.held[entry.slot as usize] += 1;
+            }
+            return Ok(());
+        }
+        self.batch.clear();
+        Err(match code {
+            1 => Failure::Full,
+            2 => Failure::Aborted,
+            -1 => Failure::Invalid("llama.cpp refused the batch"),
+            code => Failure::Broken(code),
+        })
+    }
+
+    fn check(&mut self, entries: &[Entry]) -> Result<(), Failure> {
+        self.batches += 1;
+        if entries.is_empty() || entries.len() > self.batch_tokens as usize {
+            return Err(Failure::Invalid("a batch is empty or too large"));
+        }
+        let mut rows = 0;
+        for (index, entry) in entries.iter().enumerate() {
+            let Some(&held) = self.held.get(entry.slot as usize) else {
+                return Err(Failure::Invalid("a slot is out of range"));
+            };
+            if self.model.id(entry.token).is_none() {
+                return Err(Failure::Invalid("a token is outside the vocabulary"));
+            }
+            let expected = match index.checked_sub(1).map(|before| entries[before]) {
+                Some(before) if before.slot == entry.slot => before.position + 1,
+                _ if self.named[entry.slot as usize] == self.batches => {
+                    return Err(Failure::Invalid("the entries of a slot are apart"));
+                }
+                _ => held,
+            };
+            self.named[entry.slot as usize] = self.batches;
+            if entry.position != expected || entry.position >= self.cells {
+                return Err(Failure::Invalid(
+                    "a position does not follow its slot's last",
+                ));
+            }
+            rows += usize::from(entry.row);
+        }
+        if rows > self.held.len() {
+            Err(Failure::Invalid("more rows than slots"))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The logits after the entry at `index` of the last batch, if that batch succeeded and wanted them there.
+    /// The caller may overwrite them: the next batch writes them anew.
+    pub(super) fn row(&mut self, index: usize) -> Option<&mut [f32]> {
+        if !self.batch.wants(index) {
+            return None;
+        }
+        // SAFETY: the last decode succeeded and its batch wanted a row at this index.
+        let row =
+            unsafe { sys::llama_get_logits_ith(self.context.as_ptr(), i32::try_from(index).ok()?) };
+        let row = NonNull::new(row)?;
+        // SAFETY: a row has one float per token of the vocabulary, in a buffer that the context owns and does not touch
+        // before its next call; `&mut self` is borrowed for as long.
+        Some(unsafe { std::slice::from_raw_parts_mut(row.as_ptr(), self.model.size as usize) })
+    }
+
+    /// Makes the empty slot `to` hold the first `tokens` tokens of `from`.
+    pub(super) fn fork(&mut self, from: u32, to: u32, tokens: u32) -> Result<(), Failure> {
+        let (Some(&source), Some(&target)) =
+            (self.held.get(from as usize), self.held.get(to as usize))
+        else {
+            return Err(Failure::Invalid("a slot is out of range"));
+        };
+        if from == to || target != 0 || tokens > source {
+            return Err(Failure::Invalid(
+                "a fork wants an empty slot and no more than its source holds",
+            ));
+        }
+        if tokens == 0 {
+            return Ok(());
+        }
+        // A whole copy is said as one, which recurrent models can do.
+        let until = if tokens == source {
+            -1
+        } else {
+            tokens.cast_signed()
+        };
+        // SAFETY: the memory lives with its context, and both slots are in range.
+        unsafe {
+            let memory = self.memory.as_ptr();
+            sys::llama_memory_seq_cp(memory, from.cast_signed(), to.cast_signed(), -1, until);
+        }
+        self.held[to as usize] = tokens;
+        Ok(())
+    }
+
+    /// Keeps the first `tokens` tokens of a slot; false if this model cannot.
+    pub(super) fn truncate(&mut self, slot: u32, tokens: u32) -> bool {
+        let Some(held) = self.held.get_mut(slot as usize) else {
+            return false;
+        };
+        if tokens >= *held {
+            return tokens == *held;
+        }
+        // Removing everything never fails, also where removing a part does.
+        let from = if tokens == 0 {
+            -1
+        } else {
+            tokens.cast_signed()
+        };
+        // SAFETY: the memory lives with its context, and the slot is in range.
+        let done =
+            unsafe { sys::llama_memory_seq_rm(self.memory.as_ptr(), slot.cast_signed(), from, -1) };
+        if done {
+            *held = tokens;
+        }
+        done
+    }
+
+    /// Empties a slot, whatever llama.cpp kept there after a failure.
+    pub(super) fn clear(&mut self, slot: u32) {
+        if let Some(held) = self.held.get_mut(slot as usize) {
+            *held = 0;
+            // SAFETY: as in `truncate`.
+            unsafe { sys::llama_memory_seq_rm(self.memory.as_ptr(), slot.cast_signed(), -1, -1) };
+        }
+    }
+
+    /// Tokens in a slot.
+    pub(super) fn held(&self, slot: u32) -> u32 {
+        self.held.get(slot as usize).copied().unwrap_or(0)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: the only owner; model, flag and pool are dropped afterwards.
+        unsafe { sys::llama_free(self.context.as_ptr()) };
+    }
+}
+
+unsafe extern "C" fn on_poll(data: *mut c_void) -> bool {
+    // SAFETY: the address of the context's `AtomicBool`, which its `Arc` keeps alive.
+    unsafe { &*data.cast::<AtomicBool>() }.load(Ordering::Relaxed)
+}
+
+/// The arrays of a `llama_batch`, kept from batch to batch.
+#[derive(Debug)]
+struct Batch {
+    tokens: Vec<sys::llama_token>,
+    positions: Vec<sys::llama_pos>,
+    slots: Vec<sys::llama_seq_id>,
+    counts: Vec<i32>,
+    lists: Vec<*mut sys::llama_seq_id>,
+    rows: Vec<i8>,
+}
+
+impl Batch {
+    fn new(room: usize) -> Self {
+        Self {
+            tokens: Vec::with_capacity(room),
+            positions: Vec::with_capacity(room),
+            slots: Vec::with_capacity(room),
+            counts: vec![1; room],
+            lists: Vec::with_capacity(room),
+            rows: Vec::with_capacity(room),
+        }
+    }
+
+    fn clear(&mut self) {
+        self.tokens.clear();
+        self.positions.clear();
+        self.slots.clear();
+        self.lists.clear();
+        self.rows.clear();
+    }
+
+    fn fill(&mut self, entries: &[Entry]) {
+        self.tokens
+            .extend(entries.iter().map(|entry| entry.token.cast_signed()));
+        self.positions
+            .extend(entries.iter().map(|entry| entry.position.cast_signed()));
+        self.slots
+            .extend(entries.iter().map(|entry| entry.slot.cast_signed()));
+        self.rows
+            .extend(entries.iter().map(|entry| i8::from(entry.row)));
+        // Each token belongs to one slot: a list of length one, in place. Made last: `slots` no longer moves.
+        self.lists
+            .extend(self.slots.iter_mut().map(|slot| &raw mut *slot));
+    }
+
+    fn wants(&self, index: usize) -> bool {
+        self.rows.get(index).is_some_and(|&row| row != 0)
+    }
+
+    fn raw(&mut self) -> sys::llama_batch {
+        sys::llama_batch {
+            n_tokens: self.tokens.len() as i32,
+            token: self.tokens.as_mut_ptr(),
+            embd: ptr::null_mut(),
+            pos: self.positions.as_mut_ptr(),
+            n_seq_id: self.counts.as_mut_ptr(),
+            seq_id: self.lists.as_mut_ptr(),
+            logits: self.rows.as_mut_ptr(),
+        }
+    }
+}

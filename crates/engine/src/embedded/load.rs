@@ -1,0 +1,460 @@
+//! Loading a model: every check that can be made before llama.cpp is asked, then llama.cpp, then a context.
+//!
+//! Owns: [`Options`], [`Source`], [`LoadError`] and the order of the checks. Each error is one line that says what is
+//! wrong and what to do; it is for whoever runs the server, and names files. Refuses to know: configuration, progress
+//! bars, requests.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::available_parallelism;
+
+use super::gguf::{self, Header};
+use super::memory::{self, Estimate, Sizes, readable};
+use super::vocabulary::Vocabulary;
+use super::{Embedded, llama};
+use crate::api::ModelInfo;
+use crate::template::TemplateError;
+
+/// Where a model comes from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A GGUF file.
+    File(PathBuf),
+    /// A GGUF file inside the program.
+    Bytes(&'static [u8]),
+}
+
+/// How a model is loaded. The defaults suit a small machine.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Tokens a sequence may hold. `None`: what the model was trained for, at most 8,192. More than it was trained for
+    /// is reduced to that, with a warning.
+    pub context_tokens: Option<u32>,
+    /// Tokens that all sequences and kept prefixes hold together. `None`: `context_tokens` for each of `parallel`, but
+    /// no more than 16,384 unless one sequence alone needs more.
+    pub cache_tokens: Option<u32>,
+    /// Sequences in one batch; 1 to 255.
+    pub parallel: u32,
+    /// Prefixes kept besides, as far as 256 slots go.
+    pub kept_prefixes: u32,
+    /// Tokens of one pass.
+    pub batch_tokens: u32,
+    /// Threads of one pass. `None`: as many as there are processors for this process.
+    pub threads: Option<u32>,
+    /// How long idle worker threads spin before they sleep, from 0 (not at all) to 100.
+    pub poll: u32,
+    /// Layers to compute on a GPU; needs a feature for one.
+    pub gpu_layers: u32,
+    /// Map the file instead of reading it: faster to start, and shared between processes.
+    pub mmap: bool,
+    /// Bytes of memory that may be used. `None`: what the system has available.
+    pub memory_bytes: Option<u64>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            context_tokens: None,
+            cache_tokens: None,
+            parallel: 16,
+            kept_prefixes: 32,
+            batch_tokens: 512,
+            threads: None,
+            poll: 0,
+            gpu_layers: 0,
+            mmap: true,
+            memory_bytes: None,
+        }
+    }
+}
+
+/// Why a model was not loaded. Nothing is left behind.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The kernels were compiled for another processor.
+    #[error(
+        "this processor lacks {0}, for which this program was compiled: build it on this machine with RUSTFLAGS=\"-C target-cpu=native\""
+    )]
+    Processor(String),
+    /// There is no such file.
+    #[error("there is no file {0}: check the path")]
+    Missing(PathBuf),
+    /// It is a folder or a device.
+    #[error("{0} is not a file: name the .gguf file itself")]
+    NotAFile(PathBuf),
+    /// It cannot be read.
+    #[error("{path} cannot be read ({error}): check its permissions")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// It is something else.
+    #[error(
+        "{0} is not a GGUF model (it does not begin with the letters GGUF): download the .gguf file of the model, or convert it"
+    )]
+    NotGguf(PathBuf),
+    /// Its header is broken, hostile or of another version.
+    #[error("{path} is not usable: {why}: download or convert it again")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// Its end is missing.
+    #[error("{path} is cut short: it has {have} bytes and needs {need}: download it again")]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// Bytes it has.
+        have: u64,
+        /// Bytes it needs at least.
+        need: u64,
+    },
+    /// llama.cpp does not know the architecture.
+    #[error(
+        "the architecture {0:?} is not supported by this build: choose another model, or a newer release"
+    )]
+    Architecture(String),
+    /// It computes something else than a next token.
+    #[error("a model of architecture {0:?} does not generate text: choose a language model")]
+    NotGenerative(String),
+    /// It does not fit.
+    #[error(
+        "the model needs about {need} of memory ({weights} weights, {cache} cache for {cells} tokens) and {available} are \
+         available: choose a smaller model or quantisation, or a smaller context",
+        need = readable(*need), weights = readable(*weights), cache = readable(*cache), available = readable(*available)
+    )]
+    Memory {
+        /// Bytes needed.
+        need: u64,
+        /// Of them for weights.
+        weights: u64,
+        /// Of them for the cache.
+        cache: u64,
+        /// Tokens of the cache.
+        cells: u32,
+        /// Bytes available.
+        available: u64,
+    },
+    /// Its chat template does not parse.
+    #[error("the model's own template is not usable: {0}")]
+    Template(#[from] TemplateError),
+    /// An option is out of range.
+    #[error("{0}")]
+    Option(&'static str),
+    /// The caller stopped it.
+    #[error("loading was stopped")]
+    Stopped,
+    /// llama.cpp said no.
+    #[error("llama.cpp cannot load the model: {0}")]
+    Llama(String),
+}
+
+/// Loads a model under a name. `progress` hears fractions from 0 to 1, and stops the loading by answering false.
+///
+/// A file inside the program is first written to an unnamed file in memory, since llama.cpp reads files: mapped from
+/// there it is shared like any other, and never touches a disk.
+///
+/// # Errors
+/// [`LoadError`].
+pub fn load(
+    name: &str,
+    source: &Source,
+    options: &Options,
+    progress: &mut dyn FnMut(f32) -> bool,
+) -> Result<Embedded, LoadError> {
+    check_processor()?;
+    let (header, path) = match source {
+        Source::File(path) => (header_of_file(path)?, path.clone()),
+        Source::Bytes(bytes) => {
+            let path = PathBuf::from("the model in this program");
+            (header_of(*bytes, bytes.len() as u64, &path)?, path)
+        }
+    };
+    let architecture = header
+        .text("general.architecture")
+        .unwrap_or_default()
+        .to_owned();
+    let plan = Plan::new(&header, &architecture, options)?;
+    plan.check_memory(&header, options)?;
+    let backend = llama::Backend::start();
+    let mut stopped = false;
+    let mut heard = |fraction: f32| {
+        stopped = !progress(fraction);
+        !stopped
+    };
+    let staged;
+    let path = match source {
+        Source::File(_) => path.as_path(),
+        Source::Bytes(bytes) => {
+            staged = Staged::new(bytes).map_err(|error| LoadError::Unreadable { path, error })?;
+            staged.path()
+        }
+    };
+    let loaded = llama::Model::load(backend, path, options.gpu_layers, options.mmap, &mut heard);
+    let model = match loaded {
+        Ok(model) => Arc::new(model),
+        Err(_) if stopped => return Err(LoadError::Stopped),
+        Err(why) if why.contains("unknown model architecture") => {
+            return Err(LoadError::Architecture(architecture));
+        }
+        Err(why) => return Err(LoadError::Llama(why)),
+    };
+    embed(name, architecture, model, &plan, options)
+}
+
+fn embed(
+    name: &str,
+    architecture: String,
+    model: Arc<llama::Model>,
+    plan: &Plan,
+    options: &Options,
+) -> Result<Embedded, LoadError> {
+    let facts = model.facts();
+    if !facts.generates {
+        return Err(LoadError::NotGenerative(architecture));
+    }
+    let size = llama::Size {
+        cells: plan.sizes.cells,
+        batch_tokens: plan.sizes.batch_tokens,
+        slots: plan.sizes.slots,
+        threads: plan.threads,
+        poll: options.poll,
+    };
+    let context = llama::Context::new(Arc::clone(&model), size).map_err(LoadError::Llama)?;
+    let vocabulary = Arc::new(Vocabulary::new(Arc::clone(&model))?);
+    tracing::info!(
+        model = name,
+        architecture,
+        parameters = facts.parameters,
+        context_tokens = plan.context_tokens,
+        cells = context.cells(),
+        threads = plan.threads,
+        sliding_window = facts.sliding_window,
+        "loaded"
+    );
+    let info = ModelInfo {
+        name: name.to_owned(),
+        architecture,
+        description: facts.description,
+        context_tokens: plan.context_tokens,
+        vocabulary_tokens: model.size(),
+        parameters: facts.parameters,
+        weight_bytes: facts.weight_bytes,
+        parallel: options.parallel,
+        chat: vocabulary.has_template(),
+        truncates: !facts.recurrent,
+        deterministic: false,
+    };
+    Ok(Embedded {
+        info,
+        vocabulary,
+        context,
+    })
+}
+
+/// What the options come to for one model.
+struct Plan {
+    context_tokens: u32,
+    threads: u32,
+    sizes: Sizes,
+}
+
+impl Plan {
+    fn new(header: &Header, architecture: &str, options: &Options) -> Result<Self, LoadError> {
+        if options.parallel == 0 || options.parallel >= llama::SLOTS_MAX {
+            return Err(LoadError::Option("parallel must be from 1 to 255"));
+        }
+        if options.context_tokens == Some(0)
+            || options.threads == Some(0)
+            || options.batch_tokens == 0
+        {
+            return Err(LoadError::Option(
+                "context, threads and batch must be at least 1",
+            ));
+        }
+        let trained = header.number(&format!("{architecture}.context_length"));
+        // A model that does not say is taken at its word, whatever was asked for.
+        let trained = trained
+            .and_then(|tokens| u32::try_from(tokens).ok())
+            .filter(|&tokens| tokens > 0);
+        let most = trained.unwrap_or(u32::MAX).min(CONTEXT_TOKENS_MAX);
+        let wanted = options.context_tokens.unwrap_or_else(|| most.min(8192));
+        if wanted > most {
+            tracing::warn!(
+                wanted,
+                used = most,
+                "the model was trained for a shorter context"
+            );
+        }
+        let context_tokens = wanted.min(most);
+        let all = context_tokens
+            .saturating_mul(options.parallel)
+            .min(CACHE_TOKENS_DEFAULT_MAX);
+        let cells = options
+            .cache_tokens
+            .unwrap_or(all)
+            .max(context_tokens)
+            .min(CONTEXT_TOKENS_MAX);
+        let slots = options
+            .parallel
+            .saturating_add(options.kept_prefixes)
+            .min(llama::SLOTS_MAX);
+        let processors = available_parallelism().map_or(1, |count| count.get() as u32);
+        let threads = options
+            .threads
+            .unwrap_or(processors)
+            .min(llama::THREADS_MAX);
+        let batch_tokens = options.batch_tokens.clamp(slots, BATCH_TOKENS_MAX);
+        Ok(Self {
+            context_tokens,
+            threads,
+            sizes: Sizes {
+                cells,
+                batch_tokens,
+                slots,
+            },
+        })
+    }
+
+    fn check_memory(&self, header: &Header, options: &Options) -> Result<(), LoadError> {
+        let estimate = Estimate::new(header, self.sizes);
+        // What a GPU takes is not ours to know.
+        let Some(available) = options
+            .memory_bytes
+            .or_else(memory::available)
+            .filter(|_| options.gpu_layers == 0)
+        else {
+            return Ok(());
+        };
+        tracing::debug!(?estimate, available, "memory");
+        if estimate.total() <= available {
+            return Ok(());
+        }
+        Err(LoadError::Memory {
+            need: estimate.total(),
+            weights: estimate.weights,
+            cache: estimate.cache,
+            cells: self.sizes.cells,
+            available,
+        })
+    }
+}
+
+/// Positions are counted in 32 bits with a sign.
+const CONTEXT_TOKENS_MAX: u32 = 1 << 26;
+const CACHE_TOKENS_DEFAULT_MAX: u32 = 16_384;
+const BATCH_TOKENS_MAX: u32 = 16_384;
+
+fn check_processor() -> Result<(), LoadError> {
+    let missing: Vec<&str> = llama::compiled_for()
+        .filter(|feature| !has(feature))
+        .collect();
+    if missing.is_empty() {
+        Ok(())
+    } else {
+        Err(LoadError::Processor(missing.join(", ")))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has(feature: &str) -> bool {
+    match feature {
+        "AVX" => std::is_x86_feature_detected!("avx"),
+        "AVX2" => std::is_x86_feature_detected!("avx2"),
+        "BMI2" => std::is_x86_feature_detected!("bmi2"),
+        "F16C" => std::is_x86_feature_detected!("f16c"),
+        "FMA" => std::is_x86_feature_detected!("fma"),
+        "AVX512F" => std::is_x86_feature_detected!("avx512f"),
+        _ => true,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has(_: &str) -> bool {
+    true
+}
+
+fn header_of_file(path: &Path) -> Result<Header, LoadError> {
+    let unreadable = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => LoadError::Missing(path.to_owned()),
+        _ => LoadError::Unreadable {
+            path: path.to_owned(),
+            error,
+        },
+    };
+    let file = File::open(path).map_err(unreadable)?;
+    let metadata = file.metadata().map_err(unreadable)?;
+    if !metadata.is_file() {
+        return Err(LoadError::NotAFile(path.to_owned()));
+    }
+    header_of(BufReader::new(file), metadata.len(), path)
+}
+
+fn header_of(bytes: impl Read, length: u64, path: &Path) -> Result<Header, LoadError> {
+    let path = path.to_owned();
+    match Header::read(bytes) {
+        Ok(header) if header.file_bytes > length => Err(LoadError::Truncated {
+            path,
+            have: length,
+            need: header.file_bytes,
+        }),
+        Ok(header) if header.text("general.architecture").is_none() => Err(LoadError::Damaged {
+            path,
+            why: "it names no architecture".to_owned(),
+        }),
+        Ok(header) => Ok(header),
+        Err(gguf::Error::Magic) => Err(LoadError::NotGguf(path)),
+        Err(error) => Err(LoadError::Damaged {
+            path,
+            why: error.to_string(),
+        }),
+    }
+}
+
+/// A copy of a model in the program, as a file that goes away with this value. A mapping of it stays valid.
+struct Staged {
+    file: File,
+    path: PathBuf,
+}
+
+impl Staged {
+    #[cfg(target_os = "linux")]
+    fn new(bytes: &[u8]) -> io::Result<Self> {
+        use std::os::fd::AsRawFd;
+        let descriptor =
+            rustix::fs::memfd_create("sapwood-model", rustix::fs::MemfdFlags::CLOEXEC)?;
+        let mut file = File::from(descriptor);
+        file.write_all(bytes)?;
+        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        Ok(Self { file, path })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn new(bytes: &[u8]) -> io::Result<Self> {
+        let name = format!("sapwood-model-{}.gguf", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let mut file = File::create_new(&path)?;
+        file.write_all(bytes)?;
+        Ok(Self { file, path })
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        let _ = self.file.flush();
+        // Without a file in memory there is a name to remove; failing leaves a file in the folder for such.
+        if cfg!(not(target_os = "linux")) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}

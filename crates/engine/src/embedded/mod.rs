@@ -1,0 +1,131 @@
+//! The embedded model: llama.cpp behind the engine's [`Model`].
+//!
+//! Owns: [`Embedded`], and through its files loading ([`load`](self::load())), the vocabulary, the GGUF header and the border
+//! with llama.cpp (`llama.rs`, the only file with `unsafe`). Refuses to know: requests, sampling, scheduling.
+//!
+//! ```text
+//!   load: CPU ── header (gguf) ── memory ── llama::Model ── llama::Context ──► Embedded ──► the owner's thread
+//!                                                 └── Vocabulary ──► every thread
+//! ```
+//!
+//! What a model cannot do is said once, in its [`ModelInfo`]: the state of recurrent and hybrid models cannot be cut
+//! back, so `truncates` is false for them. Equal requests give equal tokens only while the batch is composed alike
+//! (llama.cpp's kernels depend on it), so `deterministic` is false for all (D-21).
+
+mod gguf;
+mod llama;
+mod load;
+mod memory;
+pub mod random;
+#[cfg(test)]
+mod tests;
+mod vocabulary;
+
+use std::sync::Arc;
+
+use sapwood_proto::code::Code;
+use sapwood_proto::time::Time;
+
+pub use self::load::{LoadError, Options, Source, load};
+use self::vocabulary::Vocabulary;
+use crate::api::{Fault, ModelInfo, SharedVocabulary};
+use crate::model::{Capacity, Entry, Interrupt, Model, Opening, Row, Slot, Stop};
+
+/// A loaded model with its cache.
+#[derive(Debug)]
+pub struct Embedded {
+    info: ModelInfo,
+    vocabulary: Arc<Vocabulary>,
+    context: llama::Context,
+}
+
+impl Model for Embedded {
+    fn info(&self) -> ModelInfo {
+        self.info.clone()
+    }
+
+    fn vocabulary(&self) -> SharedVocabulary {
+        Arc::clone(&self.vocabulary) as SharedVocabulary
+    }
+
+    fn capacity(&self) -> Capacity {
+        Capacity {
+            slots: self.context.slots(),
+            cells: self.context.cells(),
+            batch_tokens: self.context.batch_tokens(),
+        }
+    }
+
+    fn interrupt(&mut self, flag: Interrupt) {
+        self.context.set_interrupt(flag);
+    }
+
+    fn open(&mut self, slot: Slot, _: &Opening<'_>) {
+        if self.context.held(slot) > 0 {
+            self.context.clear(slot);
+        }
+    }
+
+    fn fork(&mut self, from: Slot, to: Slot, tokens: u32) {
+        // The owner keeps the trait's promises, so that this cannot fail; if it did not, decode would refuse the slot.
+        if let Err(failure) = self.context.fork(from, to, tokens) {
+            tracing::error!(
+                ?failure,
+                from,
+                to,
+                tokens,
+                "a fork was asked for that cannot be"
+            );
+        }
+    }
+
+    fn truncate(&mut self, slot: Slot, tokens: u32) {
+        if !self.context.truncate(slot, tokens) {
+            tracing::error!(slot, tokens, "a slot was to be cut back that cannot be");
+        }
+    }
+
+    fn release(&mut self, slot: Slot) {
+        self.context.clear(slot);
+    }
+
+    fn decode(&mut self, batch: &[Entry], _: Time) -> Result<(), Stop> {
+        let failure = match self.context.decode(batch) {
+            Ok(()) => return Ok(()),
+            Err(failure) => failure,
+        };
+        let failed = |message: &str| {
+            let (code, message) = (Code::Internal, message.to_owned());
+            Err(Stop::Failed(Fault {
+                code,
+                reason: "",
+                message,
+            }))
+        };
+        match failure {
+            llama::Failure::Full => Err(Stop::Full),
+            llama::Failure::Aborted if self.info.truncates => Err(Stop::Aborted),
+            // Its state has gone on and cannot be taken back.
+            llama::Failure::Aborted => failed("the model was interrupted"),
+            llama::Failure::Invalid(what) => {
+                tracing::error!(what, "a batch was refused");
+                failed("the model refused the batch")
+            }
+            llama::Failure::Broken(code) => {
+                tracing::error!(code, "llama.cpp failed");
+                failed("the model failed")
+            }
+        }
+    }
+
+    fn row(&mut self, index: usize, _: Time) -> Row<'_> {
+        match self.context.row(index) {
+            Some(logits) => Row::Logits(logits),
+            None => Row::Failed(Fault {
+                code: Code::Internal,
+                reason: "",
+                message: "the model gave no row".to_owned(),
+            }),
+        }
+    }
+}

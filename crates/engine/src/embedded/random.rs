@@ -1,0 +1,285 @@
+//! Models with random weights, for tests and benches: the right shapes, and nothing learnt.
+//!
+//! Owns: a writer of GGUF files of the Llama architecture, with a byte-level vocabulary and a ChatML template. Refuses
+//! to know: the reader next door; the two meet in tests.
+
+use std::io::{self, Write};
+
+/// The sizes of a model.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// What the header calls it.
+    pub architecture: &'static str,
+    /// Layers.
+    pub layers: u32,
+    /// Width of the residual stream; a multiple of 32.
+    pub width: u32,
+    /// Heads; divide the width.
+    pub heads: u32,
+    /// Heads of keys and values; divide the heads, and times the head's width a multiple of 32.
+    pub key_value_heads: u32,
+    /// Width between the feed-forward projections; a multiple of 32.
+    pub inner: u32,
+    /// Tokens: 256 bytes, 3 control tokens, one merge, and fillers.
+    pub vocabulary: u32,
+    /// Tokens it claims to be trained for.
+    pub context_tokens: u32,
+}
+
+impl Shape {
+    /// Small enough to load in milliseconds: about 100 KB.
+    #[must_use]
+    pub fn tiny() -> Self {
+        Self {
+            architecture: "llama",
+            layers: 2,
+            width: 64,
+            heads: 4,
+            key_value_heads: 2,
+            inner: 128,
+            vocabulary: 288,
+            context_tokens: 512,
+        }
+    }
+
+    /// About 100 million parameters.
+    #[must_use]
+    pub fn hundred_million() -> Self {
+        Self {
+            architecture: "llama",
+            layers: 12,
+            width: 768,
+            heads: 12,
+            key_value_heads: 4,
+            inner: 2048,
+            vocabulary: 32_000,
+            context_tokens: 8192,
+        }
+    }
+}
+
+/// The first control token; `<|im_end|>` (which ends a text) and `<|begin|>` follow it.
+pub const IM_START: u32 = 256;
+
+const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + \
+                        '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' \
+                        }}{% endif %}";
+
+/// Writes a model. Equal shapes and seeds give equal bytes.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write(mut out: impl Write, shape: &Shape, seed: u64) -> io::Result<()> {
+    let tensors = tensors(shape);
+    let mut header = Header::default();
+    metadata(&mut header, shape);
+    let mut offset = 0;
+    for (name, dimensions) in &tensors {
+        header.tensor(name, dimensions, offset);
+        offset += bytes_of(dimensions).next_multiple_of(ALIGNMENT);
+    }
+    let head = header.finish(tensors.len());
+    out.write_all(&head)?;
+    pad(&mut out, head.len() as u64)?;
+    let mut random = Random(seed | 1);
+    for (_, dimensions) in &tensors {
+        weights(&mut out, dimensions, &mut random)?;
+        pad(&mut out, bytes_of(dimensions))?;
+    }
+    Ok(())
+}
+
+const ALIGNMENT: u64 = 32;
+
+fn tensors(shape: &Shape) -> Vec<(String, Vec<u32>)> {
+    let (width, inner) = (shape.width, shape.inner);
+    let shared = width / shape.heads * shape.key_value_heads;
+    let mut tensors = vec![
+        (
+            "token_embd.weight".to_owned(),
+            vec![width, shape.vocabulary],
+        ),
+        ("output_norm.weight".to_owned(), vec![width]),
+    ];
+    for layer in 0..shape.layers {
+        let mut add = |name: &str, dimensions: &[u32]| {
+            tensors.push((format!("blk.{layer}.{name}.weight"), dimensions.to_vec()));
+        };
+        add("attn_norm", &[width]);
+        add("attn_q", &[width, width]);
+        add("attn_k", &[width, shared]);
+        add("attn_v", &[width, shared]);
+        add("attn_output", &[width, width]);
+        add("ffn_norm", &[width]);
+        add("ffn_gate", &[width, inner]);
+        add("ffn_up", &[width, inner]);
+        add("ffn_down", &[inner, width]);
+    }
+    tensors
+}
+
+/// Vectors are 32-bit floats, matrices Q8_0: 34 bytes for 32 numbers.
+fn bytes_of(dimensions: &[u32]) -> u64 {
+    let numbers: u64 = dimensions
+        .iter()
+        .map(|&dimension| u64::from(dimension))
+        .product();
+    if dimensions.len() == 1 {
+        numbers * 4
+    } else {
+        numbers / 32 * 34
+    }
+}
+
+fn weights(out: &mut impl Write, dimensions: &[u32], random: &mut Random) -> io::Result<()> {
+    if dimensions.len() == 1 {
+        return out.write_all(&1_f32.to_le_bytes().repeat(dimensions[0] as usize));
+    }
+    let mut block = [0_u8; 34];
+    // The scale 2^-12 in half precision: numbers of about 0.02, as trained weights have.
+    block[..2].copy_from_slice(&0x0c00_u16.to_le_bytes());
+    for _ in 0..bytes_of(dimensions) / 34 {
+        for eight in block[2..].chunks_exact_mut(8) {
+            eight.copy_from_slice(&random.next().to_le_bytes());
+        }
+        out.write_all(&block)?;
+    }
+    Ok(())
+}
+
+fn pad(out: &mut impl Write, written: u64) -> io::Result<()> {
+    let missing = written.next_multiple_of(ALIGNMENT) - written;
+    out.write_all(&[0; ALIGNMENT as usize][..missing as usize])
+}
+
+fn metadata(header: &mut Header, shape: &Shape) {
+    let name = shape.architecture;
+    header.text("general.architecture", name);
+    header.text("general.name", "random");
+    for (key, value) in [
+        ("context_length", shape.context_tokens),
+        ("embedding_length", shape.width),
+        ("block_count", shape.layers),
+        ("feed_forward_length", shape.inner),
+        ("attention.head_count", shape.heads),
+        ("attention.head_count_kv", shape.key_value_heads),
+        ("rope.dimension_count", shape.width / shape.heads),
+    ] {
+        header.number(&format!("{name}.{key}"), value);
+    }
+    header.fraction(&format!("{name}.attention.layer_norm_rms_epsilon"), 1e-5);
+    header.text("tokenizer.ggml.model", "gpt2");
+    header.text("tokenizer.ggml.pre", "gpt-2");
+    let mut tokens: Vec<String> = (0..=255).map(byte_text).collect();
+    tokens.extend(["<|im_start|>", "<|im_end|>", "<|begin|>", "th"].map(str::to_owned));
+    tokens.extend((tokens.len() as u32..shape.vocabulary).map(|token| format!("filler{token}")));
+    let control = IM_START..IM_START + 3;
+    let kinds = (0..tokens.len() as u32).map(|token| if control.contains(&token) { 3 } else { 1 });
+    header.texts("tokenizer.ggml.tokens", &tokens);
+    header.numbers("tokenizer.ggml.token_type", &kinds.collect::<Vec<i32>>());
+    header.texts("tokenizer.ggml.merges", &["t h".to_owned()]);
+    header.number("tokenizer.ggml.bos_token_id", IM_START + 2);
+    header.number("tokenizer.ggml.eos_token_id", IM_START + 1);
+    header.text("tokenizer.chat_template", TEMPLATE);
+}
+
+/// The letter that stands for a byte in byte-level vocabularies: itself if it is visible, else one from U+0100 on.
+fn byte_text(byte: u8) -> String {
+    let visible = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let letter = if visible(byte) {
+        char::from(byte)
+    } else {
+        let hidden = (0..byte).filter(|&before| !visible(before)).count() as u32;
+        char::from_u32(0x100 + hidden).unwrap_or(' ')
+    };
+    letter.to_string()
+}
+
+#[derive(Default)]
+struct Header {
+    pairs: Vec<u8>,
+    count: u64,
+    tensors: Vec<u8>,
+}
+
+impl Header {
+    fn pair(&mut self, key: &str, kind: u32, value: &[u8]) {
+        put_text(&mut self.pairs, key);
+        self.pairs.extend(kind.to_le_bytes());
+        self.pairs.extend(value);
+        self.count += 1;
+    }
+
+    fn number(&mut self, key: &str, value: u32) {
+        self.pair(key, 4, &value.to_le_bytes());
+    }
+
+    fn fraction(&mut self, key: &str, value: f32) {
+        self.pair(key, 6, &value.to_le_bytes());
+    }
+
+    fn text(&mut self, key: &str, value: &str) {
+        let mut bytes = Vec::new();
+        put_text(&mut bytes, value);
+        self.pair(key, 8, &bytes);
+    }
+
+    fn numbers(&mut self, key: &str, values: &[i32]) {
+        let mut bytes = [
+            5_u32.to_le_bytes().as_slice(),
+            &(values.len() as u64).to_le_bytes(),
+        ]
+        .concat();
+        bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        self.pair(key, 9, &bytes);
+    }
+
+    fn texts(&mut self, key: &str, values: &[String]) {
+        let mut bytes = [
+            8_u32.to_le_bytes().as_slice(),
+            &(values.len() as u64).to_le_bytes(),
+        ]
+        .concat();
+        for value in values {
+            put_text(&mut bytes, value);
+        }
+        self.pair(key, 9, &bytes);
+    }
+
+    fn tensor(&mut self, name: &str, dimensions: &[u32], offset: u64) {
+        put_text(&mut self.tensors, name);
+        self.tensors.extend((dimensions.len() as u32).to_le_bytes());
+        for &dimension in dimensions {
+            self.tensors.extend(u64::from(dimension).to_le_bytes());
+        }
+        let kind: u32 = if dimensions.len() == 1 { 0 } else { 8 };
+        self.tensors.extend(kind.to_le_bytes());
+        self.tensors.extend(offset.to_le_bytes());
+    }
+
+    fn finish(self, tensors: usize) -> Vec<u8> {
+        let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+        bytes.extend((tensors as u64).to_le_bytes());
+        bytes.extend(self.count.to_le_bytes());
+        bytes.extend(self.pairs);
+        bytes.extend(self.tensors);
+        bytes
+    }
+}
+
+fn put_text(bytes: &mut Vec<u8>, text: &str) {
+    bytes.extend((text.len() as u64).to_le_bytes());
+    bytes.extend(text.as_bytes());
+}
+
+/// xorshift64: enough for weights that mean nothing.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}

@@ -1,0 +1,197 @@
+//! The vocabulary of a loaded model: tables made once, and llama.cpp's tokenizer.
+//!
+//! Owns: [`Vocabulary`], shared by every thread that tokenises or renders (D-8). Refuses to know: contexts, slots.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use sapwood_proto::steer::Token;
+
+use super::llama;
+use crate::api::{self, Chat, Fault};
+use crate::template::{Piece, SpecialTexts, Template, TemplateError, no_template};
+
+/// Characters of one kind (letters, spaces, others) in a row that the tokenizer is given at once.
+///
+/// Some tokenizers of llama.cpp match with a regular expression that recurses once per character; a longer run could
+/// overflow the stack of the thread, and with it end the process. Ordinary text has no such runs.
+const RUN_CHARS_MAX: usize = 512;
+
+/// A loaded model's vocabulary and chat template.
+#[derive(Debug)]
+pub(super) struct Vocabulary {
+    model: Arc<llama::Model>,
+    /// The bytes of all tokens, one after the other; those of token `t` end at `ends[t]`.
+    bytes: Bytes,
+    ends: Vec<u32>,
+    kinds: Vec<llama::Kind>,
+    beginning: Option<Token>,
+    end_of_turn: Option<Token>,
+    template: Option<Template>,
+}
+
+impl Vocabulary {
+    /// Reads the tables. A template that does not parse is an error: the model could not chat, and nobody would know.
+    pub(super) fn new(model: Arc<llama::Model>) -> Result<Self, TemplateError> {
+        let mut bytes = Vec::new();
+        let mut special = SpecialTexts::default();
+        let text = |token: Option<Token>| {
+            let piece = token
+                .map(|token| model.piece(token, true))
+                .unwrap_or_default();
+            String::from_utf8_lossy(&piece).into_owned()
+        };
+        let (wants_beginning, beginning) = model.beginning();
+        special.beginning = text(beginning);
+        special.end = text(model.end());
+        let (mut ends, mut kinds) = (Vec::new(), Vec::new());
+        for token in 0..model.size() {
+            let kind = model.kind(token);
+            if kind.control {
+                special.all.push(text(Some(token)));
+            } else {
+                bytes.extend(model.piece(token, false));
+            }
+            kinds.push(kind);
+            // Tokens are short: 2^32 bytes would be 16 KiB for each of 2^18.
+            ends.push(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+        }
+        let template = match model.chat_template() {
+            Some(source) => Some(Template::new(&source, &special, SystemTime::now)?),
+            None => None,
+        };
+        Ok(Self {
+            bytes: bytes.into(),
+            ends,
+            kinds,
+            beginning: beginning.filter(|_| wants_beginning),
+            end_of_turn: model.end_of_turn().or_else(|| model.end()),
+            template,
+            model,
+        })
+    }
+
+    /// Whether conversations can be rendered.
+    pub(super) fn has_template(&self) -> bool {
+        self.template.is_some()
+    }
+}
+
+impl api::Vocabulary for Vocabulary {
+    fn size(&self) -> usize {
+        self.kinds.len()
+    }
+
+    fn tokenize(&self, text: &str, special: bool) -> Vec<Token> {
+        let mut tokens = Vec::new();
+        for part in parts(text) {
+            let of_part = self.model.tokenize(part, special);
+            if tokens.is_empty() {
+                tokens = of_part;
+            } else {
+                tokens.extend(of_part);
+            }
+        }
+        tokens
+    }
+
+    fn bytes(&self, token: Token) -> Bytes {
+        let Some(&end) = self.ends.get(token as usize) else {
+            return Bytes::new();
+        };
+        let start = (token as usize)
+            .checked_sub(1)
+            .map_or(0, |before| self.ends[before]);
+        self.bytes.slice(start as usize..end as usize)
+    }
+
+    fn is_special(&self, token: Token) -> bool {
+        self.kinds
+            .get(token as usize)
+            .is_some_and(|kind| kind.control)
+    }
+
+    fn is_end(&self, token: Token) -> bool {
+        self.kinds.get(token as usize).is_some_and(|kind| kind.end)
+    }
+
+    fn beginning(&self) -> Option<Token> {
+        self.beginning
+    }
+
+    fn end_of_turn(&self) -> Option<Token> {
+        self.end_of_turn
+    }
+
+    fn chat(&self, chat: &Chat) -> Result<Vec<Token>, Fault> {
+        let template = self.template.as_ref().ok_or_else(no_template)?;
+        let mut tokens = Vec::new();
+        for piece in template.render(chat)? {
+            tokens.extend(match &piece {
+                Piece::Template(text) => self.tokenize(text, true),
+                Piece::Plain(text) => self.tokenize(text, false),
+            });
+        }
+        // Most templates print it themselves; it stands there once.
+        if let Some(beginning) = self.beginning
+            && tokens.first() != Some(&beginning)
+        {
+            tokens.insert(0, beginning);
+        }
+        Ok(tokens)
+    }
+}
+
+/// Cuts a text within runs longer than [`RUN_CHARS_MAX`], and nowhere else: one part for ordinary text.
+fn parts(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let (part, after) = rest.split_at(run_border(rest));
+        rest = after;
+        Some(part)
+    })
+}
+
+/// Where the first overlong run of `text` is to be cut, or its end.
+fn run_border(text: &str) -> usize {
+    let kind = |c: char| (c.is_whitespace(), c.is_alphabetic());
+    let (mut run, mut length) = ((false, false), 0);
+    for (at, c) in text.char_indices() {
+        if length > 0 && kind(c) == run {
+            if length == RUN_CHARS_MAX {
+                return at;
+            }
+            length += 1;
+        } else {
+            (run, length) = (kind(c), 1);
+        }
+    }
+    text.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_overlong_runs_are_cut() {
+        let lengths = |text: &str| parts(text).map(str::len).collect::<Vec<_>>();
+        assert!(lengths("").is_empty());
+        assert_eq!(lengths("ordinary text"), [13]);
+        let words = "word ".repeat(10_000);
+        assert_eq!(lengths(&words), [words.len()]);
+        assert_eq!(lengths(&"é".repeat(RUN_CHARS_MAX)), [2 * RUN_CHARS_MAX]);
+        assert_eq!(
+            lengths(&"é".repeat(RUN_CHARS_MAX + 1)),
+            [2 * RUN_CHARS_MAX, 2]
+        );
+        assert_eq!(
+            lengths(&format!("a{}b", " ".repeat(2 * RUN_CHARS_MAX))),
+            [1 + RUN_CHARS_MAX, RUN_CHARS_MAX + 1]
+        );
+    }
+}
