@@ -183,6 +183,16 @@ impl Want {
     }
 }
 
+/// Everything: all ports, any mimetype, no raw objects.
+impl From<Ports> for Want {
+    fn from(ports: Ports) -> Self {
+        Self {
+            ports,
+            ..Self::main([Mime::ANY])
+        }
+    }
+}
+
 /// One call.
 #[non_exhaustive]
 #[derive(Clone)]

@@ -232,6 +232,7 @@ impl Kernel {
             demand: None,
             timeout: None,
             port: None,
+            want: None,
             context: Vec::new(),
         })
     }

@@ -24,5 +24,7 @@ pub const CALL_DEPTH: u32 = 16;
 pub const JSON_VALUE_BYTES: usize = 16 << 20;
 /// Nesting of one JSON value (KE-203).
 pub const JSON_DEPTH: usize = 128;
+/// Bytes of a prompt.
+pub const PROMPT_BYTES: usize = 16 << 20;
 /// Functions of one kernel.
 pub const FUNCTIONS_MAX: usize = 10_000;

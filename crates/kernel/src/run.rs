@@ -27,7 +27,7 @@ use serde_json::Value;
 use self::driven::Driven;
 use self::flow::{Flow, Phase, Reading, Setup};
 use crate::Result;
-use crate::call::{CallId, Instant};
+use crate::call::{CallId, Instant, Want};
 use crate::cancel::Cancel;
 use crate::chunk::Chunk;
 use crate::error::Error;
@@ -125,6 +125,15 @@ impl<T: FromChunks> Run<T> {
             reading.port = Some(port);
         } else {
             self.too_late("port");
+        }
+        self
+    }
+
+    /// Asks for `want` in place of what `T` asks for; for who forwards a call, or reads some ports as chunks.
+    pub fn wanting(mut self, want: Want) -> Self {
+        match self.setup() {
+            Some(setup) => setup.want = Some(want),
+            None => self.too_late("wanting"),
         }
         self
     }

@@ -44,6 +44,8 @@ pub(crate) struct Setup {
     pub(crate) demand: Option<Arc<Demand>>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) port: Option<Port>,
+    /// In place of what the type asks for.
+    pub(crate) want: Option<Want>,
     pub(crate) context: Vec<(Name, Value)>,
 }
 
@@ -225,8 +227,9 @@ impl Flow {
         }
     }
 
-    fn start_call(&mut self, setup: Setup, mut want: Want) -> Result<()> {
+    fn start_call(&mut self, mut setup: Setup, want: Want) -> Result<()> {
         setup.check(&want)?;
+        let mut want = setup.want.take().unwrap_or(want);
         if let Some(port) = &setup.port {
             want.ports = Ports::Only(vec![port.clone()]);
         } else if let Some(ports) = setup.demand.as_ref().and_then(|demand| demand.ports()) {
@@ -333,6 +336,7 @@ impl Drop for Flow {
 
 impl Setup {
     fn check(&self, want: &Want) -> Result<()> {
+        let want = self.want.as_ref().unwrap_or(want);
         let spec = &*self.spec;
         if spec.outputs.is_empty() {
             return Ok(());

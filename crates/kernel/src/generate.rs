@@ -1,0 +1,101 @@
+//! GENERATE: the function that hands a request to the model its input `target` names.
+//!
+//! Owns: [`generate`], [`Targets`]: default and aliases (EV-503, EV-601). Refuses to know: models.
+
+use std::collections::BTreeMap;
+
+use futures::{FutureExt, StreamExt, TryStreamExt};
+
+use crate::Result;
+use crate::call::Call;
+use crate::chunk::Chunk;
+use crate::error::Error;
+use crate::function::Fun;
+use crate::handler::raw;
+use crate::model;
+use crate::name::{Mime, Name};
+use crate::run::Run;
+use crate::spec::{Effect, InnerType, Input, Spec};
+
+/// Which models GENERATE finds under which names. The models themselves are looked up in the kernel of the call.
+#[derive(Clone, Debug, Default)]
+pub struct Targets {
+    /// Used when a request names none. `None`: the only model there is.
+    pub default: Option<Name>,
+    /// Other names, and the models they mean.
+    pub aliases: BTreeMap<Name, Name>,
+}
+
+/// The function `GENERATE`.
+pub fn generate(targets: Targets) -> Fun {
+    let mut spec =
+        Spec::new("GENERATE", "Generates text on the target model.").effect(Effect::Idempotent);
+    spec.inputs = model::inputs();
+    spec.inputs
+        .push(Input::new("target").taking([Mime::TEXT]).optional());
+    spec.outputs = model::outputs();
+    spec.finishes = true;
+    spec.inner = Some(InnerType::of::<sapwood_engine::api::Tokens>());
+    raw(spec, move |call| {
+        let targets = targets.clone();
+        dispatch(call, targets).into_stream().try_flatten().boxed()
+    })
+}
+
+async fn dispatch(call: Call, targets: Targets) -> Result<Run<Chunk>> {
+    let asked: String = match call.inputs.get("target") {
+        Some(_) => call.arg("target").await?,
+        None => String::new(),
+    };
+    let name = targets.find(&call, asked.trim())?;
+    let mut inputs = call.inputs.clone();
+    inputs.remove("target");
+    let args: Vec<_> = inputs
+        .iter()
+        .map(|(name, node)| (name.clone(), node.clone()))
+        .collect();
+    Ok(call.kernel.run::<Chunk>(&name, args).wanting(call.want))
+}
+
+impl Targets {
+    /// The model that `asked` means (EV-503).
+    fn find(&self, call: &Call, asked: &str) -> Result<Name> {
+        let specs = call.kernel.specs();
+        let models = || {
+            specs
+                .iter()
+                .filter(|spec| spec.model)
+                .map(|spec| &spec.name)
+        };
+        let is_model = |name: &str| models().any(|model| *model == *name);
+        let unknown = |name: &str| Err(Error::not_found("model", name, models().cloned()));
+        if asked.is_empty() {
+            let mut all = models();
+            return match (&self.default, all.next(), all.next()) {
+                (Some(name), ..) if is_model(name) => Ok(name.clone()),
+                (Some(name), ..) => unknown(name),
+                (None, Some(only), None) => Ok(only.clone()),
+                (None, None, _) => unknown(""),
+                (None, Some(_), Some(_)) => {
+                    let names: Vec<&str> = models().take(20).map(Name::as_str).collect();
+                    let why = format!("name one of the models: {}", names.join(", "));
+                    Err(Error::argument("target", why).because("TARGET_REQUIRED"))
+                }
+            };
+        }
+        let bare = asked.strip_prefix("evergreen://").unwrap_or(asked);
+        if let Some(name) = [asked, bare].into_iter().find(|name| is_model(name)) {
+            return Ok(Name::shared(name));
+        }
+        let alias = [asked, bare]
+            .into_iter()
+            .find_map(|name| self.aliases.get(name));
+        match alias {
+            Some(name) if is_model(name) => Ok(name.clone()),
+            _ => unknown(asked),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,227 @@
+//! Models as functions: an engine's token stream with GENERATE's inputs and outputs (KE-611 to KE-614).
+//!
+//! Owns: [`model`], its spec, and the way from a call to a request. Refuses to know: how tokens are computed; faces.
+//!
+//! ```text
+//!   call ── read config, tools, prompt | messages ──► Request ── Engine::submit ──► Handle ── Answer ──► chunks
+//! ```
+//!
+//! Dropping the stream drops the engine's handle, which frees the sequence before the next step (EV-611).
+
+mod answer;
+pub(crate) mod config;
+mod markup;
+mod prompt;
+#[cfg(test)]
+mod tests;
+
+use bytes::Bytes;
+use futures::{FutureExt, StreamExt, TryStreamExt};
+use sapwood_engine::Engine;
+use sapwood_engine::api::{self, Prompt, Request};
+use serde_json::{Map, Value};
+
+use self::answer::{Answer, Asked};
+use self::config::{GenerateConfig, PromptMode};
+use crate::Result;
+use crate::call::{Call, Instant, Ports};
+use crate::error::Error;
+use crate::function::Fun;
+use crate::handler::raw;
+use crate::name::{Mime, Name, Port};
+use crate::spec::{Effect, InnerType, Input, Output, Spec};
+
+/// The key of a call's context under which a base for input `config` may stand, a JSON object; the input overrides it
+/// field by field (EV-601).
+pub const CONFIG_CONTEXT: &str = "config";
+
+/// The function of a model: `engine` under `name`. Its chunks' `inner` is [`api::Tokens`].
+pub fn model(name: impl Into<Name>, engine: Engine) -> Fun {
+    let mut spec = Spec::new(name, engine.info().description.as_str()).effect(Effect::Idempotent);
+    spec.inputs = inputs();
+    spec.outputs = outputs();
+    spec.finishes = true;
+    spec.inner = Some(InnerType::of::<api::Tokens>());
+    spec.model = true;
+    raw(spec, move |call| {
+        let engine = engine.clone();
+        begin(call, engine).into_stream().try_flatten().boxed()
+    })
+}
+
+/// GENERATE's inputs but for `target`.
+pub(crate) fn inputs() -> Vec<Input> {
+    let json = |name: &'static str| Input::new(name).taking([Mime::JSON, Mime::TEXT]).optional();
+    vec![
+        // One of `prompt` and `messages` is required; a schema of single inputs cannot say so.
+        Input::new("prompt").alias("text").optional().streaming(),
+        json("messages"),
+        json("config"),
+        json("tools"),
+    ]
+}
+
+/// GENERATE's outputs.
+pub(crate) fn outputs() -> Vec<Output> {
+    vec![
+        Output::new(Port::MAIN, Mime::TEXT)
+            .wire("response")
+            .alias("text"),
+        Output::new(Port::REASONING, Mime::TEXT),
+        Output::new(Port::TOOL_CALLS, Mime::NDJSON),
+        Output::new(Port::TOKENS, Mime::TOKENS),
+        Output::new(Port::LOGPROBS, Mime::NDJSON),
+        Output::new(Port::META, Mime::JSON),
+        Output::new(Port::CONTROLLER_LOG, Mime::TEXT),
+    ]
+}
+
+/// Reads the inputs and submits the request.
+async fn begin(call: Call, engine: Engine) -> Result<Answer> {
+    let began = Instant::now();
+    let config = read_config(&call, &engine).await?;
+    let tools = read_tools(&call).await?;
+    let has_tools = tools.as_array().is_some_and(|tools| !tools.is_empty());
+    let prompt = read_prompt(&call, &engine, &config, tools).await?;
+    let markup = matches!(prompt, Prompt::Chat(_));
+    let asked = Asked {
+        model: Name::shared(&engine.info().name),
+        vocabulary: engine.vocabulary().clone(),
+        want: call.want.clone(),
+        call: call.id,
+        choices: config.n.unwrap_or(1),
+        logprobs: logprobs(&call, &config).is_some(),
+        reasoning: markup,
+        tools: markup && has_tools,
+        began,
+    };
+    let request = request(&call, config, prompt);
+    let handle = engine.submit(request)?;
+    Ok(Answer::new(asked, handle))
+}
+
+fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> Request {
+    let mut request = Request::new(prompt);
+    request.top_logprobs = logprobs(call, &config);
+    request.timeout = call
+        .deadline
+        .map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    config.apply(&mut request);
+    request
+}
+
+/// How many alternatives to compute; `None` if nobody reads log-probabilities (EV-506).
+fn logprobs(call: &Call, config: &GenerateConfig) -> Option<u32> {
+    match &call.want.ports {
+        Ports::Only(ports) if ports.contains(&Port::LOGPROBS) => {
+            Some(config.top_logprobs.unwrap_or(0))
+        }
+        Ports::Only(_) if !call.want.inner => None,
+        // Who reads everything gets what was configured.
+        Ports::Only(_) | Ports::All => config.top_logprobs,
+    }
+}
+
+async fn read_config(call: &Call, engine: &Engine) -> Result<GenerateConfig> {
+    let mut fields = match call.context.get(CONFIG_CONTEXT) {
+        Some(Value::Object(base)) => base.clone(),
+        _ => Map::new(),
+    };
+    if let Some(input) = read_json(call, "config").await? {
+        let Value::Object(input) = input else {
+            return Err(config::bad("config", "must be a JSON object"));
+        };
+        fields.extend(
+            input
+                .into_iter()
+                .map(|(key, value)| (config::snake(&key), value)),
+        );
+    }
+    let config = GenerateConfig::from_json(fields)?;
+    config.check_vocabulary(engine.info().vocabulary_tokens)?;
+    Ok(config)
+}
+
+async fn read_tools(call: &Call) -> Result<Value> {
+    let wrong = |why: String| Error::argument("tools", why);
+    let Some(tools) = read_json(call, "tools").await? else {
+        return Ok(Value::Null);
+    };
+    let Some(list) = tools.as_array() else {
+        return Err(wrong("must be an array of tool definitions".into()));
+    };
+    for (index, tool) in list.iter().enumerate() {
+        let name = tool.pointer("/function/name").and_then(Value::as_str);
+        if name.is_none_or(str::is_empty) {
+            return Err(wrong(format!(
+                "tool {index} needs {{\"type\": \"function\", \"function\": {{\"name\": ..}}}}"
+            )));
+        }
+    }
+    Ok(tools)
+}
+
+/// An input as JSON; `None` if it was not given or is empty.
+async fn read_json(call: &Call, name: &'static str) -> Result<Option<Value>> {
+    let Some(node) = call.inputs.get(name) else {
+        return Ok(None);
+    };
+    let data: Bytes = node.main().whole().await?;
+    if data.iter().all(u8::is_ascii_whitespace) {
+        return Ok(None);
+    }
+    match serde_json::from_slice(&data) {
+        Ok(value) => Ok(Some(value)),
+        Err(error) => {
+            let reason = if name == "config" { "BAD_CONFIG" } else { "" };
+            Err(Error::argument(name, format!("not JSON: {error}")).because(reason))
+        }
+    }
+}
+
+async fn read_prompt(
+    call: &Call,
+    engine: &Engine,
+    config: &GenerateConfig,
+    tools: Value,
+) -> Result<Prompt> {
+    let mode = prompt_mode(config, engine)?;
+    let given = (call.inputs.get("prompt"), call.inputs.get("messages"));
+    let turns = match given {
+        (Some(_), None) => prompt::read(call.read("prompt")?).await?,
+        (None, Some(_)) => {
+            let messages = read_json(call, "messages").await?.unwrap_or(Value::Null);
+            prompt::Prompting::Messages(prompt::messages(messages)?)
+        }
+        (Some(_), Some(_)) => {
+            let why = "give either prompt or messages, not both";
+            return Err(Error::argument("messages", why).because("DUPLICATE_PARAM"));
+        }
+        (None, None) => {
+            let why = "a model needs this input, or messages";
+            return Err(Error::argument("prompt", why).because("MISSING_INPUT"));
+        }
+    };
+    match mode {
+        PromptMode::Raw => turns.raw(&**engine.vocabulary()),
+        _ => {
+            let template_args = config.template_args.clone().unwrap_or(Value::Null);
+            turns.chat(tools, template_args)
+        }
+    }
+}
+
+/// EV-607.
+fn prompt_mode(config: &GenerateConfig, engine: &Engine) -> Result<PromptMode> {
+    match config.prompt_mode {
+        PromptMode::Chat if !engine.info().chat => Err(api::Fault::new(
+            sapwood_proto::code::Code::FailedPrecondition,
+            "NO_TEMPLATE",
+            "this model has no chat template; use prompt_mode \"raw\"",
+        )
+        .into()),
+        PromptMode::Auto if engine.info().chat => Ok(PromptMode::Chat),
+        PromptMode::Auto => Ok(PromptMode::Raw),
+        mode => Ok(mode),
+    }
+}

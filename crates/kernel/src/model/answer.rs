@@ -1,0 +1,371 @@
+//! An engine's events as a model function's chunks.
+//!
+//! Owns: [`Answer`]: ports, choices, finish reasons, usage, the metadata at the end (EV-601, KE-612). Refuses to know:
+//! prompts, sampling. Without markup and without `inner`, one step with text is one chunk and allocates nothing.
+//!
+//! ```text
+//!   Tokens ──► response | reasoning | tool_calls, tokens, logprobs
+//!   Finish ──► what markup held back        Usage ──► meta, and one empty chunk with the run's metadata
+//! ```
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use futures::Stream;
+use sapwood_engine::Handle;
+use sapwood_engine::api::{self, Event, Kind, SharedVocabulary, Stop, Tokens};
+use serde_json::{Value, json};
+
+use super::markup::{Markup, Piece};
+use crate::Result;
+use crate::call::{CallId, Instant, Want};
+use crate::chunk::{Chunk, Text};
+use crate::error::Error;
+use crate::limits;
+use crate::meta::{Meta, Reason, Usage};
+use crate::name::{Mime, Name, Port};
+
+/// What is known when the request is submitted.
+pub(super) struct Asked {
+    pub(super) model: Name,
+    pub(super) vocabulary: SharedVocabulary,
+    pub(super) want: Want,
+    pub(super) call: CallId,
+    pub(super) choices: u32,
+    pub(super) logprobs: bool,
+    pub(super) reasoning: bool,
+    pub(super) tools: bool,
+    pub(super) began: Instant,
+}
+
+/// The chunks of one request.
+pub(super) struct Answer {
+    asked: Asked,
+    wants: Wants,
+    role: Arc<Meta>,
+    /// Dropped with the stream, or at the end: then the sequence is gone (D-7).
+    handle: Option<Handle>,
+    ready: VecDeque<Chunk>,
+    choices: Vec<Choice>,
+    first_token: Option<Instant>,
+}
+
+/// Which ports are read.
+#[derive(Clone, Copy)]
+struct Wants {
+    main: bool,
+    reasoning: bool,
+    tool_calls: bool,
+    tokens: bool,
+    logprobs: bool,
+    meta: bool,
+}
+
+struct Choice {
+    markup: Markup,
+    /// The first chunk of each of these ports carries the role.
+    main_begun: bool,
+    reasoning_begun: bool,
+    calls: u32,
+    finish: Option<(Reason, Option<Stop>)>,
+}
+
+impl Answer {
+    pub(super) fn new(asked: Asked, handle: Handle) -> Self {
+        let has = |port: Port| asked.want.ports.has(&port);
+        let wants = Wants {
+            main: has(Port::MAIN),
+            reasoning: has(Port::REASONING),
+            tool_calls: has(Port::TOOL_CALLS),
+            tokens: has(Port::TOKENS),
+            logprobs: has(Port::LOGPROBS) && asked.logprobs,
+            meta: has(Port::META),
+        };
+        let mut answer = Self {
+            wants,
+            role: Arc::new(Meta::default().with_role("ASSISTANT")),
+            handle: Some(handle),
+            ready: VecDeque::new(),
+            choices: Vec::new(),
+            first_token: None,
+            asked,
+        };
+        if answer.asked.choices > 1 {
+            // All choices are announced at once, in order: a face makes a tree of them (EV-604).
+            for choice in 0..answer.asked.choices {
+                answer.text(choice, Port::MAIN, Text::new());
+            }
+        }
+        answer
+    }
+
+    fn choice(&mut self, index: u32) -> Result<&mut Choice> {
+        if index >= limits::CHOICES_SEEN_MAX {
+            return Err(Error::Protocol {
+                peer: self.asked.model.clone(),
+                why: format!("choice {index} is out of range"),
+            });
+        }
+        while self.choices.len() <= index as usize {
+            self.choices.push(Choice {
+                markup: Markup::new(self.asked.reasoning, self.asked.tools),
+                main_begun: false,
+                reasoning_begun: false,
+                calls: 0,
+                finish: None,
+            });
+        }
+        Ok(&mut self.choices[index as usize])
+    }
+
+    fn take(&mut self, event: Event) -> Result<()> {
+        let choice = event.choice;
+        match event.kind {
+            Kind::Tokens(tokens) => self.tokens(choice, tokens),
+            Kind::Finish(finish) => self.finish(choice, finish),
+            Kind::Usage(usage) => {
+                self.end(usage);
+                Ok(())
+            }
+            Kind::Fault(fault) => Err(fault.into()),
+        }
+    }
+
+    fn tokens(&mut self, choice: u32, tokens: Tokens) -> Result<()> {
+        if !tokens.tokens.is_empty() {
+            self.first_token.get_or_insert_with(Instant::now);
+        }
+        let before = self.ready.len();
+        let text = tokens.text.clone();
+        self.parse(choice, |markup, out| markup.push(text, out))?;
+        if self.asked.want.inner {
+            if self.ready.len() == before {
+                self.push(choice, Port::MAIN, Mime::TEXT, Bytes::new());
+            }
+            // The first chunk of the step carries what the step sampled.
+            if let Some(chunk) = self.ready.get_mut(before) {
+                chunk.inner = Some(Arc::new(tokens.clone()));
+            }
+        }
+        if self.wants.tokens && !tokens.tokens.is_empty() {
+            let mut data = BytesMut::with_capacity(4 * tokens.tokens.len());
+            tokens
+                .tokens
+                .iter()
+                .for_each(|token| data.put_u32_le(token.id));
+            self.push(choice, Port::TOKENS, Mime::TOKENS, data.freeze());
+        }
+        if self.wants.logprobs {
+            for token in &tokens.tokens {
+                let line = self.logprob_line(choice, token);
+                self.push(choice, Port::LOGPROBS, Mime::NDJSON, json_line(&line));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the choice's markup parser and emits what it finds.
+    fn parse(
+        &mut self,
+        choice: u32,
+        feed: impl FnOnce(&mut Markup, &mut dyn FnMut(Piece)),
+    ) -> Result<()> {
+        let mut markup =
+            std::mem::replace(&mut self.choice(choice)?.markup, Markup::new(false, false));
+        feed(&mut markup, &mut |piece| self.piece(choice, piece));
+        self.choice(choice)?.markup = markup;
+        Ok(())
+    }
+
+    fn piece(&mut self, choice: u32, piece: Piece) {
+        match piece {
+            Piece::Text(text) if self.wants.main => self.text(choice, Port::MAIN, text),
+            Piece::Reasoning(text) if self.wants.reasoning => {
+                self.text(choice, Port::REASONING, text);
+            }
+            Piece::Text(_) | Piece::Reasoning(_) => {}
+            Piece::Call { name, arguments } => {
+                let Ok(state) = self.choice(choice) else {
+                    return;
+                };
+                let index = state.calls;
+                state.calls += 1;
+                if self.wants.tool_calls {
+                    let id = format!("call_{}_{choice}_{index}", self.asked.call);
+                    let call =
+                        json!({"index": index, "id": id, "name": name, "arguments": arguments});
+                    self.push(choice, Port::TOOL_CALLS, Mime::NDJSON, json_line(&call));
+                }
+            }
+        }
+    }
+
+    /// Text with the role on its first chunk.
+    fn text(&mut self, choice: u32, port: Port, text: Text) {
+        let role = self.role.clone();
+        let Ok(state) = self.choice(choice) else {
+            return;
+        };
+        let begun = if port == Port::REASONING {
+            &mut state.reasoning_begun
+        } else {
+            &mut state.main_begun
+        };
+        let first = !std::mem::replace(begun, true);
+        let mut chunk = Chunk::text(text).on(port).with_choice(choice);
+        chunk.meta = first.then_some(role);
+        self.ready.push_back(chunk);
+    }
+
+    fn push(&mut self, choice: u32, port: Port, mime: Mime, data: Bytes) {
+        let chunk = Chunk::bytes(data)
+            .with_mime(mime)
+            .on(port)
+            .with_choice(choice);
+        self.ready.push_back(chunk);
+    }
+
+    fn finish(&mut self, choice: u32, finish: api::Finish) -> Result<()> {
+        self.parse(choice, |markup, out| markup.end(out))?;
+        let state = self.choice(choice)?;
+        let reason = match finish.reason {
+            // The engine sees an end of sequence where the model waits for its tools.
+            api::Reason::Stop if state.calls > 0 => Reason::ToolCalls,
+            api::Reason::Stop => Reason::Stop,
+            api::Reason::Length => Reason::Length,
+            api::Reason::Controller => Reason::Controller,
+            api::Reason::Cancelled => Reason::Cancelled,
+        };
+        state.finish = Some((reason, finish.stop));
+        Ok(())
+    }
+
+    fn logprob_line(&self, choice: u32, token: &api::Sampled) -> Value {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let top: Vec<Value> = token
+            .top
+            .iter()
+            .map(|(id, logprob)| {
+                let text = text(&self.asked.vocabulary.bytes(*id));
+                json!({"token_id": id, "text": text, "logprob": logprob})
+            })
+            .collect();
+        json!({
+            "token_id": token.id,
+            "text": text(&token.bytes),
+            "bytes": token.bytes.to_vec(),
+            "logprob": token.logprob,
+            "top": top,
+            "choice": choice,
+        })
+    }
+
+    /// Everything has been generated: metadata for the port that has it, and for the run.
+    fn end(&mut self, usage: api::Usage) {
+        if self.wants.meta {
+            let document = self.meta_document(&usage);
+            let data = Bytes::from(document.to_string());
+            self.push(0, Port::META, Mime::JSON, data);
+        }
+        let counted = Usage {
+            cached_tokens: u64::from(usage.cached_tokens),
+            ..Usage::of(
+                u64::from(usage.prompt_tokens),
+                u64::from(usage.completion_tokens),
+            )
+        };
+        let mut meta = Meta::default()
+            .with_role("ASSISTANT")
+            .with_usage(0, counted)
+            .with_extra("seed", usage.seed);
+        meta.model = Some(self.asked.model.clone());
+        for (index, choice) in self.choices.iter().enumerate() {
+            if let Some((reason, _)) = &choice.finish {
+                // Choices are counted in 32 bits, see `choice`.
+                meta = meta.with_finish(index as u32, reason.clone());
+            }
+        }
+        self.ready.push_back(Chunk::empty().with_meta(meta));
+        self.handle = None;
+    }
+
+    fn meta_document(&self, usage: &api::Usage) -> Value {
+        let ms =
+            |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1000.0;
+        let now = Instant::now();
+        let first = self.first_token.map(|first| ms(self.asked.began, first));
+        let finish =
+            |choice: Option<&Choice>| choice.and_then(|choice| choice.finish.as_ref()).cloned();
+        let fields = |finish: Option<(Reason, Option<Stop>)>| {
+            let (reason, stop) = finish.unzip();
+            (
+                reason.map(|reason| reason.to_string()),
+                stop.flatten().map(stop_json),
+            )
+        };
+        let (reason, stop) = fields(finish(self.choices.first()));
+        let mut document = json!({
+            "model": self.asked.model.as_str(),
+            "finish_reason": reason,
+            "stop": stop,
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "cached_tokens": usage.cached_tokens,
+            },
+            "seed": usage.seed,
+            "timing": {"first_token_ms": first, "total_ms": ms(self.asked.began, now)},
+        });
+        if let (Some(object), true) = (document.as_object_mut(), self.choices.len() > 1) {
+            let choices = self.choices.iter().enumerate().map(|(index, choice)| {
+                let (reason, stop) = fields(finish(Some(choice)));
+                json!({"index": index, "finish_reason": reason, "stop": stop})
+            });
+            object.insert("choices".into(), choices.collect());
+        }
+        document
+    }
+}
+
+impl Stream for Answer {
+    type Item = Result<Chunk>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(chunk) = self.ready.pop_front() {
+                return Poll::Ready(Some(Ok(chunk)));
+            }
+            let Some(handle) = &mut self.handle else {
+                return Poll::Ready(None);
+            };
+            let taken = match ready!(Pin::new(handle).poll_next(cx)) {
+                Some(event) => self.take(event),
+                // An engine that stops in mid-sentence (KE-313).
+                None => Err(Error::Truncated {
+                    what: self.asked.model.clone(),
+                }),
+            };
+            if let Err(error) = taken {
+                self.handle = None;
+                self.ready.clear();
+                return Poll::Ready(Some(Err(error)));
+            }
+        }
+    }
+}
+
+fn stop_json(stop: Stop) -> Value {
+    match stop {
+        Stop::Text(text) => text.into(),
+        Stop::Token(token) => token.into(),
+    }
+}
+
+fn json_line(value: &Value) -> Bytes {
+    let mut line = value.to_string();
+    line.push('\n');
+    line.into()
+}

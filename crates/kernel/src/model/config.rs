@@ -1,0 +1,311 @@
+//! How a model is asked to generate: the fields of `GenerateConfig`, read from JSON.
+//!
+//! Owns: [`GenerateConfig`], its names and ranges (EV-602, EV-603). Refuses to know: protobuf (its face turns that into
+//! the same JSON), what an engine does with a field.
+
+use std::collections::BTreeMap;
+
+use sapwood_engine::api::Request;
+use serde_json::{Map, Value};
+
+use crate::Result;
+use crate::error::Error;
+use crate::limits;
+use crate::name::Name;
+
+/// Stop texts, and bytes of each.
+const STOPS_MAX: usize = 16;
+const STOP_BYTES_MAX: usize = 256;
+const TOP_LOGPROBS_MAX: u32 = 20;
+
+/// What is set. Everything else takes the model's default.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct GenerateConfig {
+    pub(crate) max_tokens: Option<u32>,
+    pub(crate) min_tokens: Option<u32>,
+    pub(crate) temperature: Option<f32>,
+    pub(crate) top_p: Option<f32>,
+    pub(crate) top_k: Option<u32>,
+    pub(crate) min_p: Option<f32>,
+    pub(crate) repetition_penalty: Option<f32>,
+    pub(crate) presence_penalty: Option<f32>,
+    pub(crate) frequency_penalty: Option<f32>,
+    pub(crate) seed: Option<u64>,
+    pub(crate) stop: Vec<String>,
+    pub(crate) stop_token_ids: Vec<u32>,
+    pub(crate) ignore_eos: Option<bool>,
+    pub(crate) top_logprobs: Option<u32>,
+    pub(crate) logit_bias: BTreeMap<u32, f32>,
+    pub(crate) n: Option<u32>,
+    pub(crate) prompt_mode: PromptMode,
+    pub(crate) template_args: Option<Value>,
+}
+
+/// How the prompt becomes tokens (EV-607).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum PromptMode {
+    /// By the chat template, if there is one.
+    #[default]
+    Auto,
+    /// By the chat template.
+    Chat,
+    /// As it is.
+    Raw,
+}
+
+impl GenerateConfig {
+    /// Reads the fields. A name is accepted in snake or camel case; `null` means not set.
+    ///
+    /// # Errors
+    /// `Argument` with reason `BAD_CONFIG`, naming the field: unknown, of a wrong type, or out of range;
+    /// `Unimplemented` for what this build cannot do.
+    pub(crate) fn from_json(fields: Map<String, Value>) -> Result<Self> {
+        let mut config = Self::default();
+        let given = |name: &str| fields.get(name).is_some_and(|value| !value.is_null());
+        if given("controller") && given("response_format") {
+            return Err(bad("controller", "cannot be combined with response_format"));
+        }
+        for (key, value) in &fields {
+            if !value.is_null() {
+                config.set(&snake(key), value)?;
+            }
+        }
+        Ok(config)
+    }
+
+    fn set(&mut self, field: &str, value: &Value) -> Result<()> {
+        match field {
+            "max_tokens" => self.max_tokens = Some(integer(field, value, 0, u32::MAX)?),
+            "min_tokens" => self.min_tokens = Some(integer(field, value, 0, u32::MAX)?),
+            "temperature" => {
+                self.temperature = Some(number(
+                    field,
+                    value,
+                    |x| (0.0..=2.0).contains(&x),
+                    "0 to 2",
+                )?)
+            }
+            "top_p" => {
+                self.top_p = Some(number(
+                    field,
+                    value,
+                    |x| x > 0.0 && x <= 1.0,
+                    "above 0, at most 1",
+                )?)
+            }
+            "top_k" => self.top_k = Some(integer(field, value, 0, u32::MAX)?),
+            "min_p" => {
+                self.min_p = Some(number(
+                    field,
+                    value,
+                    |x| (0.0..1.0).contains(&x),
+                    "0 to below 1",
+                )?)
+            }
+            "repetition_penalty" => {
+                self.repetition_penalty = Some(number(
+                    field,
+                    value,
+                    |x| x > 0.0 && x <= 10.0,
+                    "above 0, at most 10",
+                )?);
+            }
+            "presence_penalty" => self.presence_penalty = Some(penalty(field, value)?),
+            "frequency_penalty" => self.frequency_penalty = Some(penalty(field, value)?),
+            "seed" => self.seed = Some(seed(value)?),
+            "stop" => self.stop = stops(value)?,
+            "stop_token_ids" => self.stop_token_ids = token_ids(field, value)?,
+            "ignore_eos" => {
+                let flag = value.as_bool();
+                self.ignore_eos = Some(flag.ok_or_else(|| bad(field, "must be true or false"))?);
+            }
+            "top_logprobs" => self.top_logprobs = Some(integer(field, value, 0, TOP_LOGPROBS_MAX)?),
+            "logit_bias" => self.logit_bias = logit_bias(value)?,
+            "n" => self.n = Some(integer(field, value, 1, limits::CHOICES_MAX)?),
+            "response_format" => response_format(value)?,
+            "controller" => return Err(unimplemented("a controller")),
+            "prompt_mode" => self.prompt_mode = prompt_mode(value)?,
+            "template_args" => {
+                if !value.is_object() {
+                    return Err(bad(field, "must be an object"));
+                }
+                self.template_args = Some(value.clone());
+            }
+            _ => return Err(bad(field, "is not a field of GenerateConfig")),
+        }
+        Ok(())
+    }
+
+    /// Whether every token it names exists.
+    ///
+    /// # Errors
+    /// `BAD_CONFIG`.
+    pub(crate) fn check_vocabulary(&self, tokens: u32) -> Result<()> {
+        let outside = |id: &u32| *id >= tokens;
+        let why = format!("names a token outside the vocabulary of {tokens}");
+        if self.stop_token_ids.iter().any(outside) {
+            return Err(bad("stop_token_ids", &why));
+        }
+        if self.logit_bias.keys().any(outside) {
+            return Err(bad("logit_bias", &why));
+        }
+        Ok(())
+    }
+
+    /// Puts what is set into a request.
+    pub(crate) fn apply(self, request: &mut Request) {
+        fn put<T>(target: &mut T, value: Option<T>) {
+            if let Some(value) = value {
+                *target = value;
+            }
+        }
+        let sampling = &mut request.sampling;
+        put(&mut sampling.temperature, self.temperature);
+        put(&mut sampling.top_p, self.top_p);
+        put(&mut sampling.top_k, self.top_k);
+        put(&mut sampling.min_p, self.min_p);
+        put(&mut sampling.repetition_penalty, self.repetition_penalty);
+        put(&mut sampling.presence_penalty, self.presence_penalty);
+        put(&mut sampling.frequency_penalty, self.frequency_penalty);
+        sampling.logit_bias = self.logit_bias;
+        sampling.seed = self.seed;
+        request.max_tokens = self.max_tokens;
+        put(&mut request.min_tokens, self.min_tokens);
+        put(&mut request.ignore_eos, self.ignore_eos);
+        put(&mut request.n, self.n);
+        request.stop = self.stop;
+        request.stop_tokens = self.stop_token_ids;
+    }
+}
+
+/// `BAD_CONFIG` for this field.
+pub(super) fn bad(field: &str, why: &str) -> Error {
+    Error::argument(Name::shared(field), why).because("BAD_CONFIG")
+}
+
+fn unimplemented(what: &str) -> Error {
+    Error::Unimplemented { what: what.into() }
+}
+
+/// A field's name as the schema writes it.
+pub(super) fn snake(key: &str) -> String {
+    let mut out = String::with_capacity(key.len() + 4);
+    for letter in key.chars() {
+        if letter.is_ascii_uppercase() {
+            out.push('_');
+        }
+        out.push(letter.to_ascii_lowercase());
+    }
+    out
+}
+
+fn integer(field: &str, value: &Value, min: u32, max: u32) -> Result<u32> {
+    // A Struct knows doubles only: a whole one is an integer.
+    let whole = |x: f64| x.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&x);
+    let number = match value.as_u64() {
+        Some(number) => u32::try_from(number).ok(),
+        None => value.as_f64().filter(|x| whole(*x)).map(|x| x as u32),
+    };
+    number
+        .filter(|number| (min..=max).contains(number))
+        .ok_or_else(|| bad(field, &format!("must be an integer, {min} to {max}")))
+}
+
+fn number(field: &str, value: &Value, in_range: impl Fn(f32) -> bool, range: &str) -> Result<f32> {
+    #[allow(clippy::cast_possible_truncation, reason = "the field is a float")]
+    let number = value.as_f64().map(|number| number as f32);
+    // NaN is in no range.
+    number
+        .filter(|number| in_range(*number))
+        .ok_or_else(|| bad(field, &format!("must be a number, {range}")))
+}
+
+fn penalty(field: &str, value: &Value) -> Result<f32> {
+    number(field, value, |x| (-2.0..=2.0).contains(&x), "-2 to 2")
+}
+
+/// JSON writes 64 bits as a number or, in proto3's way, as a string.
+fn seed(value: &Value) -> Result<u64> {
+    let text = value.as_str().and_then(|text| text.parse().ok());
+    let double = value
+        .as_f64()
+        .filter(|x| x.fract() == 0.0 && (0.0..=9_007_199_254_740_992.0).contains(x))
+        .map(|x| x as u64);
+    value
+        .as_u64()
+        .or(text)
+        .or(double)
+        .ok_or_else(|| bad("seed", "must be an integer of 64 bits, not negative"))
+}
+
+fn stops(value: &Value) -> Result<Vec<String>> {
+    let wrong = || {
+        let why = format!("must be at most {STOPS_MAX} strings of 1 to {STOP_BYTES_MAX} bytes");
+        bad("stop", &why)
+    };
+    let list = match value {
+        Value::String(one) => vec![one.clone()],
+        _ => serde_json::from_value::<Vec<String>>(value.clone()).map_err(|_| wrong())?,
+    };
+    let fits = |stop: &String| (1..=STOP_BYTES_MAX).contains(&stop.len());
+    if list.len() <= STOPS_MAX && list.iter().all(fits) {
+        Ok(list)
+    } else {
+        Err(wrong())
+    }
+}
+
+fn token_ids(field: &str, value: &Value) -> Result<Vec<u32>> {
+    let list = value
+        .as_array()
+        .ok_or_else(|| bad(field, "must be a list of token ids"))?;
+    list.iter()
+        .map(|id| integer(field, id, 0, u32::MAX))
+        .collect()
+}
+
+fn logit_bias(value: &Value) -> Result<BTreeMap<u32, f32>> {
+    let field = "logit_bias";
+    let object = value
+        .as_object()
+        .ok_or_else(|| bad(field, "must be an object of token ids and biases"))?;
+    object
+        .iter()
+        .map(|(id, bias)| {
+            let id = id
+                .parse()
+                .map_err(|_| bad(field, "has a key that is no token id"))?;
+            let bias = number(
+                field,
+                bias,
+                |x| (-100.0..=100.0).contains(&x),
+                "-100 to 100",
+            )?;
+            Ok((id, bias))
+        })
+        .collect()
+}
+
+/// Text is what comes anyway; shapes need native constraints.
+fn response_format(value: &Value) -> Result<()> {
+    const KINDS: [&str; 5] = ["json_object", "json_schema", "regex", "choice", "lark"];
+    match value.get("type").and_then(Value::as_str) {
+        None | Some("text") if value.is_object() => Ok(()),
+        Some(kind) if KINDS.contains(&kind) => {
+            Err(unimplemented("response_format other than text"))
+        }
+        _ => Err(bad(
+            "response_format",
+            "has an unknown type; there are text, json_object, json_schema, regex, choice and lark",
+        )),
+    }
+}
+
+fn prompt_mode(value: &Value) -> Result<PromptMode> {
+    match value.as_str() {
+        Some("auto" | "") => Ok(PromptMode::Auto),
+        Some("chat") => Ok(PromptMode::Chat),
+        Some("raw") => Ok(PromptMode::Raw),
+        _ => Err(bad("prompt_mode", "must be auto, chat or raw")),
+    }
+}

@@ -1,0 +1,228 @@
+//! Thoughts and tool calls that a model marks in its text (D-10).
+//!
+//! Owns: [`Markup`], the incremental parser of one choice. Refuses to know: tokens, ports. Text without a `<` passes
+//! through uncopied; only what may be the beginning of a marker is held back.
+//!
+//! ```text
+//!   text ── <think> ──► reasoning ── </think> ──► text ── <tool_call> ──► call ── </tool_call> ──► text
+//! ```
+
+use serde_json::Value;
+
+use crate::chunk::Text;
+
+const THINK: &str = "<think>";
+const THINK_END: &str = "</think>";
+const CALL: &str = "<tool_call>";
+const CALL_END: &str = "</tool_call>";
+
+/// What was found, in order.
+#[derive(Debug, PartialEq)]
+pub(super) enum Piece {
+    Text(Text),
+    Reasoning(Text),
+    Call { name: String, arguments: Value },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Line feeds right after a marker belong to it.
+    Text {
+        after_marker: bool,
+    },
+    Reasoning {
+        after_marker: bool,
+    },
+    Call,
+}
+
+/// The parser of one choice's text.
+#[derive(Debug)]
+pub(super) struct Markup {
+    reasoning: bool,
+    tools: bool,
+    state: State,
+    held: String,
+    /// Bytes of `held` that hold no whole marker.
+    searched: usize,
+}
+
+impl Markup {
+    /// A parser that looks for thoughts, for calls, for both or for neither.
+    pub(super) const fn new(reasoning: bool, tools: bool) -> Self {
+        Self {
+            reasoning,
+            tools,
+            state: State::Text {
+                after_marker: false,
+            },
+            held: String::new(),
+            searched: 0,
+        }
+    }
+
+    /// Takes the next text.
+    pub(super) fn push(&mut self, text: Text, out: &mut dyn FnMut(Piece)) {
+        let plain = self.held.is_empty()
+            && self.state
+                == State::Text {
+                    after_marker: false,
+                };
+        if plain && !((self.reasoning || self.tools) && text.contains('<')) {
+            if !text.is_empty() {
+                out(Piece::Text(text));
+            }
+            return;
+        }
+        self.held.push_str(&text);
+        while self.step(out) {}
+    }
+
+    /// The end: what is held back is text after all.
+    pub(super) fn end(&mut self, out: &mut dyn FnMut(Piece)) {
+        let held = std::mem::take(&mut self.held);
+        match self.state {
+            State::Reasoning { .. } => emit(held.trim_end_matches('\n'), true, out),
+            State::Text { .. } => emit(&held, false, out),
+            State::Call => emit(&format!("{CALL}{held}"), false, out),
+        }
+        self.state = State::Text {
+            after_marker: false,
+        };
+        self.searched = 0;
+    }
+
+    /// Deals with the beginning of `held`. `true` if there may be more to do.
+    fn step(&mut self, out: &mut dyn FnMut(Piece)) -> bool {
+        match self.state {
+            State::Text { after_marker } => self.step_text(after_marker, out),
+            State::Reasoning { after_marker } => self.step_reasoning(after_marker, out),
+            State::Call => self.step_call(out),
+        }
+    }
+
+    fn step_text(&mut self, after_marker: bool, out: &mut dyn FnMut(Piece)) -> bool {
+        if after_marker && !self.skip_line_feeds() {
+            return false;
+        }
+        self.state = State::Text {
+            after_marker: false,
+        };
+        let markers: &[&str] = match (self.reasoning, self.tools) {
+            (true, true) => &[THINK, CALL],
+            (true, false) => &[THINK],
+            (false, true) => &[CALL],
+            (false, false) => &[],
+        };
+        let found = markers
+            .iter()
+            .filter_map(|marker| Some((self.held.find(marker)?, *marker)))
+            .min_by_key(|(at, _)| *at);
+        let Some((at, marker)) = found else {
+            let safe = self.held.len() - held_back(&self.held, markers);
+            emit(&self.held[..safe], false, out);
+            self.held.drain(..safe);
+            return false;
+        };
+        emit(&self.held[..at], false, out);
+        self.held.drain(..at + marker.len());
+        self.searched = 0;
+        self.state = if marker == THINK {
+            State::Reasoning { after_marker: true }
+        } else {
+            State::Call
+        };
+        true
+    }
+
+    fn step_reasoning(&mut self, after_marker: bool, out: &mut dyn FnMut(Piece)) -> bool {
+        if after_marker && !self.skip_line_feeds() {
+            return false;
+        }
+        self.state = State::Reasoning {
+            after_marker: false,
+        };
+        if let Some(at) = self.held.find(THINK_END) {
+            emit(self.held[..at].trim_end_matches('\n'), true, out);
+            self.held.drain(..at + THINK_END.len());
+            self.state = State::Text { after_marker: true };
+            return true;
+        }
+        let safe = self.held.len() - held_back(&self.held, &[THINK_END]);
+        // Line feeds right before the marker belong to it.
+        let safe = self.held[..safe].trim_end_matches('\n').len();
+        emit(&self.held[..safe], true, out);
+        self.held.drain(..safe);
+        false
+    }
+
+    fn step_call(&mut self, out: &mut dyn FnMut(Piece)) -> bool {
+        let from = floor(&self.held, self.searched);
+        let Some(at) = self.held[from..].find(CALL_END).map(|at| at + from) else {
+            self.searched = self.held.len().saturating_sub(CALL_END.len());
+            return false;
+        };
+        match parse_call(&self.held[..at]) {
+            Some(call) => out(call),
+            // What is no call is not lost: it is text.
+            None => emit(&format!("{CALL}{}{CALL_END}", &self.held[..at]), false, out),
+        }
+        self.held.drain(..at + CALL_END.len());
+        self.state = State::Text { after_marker: true };
+        true
+    }
+
+    /// Drops line feeds at the beginning. `false` if nothing else has come yet.
+    fn skip_line_feeds(&mut self) -> bool {
+        let kept = self.held.trim_start_matches('\n').len();
+        self.held.drain(..self.held.len() - kept);
+        kept > 0
+    }
+}
+
+fn emit(text: &str, reasoning: bool, out: &mut dyn FnMut(Piece)) {
+    if !text.is_empty() {
+        let text = Text::from(text);
+        out(if reasoning {
+            Piece::Reasoning(text)
+        } else {
+            Piece::Text(text)
+        });
+    }
+}
+
+/// How many bytes at the end of `text` may begin one of the markers. Markers are ASCII, so this splits no character.
+fn held_back(text: &str, markers: &[&str]) -> usize {
+    let begins = |marker: &&str| {
+        let longest = (marker.len() - 1).min(text.len());
+        (1..=longest)
+            .rev()
+            .find(|len| text.ends_with(&marker[..*len]))
+    };
+    markers.iter().filter_map(begins).max().unwrap_or(0)
+}
+
+/// The character boundary at or before `at`.
+fn floor(text: &str, at: usize) -> usize {
+    (0..=at.min(text.len()))
+        .rev()
+        .find(|at| text.is_char_boundary(*at))
+        .unwrap_or(0)
+}
+
+fn parse_call(json: &str) -> Option<Piece> {
+    let Value::Object(mut call) = serde_json::from_str(json.trim()).ok()? else {
+        return None;
+    };
+    let Some(Value::String(name)) = call.remove("name") else {
+        return None;
+    };
+    let arguments = call
+        .remove("arguments")
+        .or_else(|| call.remove("parameters"))
+        .unwrap_or_else(|| Value::Object(serde_json::Map::new()));
+    Some(Piece::Call { name, arguments })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,325 @@
+//! What a model is asked: leaves of an input, or messages, as turns of a conversation or as raw tokens.
+//!
+//! Owns: roles, turns, EndOfTurn, which mimetypes are text (EV-605 to EV-608). Refuses to know: templates and
+//! tokenizers beyond asking one. A prompt is read whole before anything is submitted (D-9).
+
+use bytes::BytesMut;
+use futures::StreamExt;
+use sapwood_engine::api::{Chat, Message, Prompt, Vocabulary};
+use serde_json::Value;
+
+use crate::chunk::Chunk;
+use crate::error::Error;
+use crate::limits;
+use crate::name::{Mime, Name};
+use crate::{Chunks, Result};
+
+/// What the caller gave.
+#[derive(Debug)]
+pub(super) enum Prompting {
+    /// Leaves of the input `prompt`.
+    Items(Vec<Item>),
+    /// The input `messages`.
+    Messages(Vec<Message>),
+}
+
+/// One leaf.
+#[derive(Debug)]
+pub(super) struct Item {
+    role: Name,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Text(String),
+    Tokens(Vec<u32>),
+    EndOfTurn,
+}
+
+/// Reads the leaves of an input.
+pub(super) async fn read(mut chunks: Chunks) -> Result<Prompting> {
+    let mut items = Vec::new();
+    let mut leaf: Option<Leaf> = None;
+    let mut room = limits::PROMPT_BYTES;
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk?;
+        room = room.checked_sub(chunk.data.len()).ok_or(Error::Limit {
+            name: "prompt_bytes",
+            max: limits::PROMPT_BYTES as u64,
+        })?;
+        match &mut leaf {
+            Some(leaf) if leaf.part == chunk.part => leaf.data.extend_from_slice(&chunk.data),
+            _ => {
+                items.extend(
+                    leaf.replace(Leaf::new(chunk))
+                        .map(Leaf::item)
+                        .transpose()?
+                        .flatten(),
+                );
+            }
+        }
+    }
+    items.extend(leaf.map(Leaf::item).transpose()?.flatten());
+    Ok(Prompting::Items(items))
+}
+
+/// A leaf being read.
+struct Leaf {
+    part: u32,
+    mime: Mime,
+    role: Name,
+    /// The id of the node it came from, if whoever made the chunk says so.
+    node: Option<String>,
+    data: BytesMut,
+}
+
+impl Leaf {
+    fn new(chunk: Chunk) -> Self {
+        let meta = chunk.meta.as_deref();
+        let node = meta.and_then(|meta| meta.extra.get("node"));
+        Self {
+            part: chunk.part,
+            role: meta.and_then(|meta| meta.role.clone()).unwrap_or_default(),
+            node: node.and_then(Value::as_str).map(str::to_owned),
+            mime: chunk.mime,
+            data: BytesMut::from(&chunk.data[..]),
+        }
+    }
+
+    /// `None` for a leaf that says nothing.
+    fn item(self) -> Result<Option<Item>> {
+        let wrong = |why: String, reason| Err(Error::argument("prompt", why).because(reason));
+        let place = self
+            .node
+            .map_or_else(String::new, |node| format!(" (node {node:?})"));
+        let content = if is_end_of_turn(&self.mime) {
+            Content::EndOfTurn
+        } else if self.mime.matches(&Mime::TOKENS) {
+            match tokens(&self.data) {
+                Some(tokens) => Content::Tokens(tokens),
+                None => return wrong(format!("token ids are 4 bytes each{place}"), "BAD_TOKENS"),
+            }
+        } else if is_text(&self.mime) {
+            match String::from_utf8(self.data.into()) {
+                Ok(text) => Content::Text(text),
+                Err(_) => return wrong(format!("text that is not UTF-8{place}"), "BAD_TEXT"),
+            }
+        } else if self.data.is_empty() {
+            return Ok(None);
+        } else {
+            let shown: String = self.mime.chars().take(80).collect();
+            let why = format!("this model does not take {shown:?}{place}; it takes text");
+            return wrong(why, "UNSUPPORTED_MIMETYPE");
+        };
+        Ok(Some(Item {
+            role: self.role,
+            content,
+        }))
+    }
+}
+
+fn tokens(data: &[u8]) -> Option<Vec<u32>> {
+    let (words, rest) = data.as_chunks::<4>();
+    rest.is_empty()
+        .then(|| words.iter().map(|word| u32::from_le_bytes(*word)).collect())
+}
+
+/// EV-608: text types, in UTF-8 or what is a part of it.
+fn is_text(mime: &Mime) -> bool {
+    let charset = parameter(mime, "charset");
+    let utf8 = charset.is_none_or(|charset| {
+        ["utf-8", "utf8", "us-ascii"]
+            .iter()
+            .any(|known| charset.eq_ignore_ascii_case(known))
+    });
+    utf8 && mime.is_text()
+}
+
+/// EV-606.
+fn is_end_of_turn(mime: &Mime) -> bool {
+    let named = |kind: &str| kind == "EndOfTurn" || kind.ends_with(".EndOfTurn");
+    mime.essence()
+        .eq_ignore_ascii_case("application/x-protobuf")
+        && parameter(mime, "type").is_some_and(named)
+}
+
+fn parameter<'a>(mime: &'a Mime, name: &str) -> Option<&'a str> {
+    mime.as_str().split(';').skip(1).find_map(|parameter| {
+        let (key, value) = parameter.split_once('=')?;
+        key.trim()
+            .eq_ignore_ascii_case(name)
+            .then(|| value.trim().trim_matches('"'))
+    })
+}
+
+/// The role as templates know it (EV-605). `context` stays apart until its place is known.
+fn canonical(role: &str) -> Name {
+    const ROLES: [(&str, &str); 9] = [
+        ("", "user"),
+        ("user", "user"),
+        ("assistant", "assistant"),
+        ("model", "assistant"),
+        ("system", "system"),
+        ("developer", "system"),
+        ("tool", "tool"),
+        ("function", "tool"),
+        ("context", "context"),
+    ];
+    let known = ROLES
+        .iter()
+        .find(|(name, _)| role.eq_ignore_ascii_case(name));
+    known.map_or_else(|| Name::shared(role), |(_, role)| Name::new(role))
+}
+
+/// Reads the input `messages`: the OpenAI shape.
+pub(super) fn messages(value: Value) -> Result<Vec<Message>> {
+    let wrong = |why: &str| Error::argument("messages", why);
+    let Value::Array(list) = value else {
+        return Err(wrong("must be an array of messages"));
+    };
+    let mut messages = Vec::with_capacity(list.len());
+    for entry in list {
+        let Value::Object(mut entry) = entry else {
+            return Err(wrong(
+                "every message must be an object with role and content",
+            ));
+        };
+        let text = |value: Option<Value>| match value {
+            Some(Value::String(text)) => Some(text),
+            _ => None,
+        };
+        let role = text(entry.remove("role")).ok_or_else(|| wrong("a message has no role"))?;
+        messages.push(Message {
+            role: canonical(&role).to_string(),
+            content: content(entry.remove("content"))?,
+            name: text(entry.remove("name")),
+            tool_calls: entry.remove("tool_calls").unwrap_or(Value::Null),
+            tool_call_id: text(entry.remove("tool_call_id")),
+        });
+    }
+    place_context(&mut messages);
+    Ok(messages)
+}
+
+/// A string, nothing, or a list of text parts.
+fn content(value: Option<Value>) -> Result<String> {
+    let wrong = |why: &str| Error::argument("messages", why).because("UNSUPPORTED_MIMETYPE");
+    match value {
+        None | Some(Value::Null) => Ok(String::new()),
+        Some(Value::String(text)) => Ok(text),
+        Some(Value::Array(parts)) => parts
+            .iter()
+            .map(|part| {
+                let text = part.get("text").and_then(Value::as_str);
+                text.ok_or_else(|| wrong("this model takes text parts only"))
+            })
+            .collect(),
+        Some(_) => Err(wrong("content must be a string or a list of text parts")),
+    }
+}
+
+/// `context` is told to the model as `system` before the first user turn, else as `user`.
+fn place_context(messages: &mut [Message]) {
+    let mut seen_user = false;
+    for message in messages {
+        if message.role == "context" {
+            message.role = if seen_user { "user" } else { "system" }.into();
+        } else if message.role == "user" {
+            seen_user = true;
+        }
+    }
+}
+
+impl Prompting {
+    /// A conversation for the chat template.
+    pub(super) fn chat(self, tools: Value, template_args: Value) -> Result<Prompt> {
+        let (messages, continue_last) = match self {
+            Self::Messages(messages) => (messages, false),
+            Self::Items(items) => turns(items)?,
+        };
+        Ok(Prompt::Chat(Chat {
+            messages,
+            tools,
+            template_args,
+            continue_last,
+        }))
+    }
+
+    /// The text of all items, one after another.
+    pub(super) fn raw(self, vocabulary: &dyn Vocabulary) -> Result<Prompt> {
+        let items = match self {
+            Self::Items(items) => items,
+            Self::Messages(_) => {
+                let why = "a model without chat template, or prompt_mode raw, takes input prompt";
+                return Err(Error::argument("messages", why));
+            }
+        };
+        if items
+            .iter()
+            .all(|item| matches!(item.content, Content::Text(_)))
+        {
+            let text = items.into_iter().map(|item| match item.content {
+                Content::Text(text) => text,
+                Content::Tokens(_) | Content::EndOfTurn => String::new(),
+            });
+            return Ok(Prompt::Text(text.collect()));
+        }
+        raw_tokens(items, vocabulary).map(Prompt::Tokens)
+    }
+}
+
+/// Raw items of which some are tokens or ends of turns. A beginning of ours stands before text only: who sends tokens
+/// has said how they begin.
+fn raw_tokens(items: Vec<Item>, vocabulary: &dyn Vocabulary) -> Result<Vec<u32>> {
+    let mut out = Vec::new();
+    if let Some(Content::Text(_)) = items.first().map(|item| &item.content) {
+        out.extend(vocabulary.beginning());
+    }
+    for item in items {
+        match item.content {
+            Content::Text(text) => out.extend(vocabulary.tokenize(&text, false)),
+            Content::EndOfTurn => out.extend(vocabulary.end_of_turn()),
+            Content::Tokens(tokens) => {
+                if let Some(id) = tokens.iter().find(|id| **id as usize >= vocabulary.size()) {
+                    let why = format!("token {id} is outside the vocabulary");
+                    return Err(Error::argument("prompt", why).because("BAD_TOKENS"));
+                }
+                out.extend(tokens);
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Groups items into turns (EV-605, EV-606). Says whether the last one is to be continued.
+fn turns(items: Vec<Item>) -> Result<(Vec<Message>, bool)> {
+    let mut turns: Vec<Message> = Vec::new();
+    let mut open = false;
+    for item in items {
+        let text = match item.content {
+            Content::Text(text) => text,
+            Content::EndOfTurn => {
+                open = false;
+                continue;
+            }
+            Content::Tokens(_) => {
+                let why = "token ids are taken with prompt_mode raw only";
+                return Err(Error::argument("prompt", why).because("UNSUPPORTED_MIMETYPE"));
+            }
+        };
+        let role = canonical(&item.role);
+        match turns.last_mut() {
+            Some(turn) if open && turn.role == *role => turn.content.push_str(&text),
+            _ => turns.push(Message {
+                role: role.to_string(),
+                content: text,
+                ..Message::default()
+            }),
+        }
+        open = true;
+    }
+    place_context(&mut turns);
+    let last_is_ours = turns.last().is_some_and(|turn| turn.role == "assistant");
+    Ok((turns, open && last_is_ours))
+}
