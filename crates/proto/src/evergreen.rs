@@ -1,11 +1,35 @@
 //! The Evergreen wire: what its messages look like, apart from what a session does with them.
 //!
-//! Owns: the protobuf messages. Refuses to know: the state of a session (`session`).
+//! Owns: the wire-neutral [`Message`] that every dialect decodes to, the protobuf dialect ([`protobuf`]), the errors
+//! of the protocol ([`Reason`], [`Status`]) and its limits ([`Limits`]). Refuses to know: the state of a session
+//! ([`crate::session`]).
+//!
+//! ```text
+//!   bytes ──protobuf / json / msgpack──► Message ──► session ──► Message ──dialect──► bytes
+//! ```
 
-pub use crate::generated::evergreen::v2::{
-    Action, Chunk, ChunkMetadata, NamedParameter, NodeFragment, SessionMessage, TargetSpec,
-    chunk::Payload,
-};
+mod limits;
+mod message;
+pub mod metadata;
+pub mod mimetype;
+pub mod protobuf;
+pub mod reason;
+pub mod reference;
+pub mod status;
+
+pub use limits::Limits;
+pub use message::{Action, Chunk, Fragment, Id, Message, Param, Payload};
+pub use metadata::{Metadata, MetadataMode};
+pub use reason::{Reason, Scope};
+pub use status::Status;
+
+/// The messages of package `evergreen.v2` as the protobuf dialects encode them.
+pub mod wire {
+    pub use crate::generated::evergreen::v2::{
+        Action, Chunk, ChunkMetadata, NamedParameter, NodeFragment, SessionMessage, TargetSpec,
+        chunk::Payload,
+    };
+}
 
 #[cfg(test)]
 mod tests;

@@ -9,5 +9,6 @@ pub mod code;
 pub mod evergreen;
 pub mod generated;
 pub mod log;
+pub mod session;
 pub mod steer;
 pub mod time;

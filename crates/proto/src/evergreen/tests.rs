@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use prost::Message;
 
-use super::*;
+use super::wire::*;
 
 fn chunk(mimetype: &str, role: &str, data: &'static [u8]) -> Chunk {
     Chunk {

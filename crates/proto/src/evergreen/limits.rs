@@ -1,0 +1,96 @@
+//! The limits of one session.
+//!
+//! Owns: every number that bounds what a stranger can make a session hold or do, with its default (section 8.2 of
+//! the Evergreen page). Refuses to know: limits over all sessions; the server has those.
+
+use std::time::Duration;
+
+/// What a session allows. A value equal to a limit is accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of one message; over it `MESSAGE_TOO_LARGE`. The transport enforces it.
+    pub max_message_bytes: usize,
+    /// Payload bytes of one fragment; over it `FRAGMENT_LIMIT`.
+    pub max_fragment_bytes: usize,
+    /// Bytes of a node id; over it `BAD_ID`.
+    pub max_id_bytes: usize,
+    /// Bytes of the name of an action or a parameter, and of a mimetype; over it `BAD_NAME`.
+    pub max_name_bytes: usize,
+    /// Bytes of a role; over it `BAD_NAME`.
+    pub max_role_bytes: usize,
+    /// Bytes of `experimental` in one chunk's metadata; over it `FRAGMENT_LIMIT`.
+    pub max_experimental_bytes: usize,
+    /// Children in one fragment; over it `CHILD_LIMIT`.
+    pub max_children_per_fragment: usize,
+    /// Ids mentioned in the session; over it `NODE_LIMIT`.
+    pub max_nodes: usize,
+    /// Nodes on the path from a reader's root to a leaf; over it `DEPTH_LIMIT`.
+    pub max_depth: usize,
+    /// Node visits of one read; over it `FLATTEN_LIMIT`.
+    pub max_visits: u32,
+    /// Bytes of one read; over it `FLATTEN_LIMIT`.
+    pub max_read_bytes: u64,
+    /// Fragments of one node held beyond its contiguous prefix; over it `REORDER_LIMIT`.
+    pub max_early_fragments: usize,
+    /// Payload bytes, 64 bytes per fragment, and ids that the session holds; over it `RETAINED_LIMIT`.
+    pub retained_bytes: u64,
+    /// Unfinished actions; the next one fails with `ACTION_LIMIT`.
+    pub max_actions: usize,
+    /// Inputs, and outputs, of one action; over it `PARAM_LIMIT`.
+    pub max_params: usize,
+    /// Configs of one action; over it `PARAM_LIMIT`.
+    pub max_configs: usize,
+    /// The highest seq that our own nodes use; past it the producer fails instead of wrapping (EV-203).
+    pub max_seq: u32,
+    /// Time without inbound message and running action, after which the session ends with `IDLE_TIMEOUT`.
+    pub idle_timeout: Duration,
+    /// Bytes of produced and unsent content at which producers wait; the excess of one fragment is allowed.
+    pub outbound_queue_bytes: usize,
+    /// Time without a message taken from a non-empty queue, after which the session ends with `SLOW_READER`.
+    pub outbound_stall: Duration,
+    /// Payload bytes that are joined into one outgoing message; a larger fragment goes alone (EV-706).
+    pub coalesce_bytes: usize,
+    /// Bytes that running actions have not read, above which reading of the connection pauses (EV-802).
+    pub inbound_high_bytes: u64,
+    /// Bytes below which it resumes.
+    pub inbound_low_bytes: u64,
+    /// Nodes that one eager search for a cycle visits (EV-217).
+    pub cycle_visits: u32,
+    /// Edges that the eager searches of one message follow together (D-27).
+    pub cycle_edges_per_message: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_message_bytes: 16 * MIB,
+            max_fragment_bytes: 8 * MIB,
+            max_id_bytes: 256,
+            max_name_bytes: 256,
+            max_role_bytes: 64,
+            max_experimental_bytes: 64 * KIB,
+            max_children_per_fragment: 4_096,
+            max_nodes: 65_536,
+            max_depth: 1_024,
+            max_visits: 1_048_576,
+            max_read_bytes: 1 << 30,
+            max_early_fragments: 4_096,
+            retained_bytes: 256 << 20,
+            max_actions: 256,
+            max_params: 64,
+            max_configs: 16,
+            max_seq: i32::MAX.unsigned_abs(),
+            idle_timeout: Duration::from_secs(30 * 60),
+            outbound_queue_bytes: MIB,
+            outbound_stall: Duration::from_secs(60),
+            coalesce_bytes: 64 * KIB,
+            inbound_high_bytes: 4 << 20,
+            inbound_low_bytes: 1 << 20,
+            cycle_visits: 10_000,
+            cycle_edges_per_message: 65_536,
+        }
+    }
+}
+
+const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;

@@ -1,0 +1,116 @@
+//! One session message, as every dialect decodes to it and encodes from it.
+//!
+//! Owns: the shape. Refuses to know: bytes on the wire, and whether a message is legal; the session judges that, so a
+//! fragment here may still carry a negative seq, or chunk and children at once.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use bytestring::ByteString;
+use prost_types::Any;
+
+use super::{Metadata, Status};
+
+/// A node's id as the wire spells it. Clones share.
+pub type Id = ByteString;
+
+/// Any mix of fragments and actions. Order inside a message carries no meaning (EV-102).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Message {
+    /// Pieces of nodes.
+    pub fragments: Vec<Fragment>,
+    /// Calls.
+    pub actions: Vec<Action>,
+    /// How many bytes the message took on the wire, if known; payloads that are a small part of it are copied out, so
+    /// that they do not pin the receive buffer (EV-805). Never sent.
+    pub wire_bytes: usize,
+}
+
+/// A piece of a node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Fragment {
+    /// The node.
+    pub id: Id,
+    /// Position in the node, from 0.
+    pub seq: i32,
+    /// Whether it is the node's last.
+    pub last: bool,
+    /// Children, if the node is a tree.
+    pub children: Vec<Id>,
+    /// Content, if the node is a leaf.
+    pub chunk: Option<Chunk>,
+}
+
+/// A piece of a leaf.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chunk {
+    /// What the content is. On what we send, every piece of a leaf has it; each dialect writes it where it belongs
+    /// (EV-404, EV-721).
+    pub metadata: Option<Arc<Metadata>>,
+    /// The content.
+    pub payload: Option<Payload>,
+}
+
+/// What a chunk carries.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Payload {
+    /// The bytes themselves.
+    Data(Bytes),
+    /// A URI whose content stands in this place.
+    Ref(ByteString),
+    /// How the producer of the node ended: badly, or `None` for well. The dialect chooses the form (EV-931).
+    Status(Option<Arc<Status>>),
+}
+
+impl Payload {
+    /// Bytes that count against limits.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Data(data) => data.len(),
+            Self::Ref(uri) => uri.len(),
+            Self::Status(_) => 0,
+        }
+    }
+
+    /// Whether nothing counts.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A call of a named function over nodes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Action {
+    /// The function.
+    pub name: ByteString,
+    /// The model, agent or endpoint; empty for the default.
+    pub target: ByteString,
+    /// Bound inputs, unordered.
+    pub inputs: Vec<Param>,
+    /// Bound outputs, unordered.
+    pub outputs: Vec<Param>,
+    /// Settings, of different types.
+    pub configs: Vec<Any>,
+}
+
+/// A parameter and the node that is bound to it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Param {
+    /// The parameter.
+    pub name: ByteString,
+    /// The node.
+    pub id: Id,
+}
+
+impl Param {
+    /// `name` bound to the node `id`.
+    #[must_use]
+    pub fn new(name: impl Into<ByteString>, id: impl Into<Id>) -> Self {
+        Self {
+            name: name.into(),
+            id: id.into(),
+        }
+    }
+}

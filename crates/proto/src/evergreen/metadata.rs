@@ -1,0 +1,156 @@
+//! What a leaf's bytes are, and how metadata after the first fragment is judged.
+//!
+//! Owns: [`Metadata`], its clean-up (EV-407) and the three modes of EV-405. Refuses to know: nodes.
+
+use bytestring::ByteString;
+use prost_types::{Any, Timestamp};
+
+use super::mimetype;
+
+/// What a chunk is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Metadata {
+    /// Empty means `application/octet-stream` (EV-406).
+    pub mimetype: ByteString,
+    /// Who speaks; empty means that the consumer decides (EV-409).
+    pub role: ByteString,
+    /// A name for people, never a path; see [`file_name`].
+    pub file_name: ByteString,
+    /// When the content was captured; it orders nothing (EV-408).
+    pub capture_time: Option<Timestamp>,
+    /// Opaque, kept with the chunk (EV-408).
+    pub experimental: Vec<Any>,
+}
+
+impl Metadata {
+    /// Metadata with this mimetype and nothing else.
+    #[must_use]
+    pub fn of(mimetype: impl Into<ByteString>) -> Self {
+        Self {
+            mimetype: mimetype.into(),
+            ..Self::default()
+        }
+    }
+
+    /// The same with a role.
+    #[must_use]
+    pub fn with_role(self, role: impl Into<ByteString>) -> Self {
+        Self {
+            role: role.into(),
+            ..self
+        }
+    }
+
+    /// The mimetype, with the default in place of the empty one (EV-406).
+    #[must_use]
+    pub fn mimetype(&self) -> &str {
+        if self.mimetype.is_empty() {
+            mimetype::OCTET_STREAM
+        } else {
+            &self.mimetype
+        }
+    }
+
+    /// Whether `later`, found after the first fragment, says nothing else than this (EV-405, lenient).
+    #[must_use]
+    pub fn agrees_with(&self, later: &Self) -> bool {
+        let role = later.role.is_empty() || later.role == self.role;
+        let mimetype = later.mimetype.is_empty()
+            || later.mimetype == self.mimetype
+            || mimetype::same(&later.mimetype, &self.mimetype);
+        role && mimetype
+    }
+
+    /// Bytes of `experimental`, which has a limit of its own.
+    #[must_use]
+    pub fn experimental_bytes(&self) -> usize {
+        self.experimental
+            .iter()
+            .map(|any| any.type_url.len() + any.value.len())
+            .sum()
+    }
+
+    /// Bytes that the session retains for it.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let text = self.mimetype.len() + self.role.len() + self.file_name.len();
+        text + self.experimental_bytes()
+    }
+
+    /// Whether it says nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0 && self.capture_time.is_none()
+    }
+}
+
+/// How a session judges metadata after the first fragment of a leaf (EV-405).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MetadataMode {
+    /// Any aborts the session.
+    Strict,
+    /// What agrees with the first is ignored, what does not aborts. The default of gRPC and WebSocket protobuf.
+    #[default]
+    Lenient,
+    /// It begins a new chunk of the node. The default of WebSocket JSON and msgpack.
+    PerChunk,
+}
+
+/// `name` reduced to its last path component, without control characters, at most 255 bytes; `.` and `..` become
+/// empty (EV-407).
+#[must_use]
+pub fn file_name(name: &str) -> String {
+    let last = name.rsplit(['/', '\\']).next().unwrap_or_default();
+    let mut kept = String::new();
+    for c in last.chars().filter(|c| !c.is_control()) {
+        if kept.len() + c.len_utf8() > FILE_NAME_BYTES {
+            break;
+        }
+        kept.push(c);
+    }
+    if kept == "." || kept == ".." {
+        String::new()
+    } else {
+        kept
+    }
+}
+
+const FILE_NAME_BYTES: usize = 255;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ev_407_a_file_name_is_its_last_component_and_never_a_path() {
+        let long = "é".repeat(200);
+        for (name, kept) in [
+            ("cat.png", "cat.png"),
+            ("/etc/passwd", "passwd"),
+            ("C:\\tmp\\a b.txt", "a b.txt"),
+            ("a/b\\..", ""),
+            (".", ""),
+            ("dir/", ""),
+            ("x\u{7}\n\u{85}y", "xy"),
+            (long.as_str(), &"é".repeat(127)),
+        ] {
+            assert_eq!(file_name(name), kept, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn ev_405_lenient_compares_type_case_insensitively_and_parameters_as_pairs() {
+        let first = Metadata::of("text/plain; charset=utf-8; x=\"a b\"").with_role("USER");
+        for (mimetype, role, agrees) in [
+            ("", "", true),
+            ("TEXT/Plain;X=\"a b\" ;charset=utf-8", "USER", true),
+            ("text/plain;charset=UTF-8;x=\"a b\"", "", false),
+            ("text/plain", "USER", false),
+            ("text/plain; charset=utf-8; x=\"a b\"", "user", false),
+            ("text/html; charset=utf-8; x=\"a b\"", "", false),
+        ] {
+            let later = Metadata::of(mimetype).with_role(role);
+            assert_eq!(first.agrees_with(&later), agrees, "{mimetype} {role}");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Mimetypes, as far as the protocol itself looks at them.
+//!
+//! Owns: comparison, and the two mimetypes with a meaning of their own. Refuses to know: what a consumer accepts.
+
+/// What an empty mimetype stands for (EV-406).
+pub const OCTET_STREAM: &str = "application/octet-stream";
+/// The mimetype of an encoded `google.rpc.Status` (EV-931).
+pub const STATUS: &str = "application/x-protobuf; type=google.rpc.Status";
+
+/// Whether two mimetypes mean the same: type, subtype and parameter names without regard to case, parameters in any
+/// order, values exactly and without their quotes (EV-405).
+#[must_use]
+pub fn same(a: &str, b: &str) -> bool {
+    if a == b {
+        return true;
+    }
+    let (a, b) = (Parsed::new(a), Parsed::new(b));
+    a.essence.eq_ignore_ascii_case(b.essence) && a.parameters() == b.parameters()
+}
+
+/// Whether this is the mimetype of a status chunk (EV-931).
+#[must_use]
+pub fn is_status(mimetype: &str) -> bool {
+    message_type(mimetype).is_some_and(|name| name == "google.rpc.Status")
+}
+
+/// Whether this is the marker that closes a turn of a conversation (EV-606).
+#[must_use]
+pub fn is_end_of_turn(mimetype: &str) -> bool {
+    message_type(mimetype).is_some_and(|name| name == "EndOfTurn" || name.ends_with(".EndOfTurn"))
+}
+
+/// The parameter `type` of an `application/x-protobuf` mimetype.
+fn message_type(mimetype: &str) -> Option<String> {
+    // Nearly every chunk is text: decide without parsing.
+    let head = mimetype.trim_start().as_bytes().first()?;
+    if !head.eq_ignore_ascii_case(&b'a') {
+        return None;
+    }
+    let parsed = Parsed::new(mimetype);
+    if !parsed
+        .essence
+        .eq_ignore_ascii_case("application/x-protobuf")
+    {
+        return None;
+    }
+    parsed
+        .parameters()
+        .into_iter()
+        .find(|(name, _)| name == "type")
+        .map(|(_, value)| value)
+}
+
+/// A mimetype cut at its first semicolon.
+struct Parsed<'a> {
+    essence: &'a str,
+    rest: &'a str,
+}
+
+impl<'a> Parsed<'a> {
+    fn new(mimetype: &'a str) -> Self {
+        let (essence, rest) = mimetype.split_once(';').unwrap_or((mimetype, ""));
+        Self {
+            essence: essence.trim(),
+            rest,
+        }
+    }
+
+    /// Names in lower case with their values, sorted.
+    fn parameters(&self) -> Vec<(String, String)> {
+        let mut found = Vec::new();
+        let mut rest = self.rest;
+        while !rest.is_empty() {
+            let cut = rest.find(['=', ';']).unwrap_or(rest.len());
+            let (name, after) = rest.split_at(cut);
+            let (value, after) = match after.strip_prefix('=') {
+                Some(value) => take_value(value),
+                None => (String::new(), after),
+            };
+            let name = name.trim().to_ascii_lowercase();
+            if !name.is_empty() {
+                found.push((name, value));
+            }
+            rest = after.split_once(';').map_or("", |(_, next)| next);
+        }
+        found.sort_unstable();
+        found
+    }
+}
+
+/// A token or quoted string at the start of `text`, and what follows it.
+fn take_value(text: &str) -> (String, &str) {
+    let text = text.trim_start();
+    let Some(quoted) = text.strip_prefix('"') else {
+        let cut = text.find(';').unwrap_or(text.len());
+        let (value, after) = text.split_at(cut);
+        return (value.trim_end().to_owned(), after);
+    };
+    let mut value = String::new();
+    let mut chars = quoted.char_indices();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            '"' => return (value, &quoted[at + 1..]),
+            '\\' => value.extend(chars.next().map(|(_, escaped)| escaped)),
+            _ => value.push(c),
+        }
+    }
+    (value, "")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quoted_values_and_odd_input() {
+        assert!(same("a/b; x=\"1;2\"; y=3", "A/B;Y=3;X=\"1;2\""));
+        assert!(same("a/b; x=\"\\\"q\"", "a/b;x=\"\\\"q\""));
+        assert!(same("a/b;;", "a/b"));
+        assert!(!same("a/b; x=\"1", "a/b; x=2"));
+        assert!(!same("a/b; x", "a/b"));
+        for odd in [";", "=", "a/b;=;\"", "a/b; x=\"\\", "é;é=é"] {
+            assert!(same(odd, odd));
+            assert!(!is_status(odd) && !is_end_of_turn(odd));
+        }
+    }
+
+    #[test]
+    fn ev_606_end_of_turn_and_ev_931_status_are_told_by_their_type() {
+        for (mimetype, end_of_turn, status) in [
+            ("application/x-protobuf; type=EndOfTurn", true, false),
+            (
+                "Application/X-Protobuf;type=\"evergreen.EndOfTurn\"",
+                true,
+                false,
+            ),
+            ("application/x-protobuf; type=NotEndOfTurn", false, false),
+            (
+                "application/x-protobuf; type=google.rpc.Status",
+                false,
+                true,
+            ),
+            ("application/x-protobuf", false, false),
+            ("text/plain; type=EndOfTurn", false, false),
+        ] {
+            assert_eq!(
+                (is_end_of_turn(mimetype), is_status(mimetype)),
+                (end_of_turn, status),
+                "{mimetype}"
+            );
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The reasons of the Evergreen protocol: which rule was broken, one finer than a code.
+//!
+//! Owns: the closed list of section 9 with each reason's code, scope and WebSocket close code. Refuses to know: how a
+//! reason came about; [`super::Status`] carries that.
+
+use crate::code::Code;
+
+/// How much an error ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// One action; the session as well unless partial failure is on (EV-107, EV-930).
+    Action,
+    /// The session.
+    Session,
+    /// The connection, before there is a session.
+    Connection,
+}
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal, $code:ident, $scope:ident, $close:literal;)*) => {
+        /// The rule that was broken, as the wire names it.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Reason { $($(#[$doc])* $variant,)* }
+
+        impl Reason {
+            /// Every reason, in table order.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The name on the wire.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// The code it belongs to.
+            #[must_use]
+            pub const fn code(self) -> Code {
+                match self { $(Self::$variant => Code::$code,)* }
+            }
+
+            /// How much it ends.
+            #[must_use]
+            pub const fn scope(self) -> Scope {
+                match self { $(Self::$variant => Scope::$scope,)* }
+            }
+
+            /// The close code on a WebSocket.
+            #[must_use]
+            pub const fn close(self) -> u16 {
+                match self { $(Self::$variant => $close,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// A node id is empty or too long.
+    BadId = "BAD_ID", InvalidRequest, Session, 1008;
+    /// A seq is negative.
+    BadSeq = "BAD_SEQ", InvalidRequest, Session, 1008;
+    /// A fragment stands after the final one.
+    SeqPastFinal = "SEQ_PAST_FINAL", InvalidRequest, Session, 1008;
+    /// A node is leaf and tree at once.
+    NodeKind = "NODE_KIND", InvalidRequest, Session, 1008;
+    /// A fragment for a node that the receiver produces.
+    NodeOwner = "NODE_OWNER", InvalidRequest, Session, 1008;
+    /// A node contains itself.
+    Cycle = "CYCLE", InvalidRequest, Session, 1008;
+    /// An action reads its own output.
+    ActionCycle = "ACTION_CYCLE", InvalidRequest, Session, 1008;
+    /// A leaf has content and no metadata.
+    MetadataMissing = "METADATA_MISSING", InvalidRequest, Session, 1008;
+    /// Metadata after the first fragment, in strict mode.
+    MetadataRepeated = "METADATA_REPEATED", InvalidRequest, Session, 1008;
+    /// Metadata after the first fragment that says something else, in lenient mode.
+    MetadataConflict = "METADATA_CONFLICT", InvalidRequest, Session, 1008;
+    /// A message that cannot be decoded.
+    BadMessage = "BAD_MESSAGE", InvalidRequest, Session, 1007;
+    /// A parameter is bound twice.
+    DuplicateParam = "DUPLICATE_PARAM", InvalidRequest, Action, 1008;
+    /// The action has no such parameter.
+    UnknownParam = "UNKNOWN_PARAM", InvalidRequest, Action, 1008;
+    /// A required input is not bound.
+    MissingInput = "MISSING_INPUT", InvalidRequest, Action, 1008;
+    /// Too many parameters or configs.
+    ParamLimit = "PARAM_LIMIT", InvalidRequest, Action, 1008;
+    /// A name is empty or too long.
+    BadName = "BAD_NAME", InvalidRequest, Action, 1008;
+    /// There are several targets and no default.
+    TargetRequired = "TARGET_REQUIRED", InvalidRequest, Action, 1008;
+    /// A config of a type that the action does not take.
+    UnknownConfig = "UNKNOWN_CONFIG", InvalidRequest, Action, 1008;
+    /// Two configs of one type.
+    DuplicateConfig = "DUPLICATE_CONFIG", InvalidRequest, Action, 1008;
+    /// A config that cannot be decoded, or out of range.
+    BadConfig = "BAD_CONFIG", InvalidRequest, Action, 1008;
+    /// The chat template rejects a role.
+    BadRole = "BAD_ROLE", InvalidRequest, Action, 1008;
+    /// Text that is not UTF-8.
+    BadText = "BAD_TEXT", InvalidRequest, Action, 1008;
+    /// Token ids of the wrong length or out of vocabulary.
+    BadTokens = "BAD_TOKENS", InvalidRequest, Action, 1008;
+    /// A mimetype that the target does not take.
+    UnsupportedMimetype = "UNSUPPORTED_MIMETYPE", InvalidRequest, Action, 1008;
+    /// The prompt does not fit the context.
+    PromptTooLong = "PROMPT_TOO_LONG", InvalidRequest, Action, 1008;
+    /// A reference of an unsupported scheme.
+    RefScheme = "REF_SCHEME", InvalidRequest, Action, 1008;
+    /// No action of this name.
+    UnknownAction = "UNKNOWN_ACTION", NotFound, Action, 1008;
+    /// No target of this id.
+    UnknownTarget = "UNKNOWN_TARGET", NotFound, Action, 1008;
+    /// No controller of this id.
+    UnknownController = "UNKNOWN_CONTROLLER", NotFound, Action, 1008;
+    /// A reference to nothing.
+    RefNotFound = "REF_NOT_FOUND", NotFound, Action, 1008;
+    /// No session for this token.
+    NoSession = "NO_SESSION", NotFound, Connection, 1008;
+    /// An output id that is already an output.
+    OutputNotNew = "OUTPUT_NOT_NEW", AlreadyExists, Session, 1008;
+    /// A reference that is not permitted.
+    RefDenied = "REF_DENIED", PermissionDenied, Action, 1008;
+    /// A message above the size limit.
+    MessageTooLarge = "MESSAGE_TOO_LARGE", LimitExceeded, Session, 1009;
+    /// The session holds too much.
+    RetainedLimit = "RETAINED_LIMIT", LimitExceeded, Session, 1008;
+    /// Too many ids.
+    NodeLimit = "NODE_LIMIT", LimitExceeded, Session, 1008;
+    /// Too many children in one fragment.
+    ChildLimit = "CHILD_LIMIT", LimitExceeded, Session, 1008;
+    /// A fragment is too large.
+    FragmentLimit = "FRAGMENT_LIMIT", LimitExceeded, Session, 1008;
+    /// Nodes are nested too deeply.
+    DepthLimit = "DEPTH_LIMIT", LimitExceeded, Session, 1008;
+    /// Too many fragments out of order.
+    ReorderLimit = "REORDER_LIMIT", LimitExceeded, Session, 1008;
+    /// The peer does not read.
+    SlowReader = "SLOW_READER", LimitExceeded, Session, 1008;
+    /// Content flattens to too much.
+    FlattenLimit = "FLATTEN_LIMIT", LimitExceeded, Action, 1008;
+    /// Too many unfinished actions.
+    ActionLimit = "ACTION_LIMIT", LimitExceeded, Action, 1008;
+    /// A reference's content is too large.
+    RefLimit = "REF_LIMIT", LimitExceeded, Action, 1008;
+    /// Content that can no longer come.
+    IncompleteInput = "INCOMPLETE_INPUT", FailedPrecondition, Action, 1008;
+    /// Actions that wait for one another.
+    Deadlock = "DEADLOCK", FailedPrecondition, Action, 1008;
+    /// Chat was asked of a target without a template.
+    NoTemplate = "NO_TEMPLATE", FailedPrecondition, Action, 1008;
+    /// A node that is no longer held.
+    NodeReleased = "NODE_RELEASED", FailedPrecondition, Action, 1008;
+    /// Somebody asked for the end.
+    Cancelled = "CANCELLED", Cancelled, Action, 1008;
+    /// The time allowed has passed.
+    Deadline = "DEADLINE", DeadlineExceeded, Action, 1011;
+    /// Nothing happened for too long.
+    IdleTimeout = "IDLE_TIMEOUT", DeadlineExceeded, Session, 1001;
+    /// Another connection took over.
+    Superseded = "SUPERSEDED", Aborted, Connection, 1008;
+    /// A function failed.
+    Function = "FUNCTION", Internal, Action, 1011;
+    /// A controller failed.
+    Controller = "CONTROLLER", ControllerFailed, Action, 1011;
+    /// A reference could not be fetched.
+    RefFetch = "REF_FETCH", UpstreamFailed, Action, 1013;
+    /// The engine's queue is full.
+    EngineBusy = "ENGINE_BUSY", Overloaded, Action, 1013;
+    /// The server stops.
+    GoingAway = "GOING_AWAY", Unavailable, Session, 1001;
+    /// A stream ended without its final fragment (EV-972); seen by our readers, never sent.
+    Truncated = "TRUNCATED", Truncated, Action, 1011;
+    /// Known to the protocol and not built here.
+    Unimplemented = "UNIMPLEMENTED", Unimplemented, Action, 1008;
+}
+
+impl Reason {
+    /// The reason with this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|reason| reason.name() == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back() {
+        for &reason in Reason::ALL {
+            assert_eq!(Reason::from_name(reason.name()), Some(reason));
+        }
+    }
+}

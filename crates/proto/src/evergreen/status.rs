@@ -1,0 +1,258 @@
+//! How something ended badly, with all that a peer may learn of it.
+//!
+//! Owns: [`Status`], and its form as `google.rpc.Status` with `ErrorInfo`, `RetryInfo` and `BadRequest` (EV-902),
+//! which serves gRPC trailers and status chunks alike. Refuses to know: causes that are not for strangers.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use prost::Message;
+use prost_types::Any;
+
+use super::Reason;
+use crate::code::{Code, Retry};
+use crate::generated::google::rpc;
+
+/// An error as peers see it: of a session, an action or a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// What a program needs to know.
+    pub code: Code,
+    /// The finer name; one of [`Reason`] when we made it, anything when a peer did.
+    pub reason: Cow<'static, str>,
+    /// For people: names the offending id, seq or parameter, never payloads, paths or credentials.
+    pub message: String,
+    /// For programs: among `node`, `seq`, `action`, `output`, `param`, `limit`, `value`, `max`, `upstream`.
+    pub details: Vec<(Cow<'static, str>, String)>,
+    /// When asking again makes sense.
+    pub retry_after: Option<Duration>,
+    /// Fields of a config that are wrong: name and what is wrong with it.
+    pub fields: Vec<(String, String)>,
+}
+
+impl Status {
+    /// A status for `reason`, with the code that belongs to it.
+    #[must_use]
+    pub fn new(reason: Reason, message: impl Into<String>) -> Self {
+        Self::other(reason.code(), reason.name(), message)
+    }
+
+    /// A status with a reason that is not among [`Reason`].
+    #[must_use]
+    pub fn other(
+        code: Code,
+        reason: impl Into<Cow<'static, str>>,
+        message: impl Into<String>,
+    ) -> Self {
+        Self {
+            code,
+            reason: reason.into(),
+            message: message.into(),
+            details: Vec::new(),
+            retry_after: (code.retry() == Retry::Later).then_some(RETRY_AFTER),
+            fields: Vec::new(),
+        }
+    }
+
+    /// A status for a limit of ours: its name, what was asked and what is allowed.
+    #[must_use]
+    pub fn limit(reason: Reason, limit: &'static str, value: u64, max: u64) -> Self {
+        Self::new(
+            reason,
+            format!("{limit} is {max}, and this would be {value}"),
+        )
+        .with("limit", limit)
+        .with("value", value)
+        .with("max", max)
+    }
+
+    /// Adds a detail.
+    #[must_use]
+    pub fn with(mut self, key: &'static str, value: impl fmt::Display) -> Self {
+        self.details.push((key.into(), value.to_string()));
+        self
+    }
+
+    /// Adds a field of a config that is wrong.
+    #[must_use]
+    pub fn with_field(mut self, field: impl Into<String>, what: impl Into<String>) -> Self {
+        self.fields.push((field.into(), what.into()));
+        self
+    }
+
+    /// The detail under `key`.
+    #[must_use]
+    pub fn detail(&self, key: &str) -> Option<&str> {
+        self.details
+            .iter()
+            .find(|(name, _)| name == key)
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// The reason, if it is one of ours.
+    #[must_use]
+    pub fn known(&self) -> Option<Reason> {
+        Reason::from_name(&self.reason)
+    }
+
+    /// The encoded `google.rpc.Status`: the trailer `grpc-status-details-bin`, or the bytes of a status chunk.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        let info = rpc::ErrorInfo {
+            reason: self.reason.to_string(),
+            domain: DOMAIN.to_owned(),
+            metadata: self
+                .details
+                .iter()
+                .map(|(key, value)| (key.to_string(), value.clone()))
+                .collect(),
+        };
+        let mut details = vec![pack("google.rpc.ErrorInfo", &info)];
+        if let Some(delay) = self.retry_after {
+            let retry_delay = prost_types::Duration::try_from(delay).ok();
+            details.push(pack(
+                "google.rpc.RetryInfo",
+                &rpc::RetryInfo { retry_delay },
+            ));
+        }
+        if !self.fields.is_empty() {
+            let violation = |(field, what): &(String, String)| rpc::bad_request::FieldViolation {
+                field: field.clone(),
+                description: what.clone(),
+            };
+            let field_violations = self.fields.iter().map(violation).collect();
+            details.push(pack(
+                "google.rpc.BadRequest",
+                &rpc::BadRequest { field_violations },
+            ));
+        }
+        let code = i32::from(self.code.grpc());
+        rpc::Status {
+            code,
+            message: self.message.clone(),
+            details,
+        }
+        .encode_to_vec()
+        .into()
+    }
+
+    /// Reads an encoded `google.rpc.Status`, a peer's perhaps: `Some(None)` is OK, `None` is no status at all.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Option<Self>> {
+        let status = rpc::Status::decode(bytes).ok()?;
+        if status.code == 0 {
+            return Some(None);
+        }
+        let mut read = Self::other(Code::from_grpc(status.code), "", status.message);
+        read.retry_after = None;
+        for any in &status.details {
+            read.take_detail(any);
+        }
+        Some(Some(read))
+    }
+
+    fn take_detail(&mut self, any: &Any) {
+        let name = any.type_url.rsplit('/').next().unwrap_or_default();
+        match name {
+            "google.rpc.ErrorInfo" => {
+                let Ok(info) = rpc::ErrorInfo::decode(&*any.value) else {
+                    return;
+                };
+                // Our own reasons are finer than a gRPC number: several codes share one.
+                let ours = Reason::from_name(&info.reason).filter(|_| info.domain == DOMAIN);
+                if let Some(reason) = ours.filter(|reason| reason.code().grpc() == self.code.grpc())
+                {
+                    self.code = reason.code();
+                }
+                self.reason = info.reason.into();
+                self.details = info
+                    .metadata
+                    .into_iter()
+                    .map(|(key, value)| (key.into(), value))
+                    .collect();
+            }
+            "google.rpc.RetryInfo" => {
+                let delay = rpc::RetryInfo::decode(&*any.value)
+                    .ok()
+                    .and_then(|info| info.retry_delay);
+                self.retry_after = delay.and_then(|delay| delay.try_into().ok());
+            }
+            "google.rpc.BadRequest" => {
+                let Ok(bad) = rpc::BadRequest::decode(&*any.value) else {
+                    return;
+                };
+                let fields = bad.field_violations.into_iter();
+                self.fields = fields
+                    .map(|found| (found.field, found.description))
+                    .collect();
+            }
+            _ => {}
+        }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}: {}", self.code, self.reason, self.message)
+    }
+}
+
+impl std::error::Error for Status {}
+
+/// A message as `Any`, under the customary prefix.
+fn pack(name: &str, message: &impl Message) -> Any {
+    Any {
+        type_url: format!("type.googleapis.com/{name}"),
+        value: message.encode_to_vec(),
+    }
+}
+
+/// The domain of our reasons.
+pub const DOMAIN: &str = "evergreen.sapwood";
+/// What we advise where asking again later can help.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// EV-902
+    #[test]
+    fn ev_902_a_status_carries_reason_details_retry_and_fields_and_reads_back() {
+        let limit =
+            Status::limit(Reason::RetainedLimit, "retained_bytes", 11, 10).with("node", "p");
+        let field = Status::new(Reason::BadConfig, "temperature is out of range")
+            .with("action", "GENERATE")
+            .with_field("temperature", "0 to 2");
+        for status in [limit, field, Status::new(Reason::EngineBusy, "later")] {
+            let mut sorted = status.clone();
+            sorted.details.sort();
+            assert_eq!(Status::decode(&status.encode()), Some(Some(sorted)));
+        }
+        let busy = rpc::Status::decode(Status::new(Reason::EngineBusy, "later").encode()).unwrap();
+        assert_eq!(busy.code, 14);
+        assert!(
+            busy.details
+                .iter()
+                .any(|any| any.type_url == "type.googleapis.com/google.rpc.RetryInfo")
+        );
+    }
+
+    #[test]
+    fn statuses_of_strangers_are_read_as_far_as_they_go() {
+        let plain = rpc::Status {
+            code: 5,
+            message: "gone".into(),
+            details: vec![Any::default()],
+        };
+        let read = Status::decode(&plain.encode_to_vec()).unwrap().unwrap();
+        assert_eq!(
+            (read.code, &*read.reason, &*read.message),
+            (Code::NotFound, "", "gone")
+        );
+        assert_eq!(Status::decode(b""), Some(None));
+        assert_eq!(Status::decode(b"\xff"), None);
+    }
+}

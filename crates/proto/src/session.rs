@@ -1,0 +1,359 @@
+//! A session of Evergreen: the state that two peers share for as long as a connection lives, as a pure machine.
+//!
+//! Owns: nodes, readers, actions, the order of what is sent, quotas, pauses and timers, for either [`Side`]. Refuses
+//! to know: sockets, tasks, wakers, clocks, functions and dialects. Messages go in and come out wire-neutral
+//! ([`Message`]); time goes in as an argument.
+//!
+//! ```text
+//!   handle(message) ──►┌────────────────────────────┐──► next_message()      when the transport can take one
+//!   tick(now)       ──►│ nodes ◄─ cursors  actions  │──► poll() ─► Output    after whatever was called
+//!   write, end, ..  ──►└────────────────────────────┘──► wake_at(now)        call tick then
+//!
+//!   open ──end_of_input──► half-closed ──all finished, all sent──► closed
+//!     └───────────── violation, limit, abort, deadline ─────────────► closed (with a status)
+//! ```
+//!
+//! After every call the shell drains [`Session::poll`], asks [`Session::wake_at`], and lets the transport take
+//! [`Session::next_message`] while it has room. No call blocks, and none recurses over what a stranger sent.
+
+mod accept;
+mod actions;
+mod clock;
+mod cursor;
+mod flow;
+mod half_close;
+mod outbound;
+mod port;
+mod produce;
+mod read;
+mod reserved;
+mod search;
+mod serve;
+mod slab;
+mod store;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use self::accept::{Accepted, Rules};
+use self::actions::Actions;
+use self::clock::Clock;
+use self::cursor::Cursor;
+use self::flow::Inbound;
+use self::outbound::Outbound;
+use self::search::Search;
+use self::slab::Slab;
+use self::store::{Owner, Piece as Fragmented, Store};
+use crate::evergreen::{Fragment, Id, Message, Payload, Reason, Status};
+use crate::time::Time;
+
+pub use self::port::{
+    ActionKey, Call, CancelledBy, Config, CursorId, NodeKey, Output, Piece, Read, Side, Start,
+    Stats, WriteError,
+};
+pub use crate::evergreen::{Limits, MetadataMode};
+
+/// Whether the session still takes anything.
+#[derive(Clone, Debug, PartialEq)]
+enum Phase {
+    Open,
+    /// The peer sends nothing more (EV-109).
+    HalfClosed,
+    /// Everything was finished and sent; what was read can still be read.
+    Finished,
+    /// The first abort; everything is dropped (EV-901).
+    Aborted(Arc<Status>),
+}
+
+/// The machine. See the module's page.
+#[derive(Debug)]
+pub struct Session {
+    side: Side,
+    config: Config,
+    phase: Phase,
+    store: Store,
+    search: Search,
+    cursors: Slab<Cursor>,
+    /// How many cursors are parked.
+    parked: usize,
+    actions: Actions,
+    outbound: Outbound,
+    inbound: Inbound,
+    clock: Clock,
+    events: VecDeque<Output>,
+    stats: Stats,
+    /// Whether new actions of the peer are refused (EV-960).
+    draining: bool,
+    /// Whether we have said that we send nothing more.
+    sending_finished: bool,
+}
+
+impl Session {
+    /// A session that begins now. Allocates next to nothing until something is sent.
+    #[must_use]
+    pub fn new(side: Side, config: Config, now: Time) -> Self {
+        Self {
+            side,
+            phase: Phase::Open,
+            store: Store::new(config.entropy),
+            search: Search::default(),
+            cursors: Slab::new(),
+            parked: 0,
+            actions: Actions::new(),
+            outbound: Outbound::default(),
+            inbound: Inbound::default(),
+            clock: Clock::new(now),
+            events: VecDeque::new(),
+            stats: Stats::default(),
+            draining: false,
+            sending_finished: false,
+            config,
+        }
+    }
+
+    /// Takes in one message of the peer: fragments, then actions, then reserved actions (D-26).
+    ///
+    /// # Errors
+    /// The rule that the message breaks. The session is aborted then, [`Output::Close`] says so as well.
+    pub fn handle(&mut self, message: Message, now: Time) -> Result<(), Arc<Status>> {
+        if self.phase != Phase::Open {
+            return Ok(());
+        }
+        self.clock.heard(now);
+        self.search.refill(&self.config.limits);
+        // What is less than half of a message does not pin it in memory (EV-805).
+        let copy_below = (message.wire_bytes / 2).max(COPY_BELOW_BYTES);
+        let (reserved, actions): (Vec<_>, Vec<_>) = message
+            .actions
+            .into_iter()
+            .partition(|action| reserved::is_reserved(&action.name));
+        let mut outcome = Ok(());
+        for fragment in message.fragments {
+            outcome = outcome.and_then(|()| self.take(fragment, copy_below));
+        }
+        for action in actions.into_iter().chain(reserved) {
+            outcome = outcome.and_then(|()| self.serve(action, now));
+        }
+        match (outcome, &self.phase) {
+            (Err(status), _) => Err(self.abort(status)),
+            // A failed action aborts on its own (EV-107).
+            (Ok(()), Phase::Aborted(status)) => Err(Arc::clone(status)),
+            (Ok(()), _) => Ok(()),
+        }
+    }
+
+    /// The peer sends nothing more (EV-109). Readers of what can no longer come fail (EV-110).
+    pub fn end_of_input(&mut self, now: Time) {
+        if self.phase == Phase::Open {
+            self.clock.heard(now);
+            self.half_close();
+        }
+    }
+
+    /// Ends the session with `status`; the first abort wins and is returned. Everything is dropped, and
+    /// [`Output::Close`] is the last output.
+    pub fn abort(&mut self, status: impl Into<Arc<Status>>) -> Arc<Status> {
+        match &self.phase {
+            Phase::Aborted(first) => return Arc::clone(first),
+            Phase::Finished => return status.into(),
+            Phase::Open | Phase::HalfClosed => {}
+        }
+        let status = status.into();
+        self.phase = Phase::Aborted(Arc::clone(&status));
+        self.store = Store::new(self.config.entropy);
+        self.search = Search::default();
+        self.cursors = Slab::new();
+        self.actions = Actions::new();
+        self.outbound = Outbound::default();
+        self.parked = 0;
+        self.events.clear();
+        self.events
+            .push_back(Output::Close(Some(Arc::clone(&status))));
+        status
+    }
+
+    /// The next thing for the shell to do.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.events.pop_front()
+    }
+
+    /// The next message for the peer, of at most `coalesce_bytes` unless a single fragment is larger. Call it when
+    /// the transport can take one: what is not taken stays in the bounded queue, and producers wait (EV-803).
+    pub fn next_message(&mut self, now: Time) -> Option<Message> {
+        if !matches!(self.phase, Phase::Open | Phase::HalfClosed) {
+            return None;
+        }
+        let coalesce = self.config.coalesce;
+        let message = self.outbound.message(
+            &mut self.store,
+            &self.config.limits,
+            coalesce,
+            &mut self.stats,
+        );
+        self.clock.sent(now);
+        self.after_sending();
+        message
+    }
+
+    /// The node with this id, mentioned by this call if it was not known.
+    ///
+    /// # Errors
+    /// `BAD_ID`, `NODE_LIMIT` or `RETAINED_LIMIT`; nothing is aborted.
+    pub fn node(&mut self, id: &str) -> Result<NodeKey, Status> {
+        let limits = Arc::clone(&self.config.limits);
+        self.store.mention(id, &limits)
+    }
+
+    /// The id of a node; `None` once the session is aborted.
+    #[must_use]
+    pub fn id(&self, node: NodeKey) -> Option<&Id> {
+        ((node.0 as usize) < self.store.len()).then(|| &self.store.get(node).id)
+    }
+
+    /// Whether a node is complete (EV-208).
+    #[must_use]
+    pub fn is_complete(&self, node: NodeKey) -> bool {
+        (node.0 as usize) < self.store.len() && self.store.get(node).is_complete()
+    }
+
+    /// How the session was aborted, if it was.
+    #[must_use]
+    pub const fn aborted(&self) -> Option<&Arc<Status>> {
+        match &self.phase {
+            Phase::Aborted(status) => Some(status),
+            _ => None,
+        }
+    }
+
+    /// Whether the session is over.
+    #[must_use]
+    pub const fn is_closed(&self) -> bool {
+        matches!(self.phase, Phase::Aborted(_) | Phase::Finished)
+    }
+
+    /// Bytes held, as the retained quota counts them (EV-801).
+    #[must_use]
+    pub const fn retained_bytes(&self) -> u64 {
+        self.store.retained()
+    }
+
+    /// Unfinished actions, the peer's and ours.
+    #[must_use]
+    pub const fn unfinished(&self) -> usize {
+        self.actions.len()
+    }
+
+    /// What was counted so far (EV-904).
+    #[must_use]
+    pub const fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// How the session was configured.
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Which side this is.
+    #[must_use]
+    pub const fn side(&self) -> Side {
+        self.side
+    }
+
+    fn take(&mut self, fragment: Fragment, copy_below: usize) -> Result<(), Status> {
+        self.stats.fragments_in += 1;
+        let payload = fragment
+            .chunk
+            .as_ref()
+            .and_then(|chunk| chunk.payload.as_ref());
+        self.stats.bytes_in += payload.map_or(0, Payload::len) as u64;
+        let seq = u32::try_from(fragment.seq).unwrap_or_default();
+        let lists = !fragment.children.is_empty();
+        let rules = Rules {
+            limits: &self.config.limits,
+            mode: self.config.metadata,
+            copy_below,
+        };
+        let accepted = self.store.accept(fragment, &rules)?;
+        let key = match accepted {
+            Accepted::Duplicate => {
+                self.stats.duplicates += 1;
+                return Ok(());
+            }
+            Accepted::Held(key) | Accepted::Grown(key) | Accepted::Complete(key) => key,
+        };
+        if lists {
+            self.look_for_cycles(key, seq)?;
+            self.inbound.closures_changed();
+        }
+        if !matches!(accepted, Accepted::Held(_)) {
+            self.wake(key);
+        }
+        if let (Accepted::Complete(_), Owner::Peer(Some(action))) =
+            (accepted, self.store.get(key).owner)
+        {
+            self.output_complete(action);
+        }
+        Ok(())
+    }
+
+    fn look_for_cycles(&mut self, parent: NodeKey, seq: u32) -> Result<(), Status> {
+        let Some(Fragmented::Children(children)) = self.store.get(parent).piece(seq) else {
+            return Ok(());
+        };
+        let children = children.clone();
+        self.search.edges(
+            parent,
+            &children,
+            &mut self.store,
+            &self.actions,
+            &self.config.limits,
+        )
+    }
+
+    /// A node has grown: whoever waits for it may go on.
+    fn wake(&mut self, key: NodeKey) {
+        for cursor in std::mem::take(&mut self.store.get_mut(key).waiters) {
+            self.ready(cursor);
+        }
+    }
+
+    /// A parked cursor may go on; its waiter entry is gone already.
+    fn ready(&mut self, id: CursorId) {
+        let Some(cursor) = self.cursors.get_mut(id.0) else {
+            return;
+        };
+        if cursor.parked.take().is_some() {
+            self.parked -= 1;
+        }
+        if let Some(reader) = cursor.reader {
+            self.actions.set_waiting(reader, false);
+        }
+        self.events.push_back(Output::Ready(id));
+    }
+
+    /// An output of an action that we asked for is complete.
+    fn output_complete(&mut self, action: ActionKey) {
+        let Some(entry) = self.actions.get_mut(action) else {
+            return;
+        };
+        entry.incomplete = entry.incomplete.saturating_sub(1);
+        if entry.incomplete == 0 {
+            self.actions.remove(action);
+            self.inbound.closures_changed();
+            self.events.push_back(Output::Done(action));
+        }
+    }
+
+    /// Aborts for a limit or rule found outside of `handle`.
+    fn abort_for(&mut self, reason: Reason, message: &str) {
+        self.abort(Status::new(reason, message));
+    }
+}
+
+/// Payloads below this are copied out of the receive buffer (EV-805); copying so little costs less than keeping count.
+const COPY_BELOW_BYTES: usize = 4096;
+
+#[cfg(test)]
+mod tests;

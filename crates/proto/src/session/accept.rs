@@ -1,0 +1,374 @@
+//! Taking in one fragment.
+//!
+//! Owns: the rules of sections 3 and 5 of the Evergreen page that look at one node alone. Refuses to know: readers
+//! and actions. The outcome never depends on the order in which legal fragments arrive.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::port::NodeKey;
+use super::store::{Kind, Node, Owner, Piece, Reference, Store};
+use crate::evergreen::{
+    Chunk, Fragment, Limits, Metadata, MetadataMode, Payload, Reason, Status, metadata, reference,
+};
+
+/// What a fragment is judged by.
+pub(super) struct Rules<'a> {
+    pub(super) limits: &'a Limits,
+    pub(super) mode: MetadataMode,
+    /// Payloads below this are copied out of the receive buffer (EV-805).
+    pub(super) copy_below: usize,
+}
+
+/// What became of a fragment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Accepted {
+    /// Its seq was there already (EV-204).
+    Duplicate,
+    /// It is held until those before it have come.
+    Held(NodeKey),
+    /// The contiguous prefix of its node grew.
+    Grown(NodeKey),
+    /// Its node is complete.
+    Complete(NodeKey),
+}
+
+impl Store {
+    /// Takes in a fragment of the peer's.
+    pub(super) fn accept(
+        &mut self,
+        fragment: Fragment,
+        rules: &Rules<'_>,
+    ) -> Result<Accepted, Status> {
+        let limits = rules.limits;
+        let key = self.mention(&fragment.id, limits)?;
+        let node = self.get_mut(key);
+        let Ok(seq) = u32::try_from(fragment.seq) else {
+            return Err(at(Reason::BadSeq, "seq is negative", node, fragment.seq));
+        };
+        match node.owner {
+            Owner::Local(_) => {
+                let what = "a fragment for a node that the receiver produces";
+                return Err(at(Reason::NodeOwner, what, node, fragment.seq));
+            }
+            Owner::Unclaimed => node.owner = Owner::Peer(None),
+            Owner::Peer(_) => {}
+        }
+        // Before any look at the content, so that a retry is never worse than the first try (EV-204).
+        if node.has(seq) {
+            return Ok(Accepted::Duplicate);
+        }
+        check_end(node, seq, fragment.last)?;
+        let (last, children) = (fragment.last, fragment.children);
+        let chunk = fragment
+            .chunk
+            .filter(|chunk| chunk.metadata.is_some() || chunk.payload.is_some());
+        check_kind(node, seq, !children.is_empty(), chunk.is_some())?;
+        let mut bytes = FRAGMENT_BYTES;
+        let piece = match chunk {
+            Some(chunk) => {
+                check_chunk(&chunk, node, seq, rules)?;
+                bytes += chunk.metadata.as_ref().map_or(0, |metadata| metadata.len());
+                leaf_piece(chunk, node, seq, rules)?
+            }
+            None if children.is_empty() => Piece::Empty,
+            None => {
+                bytes += children.len() * CHILD_BYTES;
+                Piece::Children(self.mention_all(key, seq, &children, limits)?)
+            }
+        };
+        bytes += piece.len();
+        self.retain(bytes as u64, limits)?;
+        self.place(key, seq, last, piece, rules)
+    }
+
+    fn mention_all(
+        &mut self,
+        key: NodeKey,
+        seq: u32,
+        children: &[crate::evergreen::Id],
+        limits: &Limits,
+    ) -> Result<Box<[NodeKey]>, Status> {
+        let (value, max) = (children.len(), limits.max_children_per_fragment);
+        if value > max {
+            let status = Status::limit(
+                Reason::ChildLimit,
+                "max_children_per_fragment",
+                value as u64,
+                max as u64,
+            );
+            return Err(status.with("node", &self.get(key).id).with("seq", seq));
+        }
+        children.iter().map(|id| self.mention(id, limits)).collect()
+    }
+
+    /// Puts a judged piece into the log, or holds it ahead of its turn.
+    fn place(
+        &mut self,
+        key: NodeKey,
+        seq: u32,
+        last: bool,
+        piece: Piece,
+        rules: &Rules<'_>,
+    ) -> Result<Accepted, Status> {
+        let bytes = piece.len() as u64;
+        self.unread += bytes;
+        let node = self.get_mut(key);
+        node.unread += bytes;
+        if last {
+            node.last = Some(seq);
+        }
+        if seq != node.next_seq() {
+            let max = rules.limits.max_early_fragments;
+            let early = &mut node.early;
+            if early.len() >= max {
+                let value = early.len() as u64 + 1;
+                let status = Status::limit(
+                    Reason::ReorderLimit,
+                    "max_early_fragments",
+                    value,
+                    max as u64,
+                );
+                return Err(status.with("node", &node.id).with("seq", seq));
+            }
+            early.insert(seq, piece);
+            return Ok(Accepted::Held(key));
+        }
+        if seq == 0 {
+            type_by_first(node, &piece, rules.mode)?;
+        }
+        node.extend(piece);
+        if node.is_complete() {
+            Ok(Accepted::Complete(key))
+        } else {
+            Ok(Accepted::Grown(key))
+        }
+    }
+}
+
+impl Node {
+    /// Appends a piece and whatever was held for just after it, and ends the log if that was all.
+    fn extend(&mut self, piece: Piece) {
+        // An ended log takes nothing, and nothing is past the final seq by now: the results cannot be errors.
+        let _ = self.log.append(piece);
+        while let Some(piece) = self.early.remove(&self.next_seq()) {
+            let _ = self.log.append(piece);
+        }
+        if self.last.is_some_and(|last| self.next_seq() > last) {
+            let _ = self.log.end(());
+        }
+    }
+}
+
+/// EV-206: nothing stands after the final fragment, whichever came first.
+fn check_end(node: &Node, seq: u32, last: bool) -> Result<(), Status> {
+    let past_known = node.last.is_some_and(|known| seq > known);
+    let before_held = last && node.highest().is_some_and(|highest| highest > seq);
+    if past_known || before_held {
+        let last = node.last.filter(|_| past_known).unwrap_or(seq);
+        let status = at(
+            Reason::SeqPastFinal,
+            "a fragment stands after the node's final one",
+            node,
+            seq,
+        );
+        return Err(status.with("max", last));
+    }
+    Ok(())
+}
+
+/// EV-209: a node is leaf or tree.
+fn check_kind(node: &mut Node, seq: u32, children: bool, chunk: bool) -> Result<(), Status> {
+    let kind = match (children, chunk) {
+        (false, false) => return Ok(()),
+        (true, false) if node.kind != Kind::Leaf => Kind::Tree,
+        (false, true) if node.kind != Kind::Tree => Kind::Leaf,
+        _ => {
+            return Err(at(
+                Reason::NodeKind,
+                "a node carries chunks and children",
+                node,
+                seq,
+            ));
+        }
+    };
+    node.kind = kind;
+    Ok(())
+}
+
+/// Sizes, and EV-401 and EV-405 as far as this fragment shows them.
+fn check_chunk(chunk: &Chunk, node: &mut Node, seq: u32, rules: &Rules<'_>) -> Result<(), Status> {
+    check_sizes(chunk, node, seq, rules.limits)?;
+    if matches!(chunk.payload, Some(Payload::Status(_))) {
+        // The one permitted change of mimetype (EV-931), in every mode (EV-812).
+        return Ok(());
+    }
+    let untyped = chunk.payload.is_some()
+        && !(rules.mode == MetadataMode::PerChunk && chunk.metadata.is_some());
+    if seq == 0 {
+        if chunk.payload.is_some() && chunk.metadata.is_none() {
+            return Err(missing(node, seq));
+        }
+        return Ok(());
+    }
+    if chunk.metadata.is_some() && rules.mode == MetadataMode::Strict {
+        let what = "metadata after the first fragment, in strict mode";
+        return Err(at(Reason::MetadataRepeated, what, node, seq));
+    }
+    if node.next_seq() == 0 {
+        // Held untyped until seq 0 comes.
+        node.relies_on_first |= untyped;
+        return Ok(());
+    }
+    if untyped && node.metadata.is_none() {
+        return Err(missing(node, seq));
+    }
+    match &chunk.metadata {
+        Some(later) if rules.mode == MetadataMode::Lenient => agree(node, seq, later),
+        _ => Ok(()),
+    }
+}
+
+fn check_sizes(chunk: &Chunk, node: &Node, seq: u32, limits: &Limits) -> Result<(), Status> {
+    let metadata = chunk.metadata.as_deref();
+    let len = |value: fn(&Metadata) -> usize| metadata.map_or(0, value);
+    let sizes = [
+        (
+            "max_fragment_bytes",
+            chunk.payload.as_ref().map_or(0, Payload::len),
+            limits.max_fragment_bytes,
+        ),
+        (
+            "max_experimental_bytes",
+            len(Metadata::experimental_bytes),
+            limits.max_experimental_bytes,
+        ),
+        (
+            "max_name_bytes",
+            len(|metadata| metadata.mimetype.len()),
+            limits.max_name_bytes,
+        ),
+        (
+            "max_role_bytes",
+            len(|metadata| metadata.role.len()),
+            limits.max_role_bytes,
+        ),
+    ];
+    for (index, (limit, value, max)) in sizes.into_iter().enumerate() {
+        if value > max {
+            let reason = if index < 2 {
+                Reason::FragmentLimit
+            } else {
+                Reason::BadName
+            };
+            let status = Status::limit(reason, limit, value as u64, max as u64);
+            return Err(status.with("node", &node.id).with("seq", seq));
+        }
+    }
+    Ok(())
+}
+
+/// EV-405, lenient: later metadata says what the first one said.
+fn agree(node: &Node, seq: u32, later: &Metadata) -> Result<(), Status> {
+    let agrees = match &node.metadata {
+        Some(first) => first.agrees_with(later),
+        None => Metadata::default().agrees_with(later),
+    };
+    if agrees {
+        return Ok(());
+    }
+    let what = "metadata after the first fragment differs from it; use a tree for mixed content";
+    Err(at(Reason::MetadataConflict, what, node, seq))
+}
+
+/// Seq 0 has come: types the leaf, and judges what was held untyped.
+fn type_by_first(node: &mut Node, first: &Piece, mode: MetadataMode) -> Result<(), Status> {
+    node.metadata = match first {
+        Piece::Begin(metadata, _) => Some(Arc::clone(metadata)),
+        Piece::Ref(reference) => reference.metadata.clone(),
+        _ => None,
+    };
+    if node.metadata.is_none() && node.relies_on_first {
+        return Err(missing(node, 0));
+    }
+    if mode != MetadataMode::Lenient {
+        return Ok(());
+    }
+    let mut early = std::mem::take(&mut node.early);
+    for (&seq, piece) in &mut early {
+        match piece {
+            Piece::Begin(later, data) => {
+                agree(node, seq, later)?;
+                let data = std::mem::take(data);
+                *piece = if data.is_empty() {
+                    Piece::Empty
+                } else {
+                    Piece::Data(data)
+                };
+            }
+            Piece::Ref(reference) => {
+                if let Some(later) = reference.metadata.take() {
+                    agree(node, seq, &later)?;
+                }
+            }
+            _ => {}
+        }
+    }
+    node.early = early;
+    Ok(())
+}
+
+/// The piece of a chunk that was judged.
+fn leaf_piece(chunk: Chunk, node: &Node, seq: u32, rules: &Rules<'_>) -> Result<Piece, Status> {
+    // In lenient mode metadata after the first is dropped, once the first is there to compare it with.
+    let dropped = rules.mode == MetadataMode::Lenient && seq > 0 && node.next_seq() > 0;
+    let metadata = chunk.metadata.filter(|_| !dropped).map(clean);
+    let data = match chunk.payload {
+        None => Bytes::new(),
+        Some(Payload::Data(data)) if data.len() < rules.copy_below => Bytes::copy_from_slice(&data),
+        Some(Payload::Data(data)) => data,
+        Some(Payload::Status(status)) => return Ok(Piece::Status(status)),
+        Some(Payload::Ref(uri)) => match reference::resolve(&uri) {
+            Ok(data) => data,
+            Err(refusal) => {
+                let refusal = Arc::new(refusal.with("node", &node.id).with("seq", seq));
+                return Ok(Piece::Ref(Box::new(Reference { metadata, refusal })));
+            }
+        },
+    };
+    Ok(match metadata {
+        Some(metadata) => Piece::Begin(metadata, data),
+        None if data.is_empty() => Piece::Empty,
+        None => Piece::Data(data),
+    })
+}
+
+/// EV-407 on what will be kept.
+fn clean(found: Arc<Metadata>) -> Arc<Metadata> {
+    if found.file_name.is_empty() {
+        return found;
+    }
+    let file_name = metadata::file_name(&found.file_name).into();
+    Arc::new(Metadata {
+        file_name,
+        ..Arc::unwrap_or_clone(found)
+    })
+}
+
+fn missing(node: &Node, seq: u32) -> Status {
+    let what = "a leaf has content and its first fragment no metadata; send the mimetype at seq 0";
+    at(Reason::MetadataMissing, what, node, seq)
+}
+
+fn at(reason: Reason, what: &str, node: &Node, seq: impl std::fmt::Display) -> Status {
+    let id = &node.id;
+    Status::new(reason, format!("{what}: node {id:?}, seq {seq}"))
+        .with("node", id)
+        .with("seq", seq)
+}
+
+/// What the quota counts per fragment beside its payload (EV-801).
+const FRAGMENT_BYTES: usize = 64;
+/// What it counts per listed child.
+const CHILD_BYTES: usize = size_of::<NodeKey>();

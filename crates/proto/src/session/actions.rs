@@ -1,0 +1,129 @@
+//! The unfinished actions of one session, the peer's and ours.
+//!
+//! Owns: what each reads and writes, whether it waits, when it has to be finished. Refuses to know: nodes' content,
+//! and what a function does.
+//!
+//! ```text
+//!   served:  received ──► running ──finish / fail / deadline──► gone
+//!   asked:   sent ──► running at the peer ──every output complete──► gone
+//! ```
+
+use std::collections::BTreeSet;
+
+use bytestring::ByteString;
+
+use super::port::{ActionKey, NodeKey};
+use super::slab::Slab;
+use crate::time::Time;
+
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) name: ByteString,
+    pub(super) inputs: Vec<NodeKey>,
+    /// Bound outputs, `__status__` not among them.
+    pub(super) outputs: Vec<NodeKey>,
+    /// The output `__status__` (EV-921).
+    pub(super) status: Option<NodeKey>,
+    /// Nodes made below its outputs.
+    pub(super) made: Vec<NodeKey>,
+    pub(super) deadline: Option<Time>,
+    /// Whether we run it; else the peer does.
+    pub(super) served: bool,
+    /// Whether it waits for nothing but its cursors; the shell says so (D-3).
+    pub(super) waiting: bool,
+    /// Whether the peer has cancelled it.
+    pub(super) cancelled: bool,
+    /// Outputs that are not complete, of an action that we asked for.
+    pub(super) incomplete: usize,
+}
+
+impl Entry {
+    pub(super) fn new(name: ByteString, served: bool) -> Self {
+        Self {
+            name,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            status: None,
+            made: Vec::new(),
+            deadline: None,
+            served,
+            waiting: false,
+            cancelled: false,
+            incomplete: 0,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Actions {
+    entries: Slab<Entry>,
+    deadlines: BTreeSet<(Time, ActionKey)>,
+    /// How many wait for nothing but cursors.
+    waiting: usize,
+}
+
+impl Actions {
+    pub(super) const fn new() -> Self {
+        Self {
+            entries: Slab::new(),
+            deadlines: BTreeSet::new(),
+            waiting: 0,
+        }
+    }
+
+    pub(super) fn insert(&mut self, entry: Entry) -> ActionKey {
+        ActionKey(self.entries.insert(entry))
+    }
+
+    pub(super) fn remove(&mut self, key: ActionKey) -> Option<Entry> {
+        let entry = self.entries.remove(key.0)?;
+        self.waiting -= usize::from(entry.waiting);
+        if let Some(deadline) = entry.deadline {
+            self.deadlines.remove(&(deadline, key));
+        }
+        Some(entry)
+    }
+
+    pub(super) fn get(&self, key: ActionKey) -> Option<&Entry> {
+        self.entries.get(key.0)
+    }
+
+    pub(super) fn get_mut(&mut self, key: ActionKey) -> Option<&mut Entry> {
+        self.entries.get_mut(key.0)
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ActionKey, &Entry)> {
+        self.entries
+            .iter()
+            .map(|(key, entry)| (ActionKey(key), entry))
+    }
+
+    /// Whether some action does something else than wait for its cursors.
+    pub(super) const fn any_runs(&self) -> bool {
+        self.entries.len() > self.waiting
+    }
+
+    pub(super) fn set_deadline(&mut self, key: ActionKey, deadline: Time) {
+        if let Some(entry) = self.entries.get_mut(key.0) {
+            entry.deadline = Some(deadline);
+            self.deadlines.insert((deadline, key));
+        }
+    }
+
+    /// The earliest deadline.
+    pub(super) fn deadline(&self) -> Option<(Time, ActionKey)> {
+        self.deadlines.first().copied()
+    }
+
+    pub(super) fn set_waiting(&mut self, key: ActionKey, waiting: bool) {
+        if let Some(entry) = self.entries.get_mut(key.0) {
+            self.waiting -= usize::from(entry.waiting);
+            self.waiting += usize::from(waiting);
+            entry.waiting = waiting;
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Everything that happens because time passes: idle, stall, deadlines (EV-111, EV-803, EV-950).
+//!
+//! Owns: since when, and until when. Refuses to know: any clock. Times that begin between two calls are anchored at
+//! the next call that brings the time along, so a timer can start late by that much, never early.
+
+use std::time::Duration;
+
+use super::Session;
+use crate::evergreen::Reason;
+use crate::time::Time;
+
+#[derive(Debug)]
+pub(super) struct Clock {
+    /// Since when nothing came in and no action runs.
+    idle_since: Option<Time>,
+    /// Since when the transport could have taken a message and did not.
+    stalled_since: Option<Time>,
+}
+
+impl Clock {
+    pub(super) const fn new(now: Time) -> Self {
+        Self {
+            idle_since: Some(now),
+            stalled_since: None,
+        }
+    }
+
+    pub(super) const fn heard(&mut self, now: Time) {
+        self.idle_since = Some(now);
+    }
+
+    pub(super) const fn sent(&mut self, now: Time) {
+        self.stalled_since = Some(now);
+    }
+}
+
+impl Session {
+    /// When to call [`Self::tick`] next, if nothing else happens before. Ask after every call.
+    pub fn wake_at(&mut self, now: Time) -> Option<Time> {
+        if self.is_closed() {
+            return None;
+        }
+        self.anchor(now);
+        let limits = &self.config.limits;
+        let after = |since: Option<Time>, span: Duration| since.map(|since| since + span);
+        let times = [
+            after(self.clock.idle_since, limits.idle_timeout),
+            after(self.clock.stalled_since, limits.outbound_stall),
+            self.actions.deadline().map(|(deadline, _)| deadline),
+            self.config.deadline,
+        ];
+        times.into_iter().flatten().min()
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: Time) {
+        if self.is_closed() {
+            return;
+        }
+        self.anchor(now);
+        if self.config.deadline.is_some_and(|deadline| now >= deadline) {
+            self.abort_for(
+                Reason::Deadline,
+                "the session was not finished in the time allowed",
+            );
+            return;
+        }
+        while let Some((deadline, action)) = self.actions.deadline().filter(|_| !self.is_closed()) {
+            if now < deadline {
+                break;
+            }
+            self.action_is_late(action);
+        }
+        if self.is_closed() {
+            return;
+        }
+        let limits = &self.config.limits;
+        let past =
+            |since: Option<Time>, span: Duration| since.is_some_and(|since| now >= since + span);
+        if past(self.clock.stalled_since, limits.outbound_stall) {
+            self.abort_for(Reason::SlowReader, "the peer has not read for too long");
+        } else if past(self.clock.idle_since, limits.idle_timeout) {
+            self.abort_for(Reason::IdleTimeout, "nothing has happened for too long");
+        }
+    }
+
+    /// Starts and stops what the last calls have changed.
+    fn anchor(&mut self, now: Time) {
+        self.clock.idle_since = if self.actions.any_runs() {
+            None
+        } else {
+            Some(self.clock.idle_since.unwrap_or(now))
+        };
+        self.clock.stalled_since = if self.outbound.is_sendable() {
+            Some(self.clock.stalled_since.unwrap_or(now))
+        } else {
+            None
+        };
+    }
+}

@@ -1,0 +1,250 @@
+//! Reading a node: depth-first, left to right, without recursion and without consuming (section 4).
+//!
+//! Owns: one reader's path through the tree, and its counts of depth, visits and bytes. Refuses to know: who waits
+//! for it, and what an error does to the session.
+//!
+//! ```text
+//!   path:  [tree at piece 2, child 1] ► [tree at piece 0, child 0] ► [leaf at piece 7]
+//! ```
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::port::{self, ActionKey, NodeKey};
+use super::store::{Owner, Piece, Store};
+use crate::evergreen::{Limits, Metadata, Reason, Status, mimetype, protobuf};
+use crate::log::At;
+
+/// One node on the path: which piece is next, and which child of it.
+#[derive(Clone, Copy, Debug)]
+struct Frame {
+    node: NodeKey,
+    piece: u32,
+    child: u32,
+}
+
+/// A reader. Memory grows with depth, never with content (EV-306).
+#[derive(Debug)]
+pub(super) struct Cursor {
+    pub(super) root: NodeKey,
+    /// The action that reads; it must not read its own outputs (EV-308).
+    pub(super) reader: Option<ActionKey>,
+    /// Where it waits.
+    pub(super) parked: Option<NodeKey>,
+    /// How it ended, if it failed.
+    pub(super) failed: Option<Arc<Status>>,
+    path: Vec<Frame>,
+    /// The nodes on the path, kept only where cycles may have escaped the eager search.
+    on_path: Option<HashSet<NodeKey>>,
+    begun: bool,
+    visits: u32,
+    bytes: u64,
+    items: u32,
+    metadata: Option<Arc<Metadata>>,
+}
+
+/// What one step gives.
+#[derive(Debug)]
+pub(super) enum Step {
+    Piece(port::Piece),
+    /// Nothing more until this node grows.
+    Park(NodeKey),
+    End,
+    /// The read fails; the session may live on.
+    Fail(Arc<Status>),
+    /// The session has to end.
+    Abort(Status),
+}
+
+impl Cursor {
+    pub(super) const fn new(root: NodeKey, reader: Option<ActionKey>) -> Self {
+        Self {
+            root,
+            reader,
+            parked: None,
+            failed: None,
+            path: Vec::new(),
+            on_path: None,
+            begun: false,
+            visits: 0,
+            bytes: 0,
+            items: 0,
+            metadata: None,
+        }
+    }
+
+    /// Goes on until there is something to say. `cycles` tells that some edges were not searched.
+    pub(super) fn step(&mut self, store: &mut Store, limits: &Limits, cycles: bool) -> Step {
+        if !self.begun {
+            self.begun = true;
+            if let Err(stop) = self.enter(self.root, store, limits, cycles) {
+                return stop;
+            }
+        }
+        while let Some(&frame) = self.path.last() {
+            let index = frame.piece;
+            let piece = match store.get(frame.node).log.at(index as usize) {
+                At::Pending => return Step::Park(frame.node),
+                At::End(()) => {
+                    self.leave();
+                    continue;
+                }
+                At::Item(piece) => piece,
+            };
+            match piece {
+                Piece::Children(children) => {
+                    if let Some(&child) = children.get(frame.child as usize) {
+                        self.advance(0, 1);
+                        if let Err(stop) = self.enter(child, store, limits, cycles) {
+                            return stop;
+                        }
+                        continue;
+                    }
+                }
+                Piece::Status(Some(status)) => {
+                    return Step::Fail(upstream(status, store, frame.node));
+                }
+                Piece::Ref(reference) => return Step::Fail(Arc::clone(&reference.refusal)),
+                Piece::Empty => {}
+                Piece::Begin(metadata, data) => {
+                    let (metadata, data) = (Arc::clone(metadata), data.clone());
+                    return self.give(frame, Some(metadata), data, store, limits);
+                }
+                Piece::Data(data) => {
+                    let data = data.clone();
+                    return self.give(frame, None, data, store, limits);
+                }
+                Piece::Status(None) => {
+                    let metadata = Arc::new(Metadata::of(mimetype::STATUS));
+                    return self.give(
+                        frame,
+                        Some(metadata),
+                        protobuf::status_bytes(None),
+                        store,
+                        limits,
+                    );
+                }
+            }
+            store.pass(frame.node, index, 0);
+            self.advance(1, 0);
+        }
+        Step::End
+    }
+
+    /// Yields the piece at `frame`; with metadata it begins an item.
+    fn give(
+        &mut self,
+        frame: Frame,
+        begins: Option<Arc<Metadata>>,
+        data: Bytes,
+        store: &mut Store,
+        limits: &Limits,
+    ) -> Step {
+        self.bytes += data.len() as u64;
+        if self.bytes > limits.max_read_bytes {
+            let status = Status::limit(
+                Reason::FlattenLimit,
+                "max_read_bytes",
+                self.bytes,
+                limits.max_read_bytes,
+            );
+            return Step::Fail(Arc::new(status.with("node", &store.get(self.root).id)));
+        }
+        store.pass(frame.node, frame.piece, data.len());
+        self.advance(1, 0);
+        let first = begins.is_some();
+        if let Some(metadata) = begins {
+            self.items = self.items.saturating_add(1);
+            self.metadata = Some(metadata);
+        }
+        Step::Piece(port::Piece {
+            item: self.items.saturating_sub(1),
+            first,
+            node: frame.node,
+            metadata: self.metadata.clone().unwrap_or_default(),
+            data,
+        })
+    }
+
+    /// Moves on in the node at the end of the path: by pieces, or by children of the piece.
+    fn advance(&mut self, pieces: u32, children: u32) {
+        if let Some(frame) = self.path.last_mut() {
+            frame.piece += pieces;
+            frame.child = if pieces > 0 {
+                0
+            } else {
+                frame.child + children
+            };
+        }
+    }
+
+    fn enter(
+        &mut self,
+        node: NodeKey,
+        store: &Store,
+        limits: &Limits,
+        cycles: bool,
+    ) -> Result<(), Step> {
+        let id = &store.get(node).id;
+        if let (Owner::Local(Some(producer)), Some(reader)) = (store.get(node).owner, self.reader)
+            && producer == reader
+        {
+            let message = format!("an action reads its own output {id:?}");
+            return Err(Step::Abort(
+                Status::new(Reason::ActionCycle, message).with("node", id),
+            ));
+        }
+        if cycles {
+            let path = &self.path;
+            let on_path = self
+                .on_path
+                .get_or_insert_with(|| path.iter().map(|frame| frame.node).collect());
+            if !on_path.insert(node) {
+                let message = format!("node {id:?} contains itself");
+                return Err(Step::Abort(
+                    Status::new(Reason::Cycle, message).with("node", id),
+                ));
+            }
+        }
+        self.visits = self.visits.saturating_add(1);
+        if self.visits > limits.max_visits {
+            let (value, max) = (u64::from(self.visits), u64::from(limits.max_visits));
+            let status = Status::limit(Reason::FlattenLimit, "max_visits", value, max);
+            return Err(Step::Fail(Arc::new(
+                status.with("node", &store.get(self.root).id),
+            )));
+        }
+        if self.path.len() >= limits.max_depth {
+            let value = self.path.len() as u64 + 1;
+            let status = Status::limit(
+                Reason::DepthLimit,
+                "max_depth",
+                value,
+                limits.max_depth as u64,
+            );
+            return Err(Step::Abort(status.with("node", id)));
+        }
+        self.path.push(Frame {
+            node,
+            piece: 0,
+            child: 0,
+        });
+        Ok(())
+    }
+
+    fn leave(&mut self) {
+        if let (Some(frame), Some(on_path)) = (self.path.pop(), &mut self.on_path) {
+            on_path.remove(&frame.node);
+        }
+    }
+}
+
+/// A reader of a failed node fails alike, and says which node it was (EV-930).
+fn upstream(status: &Arc<Status>, store: &Store, node: NodeKey) -> Arc<Status> {
+    if status.detail("upstream").is_some() {
+        return Arc::clone(status);
+    }
+    Arc::new(Status::clone(status).with("upstream", &store.get(node).id))
+}

@@ -1,0 +1,98 @@
+//! When to stop reading the connection, and when to go on (EV-802, D-28).
+//!
+//! Owns: the decision. Refuses to know: sockets. What is retained is retained either way; a pause only keeps the
+//! bytes that nobody reads yet at the sender. It may never hold back what a reader waits for, so there is none while
+//! any reader is parked, and bytes that no running action could read count against the quota alone.
+
+use std::collections::HashSet;
+
+use super::port::{NodeKey, Output};
+use super::{Phase, Session};
+
+#[derive(Debug, Default)]
+pub(super) struct Inbound {
+    paused: bool,
+    /// While the unread bytes of all nodes are above this, counting anew may change the answer.
+    recount_at: u64,
+}
+
+impl Inbound {
+    /// What running actions can read has changed.
+    pub(super) const fn closures_changed(&mut self) {
+        self.recount_at = 0;
+    }
+}
+
+impl Session {
+    /// Whether the shell should read nothing more from the connection until [`Output::Resume`]. It still watches it
+    /// for a close.
+    pub fn inbound_paused(&mut self) -> bool {
+        if self.phase != Phase::Open {
+            return false;
+        }
+        let limits = &self.config.limits;
+        let high = limits.inbound_high_bytes;
+        if !self.inbound.paused && self.unread_exceeds(high) {
+            self.inbound.paused = true;
+        }
+        self.inbound.paused
+    }
+
+    pub(super) fn reader_parked(&mut self) {
+        self.resume();
+    }
+
+    /// Bytes were passed, or an action went away: perhaps enough to resume.
+    pub(super) fn bytes_were_read(&mut self) {
+        if self.inbound.paused && !self.unread_exceeds(self.config.limits.inbound_low_bytes) {
+            self.resume();
+        }
+    }
+
+    fn resume(&mut self) {
+        if std::mem::take(&mut self.inbound.paused) {
+            self.events.push_back(Output::Resume);
+        }
+    }
+
+    /// Whether more than `limit` bytes wait for running actions alone.
+    fn unread_exceeds(&mut self, limit: u64) -> bool {
+        let total = self.store.unread;
+        if self.parked > 0 || total <= limit {
+            return false;
+        }
+        // Counting follows the whole closure: not again until the total has moved enough to matter.
+        let step = self.config.limits.inbound_high_bytes / RECOUNT_STEPS;
+        if total.abs_diff(self.inbound.recount_at) < step && self.inbound.recount_at != 0 {
+            return self.inbound.paused;
+        }
+        self.inbound.recount_at = total;
+        self.unread_by_actions() > limit
+    }
+
+    /// Unread bytes below what unfinished actions read: inputs of the peer's actions, outputs of ours.
+    fn unread_by_actions(&self) -> u64 {
+        let mut seen: HashSet<NodeKey, ahash::RandomState> =
+            HashSet::with_hasher(self.store.hasher());
+        let roots = self.actions.iter().map(|(_, entry)| {
+            if entry.served {
+                &entry.inputs
+            } else {
+                &entry.outputs
+            }
+        });
+        let mut stack: Vec<NodeKey> = roots.flatten().copied().collect();
+        let mut unread = 0;
+        while let Some(key) = stack.pop() {
+            if seen.insert(key) {
+                let node = self.store.get(key);
+                unread += node.unread;
+                stack.extend(node.children());
+            }
+        }
+        unread
+    }
+}
+
+/// Into how many steps the high-water mark is cut: the total moves by one before it is worth counting again.
+const RECOUNT_STEPS: u64 = 64;

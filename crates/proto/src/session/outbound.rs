@@ -1,0 +1,195 @@
+//! What waits to be sent.
+//!
+//! Owns: the order in which nodes of ours take turns, the bytes that wait, and the joining of fragments into messages
+//! (EV-706, EV-803). Refuses to know: the wire. Content is not queued twice: a node's log is the queue, and the
+//! transport is one more cursor on it.
+
+use std::collections::VecDeque;
+
+use super::port::{NodeKey, Stats};
+use super::store::{Kind, Piece, Store};
+use crate::evergreen::{Action, Chunk, Fragment, Limits, Message, Payload};
+
+#[derive(Debug, Default)]
+pub(super) struct Outbound {
+    /// Nodes with something to send, in turn.
+    turns: VecDeque<NodeKey>,
+    /// Actions go before fragments, so that the peer can start (EV-215).
+    actions: Vec<Action>,
+    /// Bytes that wait.
+    pub(super) bytes: usize,
+    /// Whether a producer was told that there is no room.
+    pub(super) refused: bool,
+}
+
+impl Outbound {
+    /// Whether nothing waits, trees whose end is held back included.
+    pub(super) const fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Whether a message could be taken now.
+    pub(super) fn is_sendable(&self) -> bool {
+        !self.turns.is_empty() || !self.actions.is_empty()
+    }
+
+    pub(super) fn push_action(&mut self, action: Action) {
+        self.bytes += action_bytes(&action);
+        self.actions.push(action);
+    }
+
+    /// A piece was appended to a node of ours.
+    pub(super) fn push(&mut self, key: NodeKey, bytes: usize, store: &mut Store) {
+        self.bytes += bytes + FRAGMENT_BYTES;
+        self.queue(key, store);
+    }
+
+    /// Gives a node its place in the turn.
+    pub(super) fn queue(&mut self, key: NodeKey, store: &mut Store) {
+        let producer = store.get_mut(key).producer.get_or_insert_default();
+        if !producer.queued {
+            producer.queued = true;
+            self.turns.push_back(key);
+        }
+    }
+
+    /// The next message, if anything may be sent. Nodes take turns by bytes; a node's fragments keep their order.
+    pub(super) fn message(
+        &mut self,
+        store: &mut Store,
+        limits: &Limits,
+        coalesce: bool,
+        stats: &mut Stats,
+    ) -> Option<Message> {
+        let budget = if coalesce { limits.coalesce_bytes } else { 0 };
+        let mut message = Message {
+            actions: std::mem::take(&mut self.actions),
+            ..Message::default()
+        };
+        let mut used = message.actions.iter().map(action_bytes).sum::<usize>();
+        self.bytes -= used;
+        while let Some(key) = self.turns.pop_front() {
+            let mut turn = 0;
+            while let Some(bytes) = next_bytes(key, store) {
+                let full = used + bytes > budget
+                    && !(message.fragments.is_empty() && message.actions.is_empty());
+                if full {
+                    // Its turn goes on in the next message.
+                    self.turns.push_front(key);
+                    return Some(message);
+                }
+                if turn >= TURN_BYTES {
+                    break;
+                }
+                message.fragments.push(self.take(key, store));
+                stats.fragments_out += 1;
+                stats.bytes_out += (bytes - FRAGMENT_BYTES) as u64;
+                self.bytes -= bytes;
+                used += bytes;
+                turn += bytes;
+            }
+            if next_bytes(key, store).is_some() {
+                self.turns.push_back(key);
+            } else if let Some(producer) = &mut store.get_mut(key).producer {
+                producer.queued = false;
+            }
+        }
+        (!message.fragments.is_empty() || !message.actions.is_empty()).then_some(message)
+    }
+
+    /// The next fragment of a node; the caller knows that there is one.
+    fn take(&mut self, key: NodeKey, store: &mut Store) -> Fragment {
+        let node = store.get_mut(key);
+        let sent = node.producer.as_mut().map_or(0, |producer| {
+            producer.sent += 1;
+            producer.sent - 1
+        });
+        let last = node.last == Some(sent);
+        let mut fragment = Fragment {
+            id: node.id.clone(),
+            seq: i32::try_from(sent).unwrap_or(i32::MAX),
+            last,
+            ..Fragment::default()
+        };
+        let node = store.get(key);
+        match node.piece(sent) {
+            Some(Piece::Begin(metadata, data)) => {
+                let payload = (!data.is_empty()).then(|| Payload::Data(data.clone()));
+                fragment.chunk = Some(Chunk {
+                    metadata: Some(metadata.clone()),
+                    payload,
+                });
+            }
+            Some(Piece::Data(data)) => {
+                let payload = Some(Payload::Data(data.clone()));
+                fragment.chunk = Some(Chunk {
+                    metadata: node.metadata.clone(),
+                    payload,
+                });
+            }
+            Some(Piece::Children(children)) => {
+                fragment.children = children
+                    .iter()
+                    .map(|&child| store.get(child).id.clone())
+                    .collect();
+            }
+            Some(Piece::Status(status)) => {
+                let payload = Some(Payload::Status(status.clone()));
+                fragment.chunk = Some(Chunk {
+                    metadata: None,
+                    payload,
+                });
+            }
+            Some(Piece::Empty | Piece::Ref(_)) | None => {}
+        }
+        if last {
+            self.wholly_sent(key, store);
+        }
+        fragment
+    }
+
+    /// A node is out: the tree that lists it may end, if it waited for that.
+    fn wholly_sent(&mut self, key: NodeKey, store: &mut Store) {
+        let parent = store
+            .get_mut(key)
+            .producer
+            .as_mut()
+            .and_then(|producer| producer.parent.take());
+        let Some(parent) = parent else { return };
+        if let Some(producer) = &mut store.get_mut(parent).producer {
+            producer.open_children -= 1;
+        }
+        if next_bytes(parent, store).is_some() {
+            self.queue(parent, store);
+        }
+    }
+}
+
+/// What the next fragment of a node counts, or `None` if nothing of it may be sent now.
+fn next_bytes(key: NodeKey, store: &Store) -> Option<usize> {
+    let node = store.get(key);
+    let producer = node.producer.as_ref()?;
+    let piece = node.piece(producer.sent)?;
+    // A tree ends after everything below it (EV-508).
+    let held =
+        node.kind == Kind::Tree && node.last == Some(producer.sent) && producer.open_children > 0;
+    (!held).then_some(piece.len() + FRAGMENT_BYTES)
+}
+
+fn action_bytes(action: &Action) -> usize {
+    let params = action
+        .inputs
+        .iter()
+        .chain(&action.outputs)
+        .map(|param| param.name.len() + param.id.len());
+    let configs = action
+        .configs
+        .iter()
+        .map(|any| any.type_url.len() + any.value.len());
+    FRAGMENT_BYTES + action.name.len() + params.chain(configs).sum::<usize>()
+}
+
+/// What a fragment counts beside its payload: about what its head takes on the wire.
+const FRAGMENT_BYTES: usize = 32;
+/// Bytes that a node may send before the next one has its turn.
+const TURN_BYTES: usize = 16 * 1024;

@@ -1,0 +1,213 @@
+//! What goes in and out of a session beside messages.
+//!
+//! Owns: the plain data between the machine and its shell. Refuses to know: how either works.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use bytestring::ByteString;
+use prost_types::Any;
+
+use super::slab::Key;
+use crate::evergreen::{Limits, Metadata, MetadataMode, Param, Status};
+use crate::time::Time;
+
+/// A node of one session. Valid as long as the session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeKey(pub(super) u32);
+
+/// An action of one session, ours or the peer's. Stale once the action is finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ActionKey(pub(super) Key);
+
+/// A reader of one node. Stale once closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CursorId(pub(super) Key);
+
+/// Which end of the connection this machine is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// We opened it.
+    Client,
+    /// We accepted it.
+    Server,
+}
+
+/// How a session behaves; fixed when it begins.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What it may hold and do.
+    pub limits: Arc<Limits>,
+    /// How metadata after the first fragment is judged (EV-405).
+    pub metadata: MetadataMode,
+    /// Whether a failed action leaves the session alive (EV-930).
+    pub partial_failure: bool,
+    /// Whether ready fragments are joined into messages; off gives one fragment per message (D-33).
+    pub coalesce: bool,
+    /// When the session ends whatever happens (EV-950).
+    pub deadline: Option<Time>,
+    /// A random number: it makes ids of ours unguessable and hashing of ids unpredictable. The machine has no
+    /// randomness of its own.
+    pub entropy: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            limits: Arc::default(),
+            metadata: MetadataMode::Lenient,
+            partial_failure: false,
+            coalesce: true,
+            deadline: None,
+            entropy: 0,
+        }
+    }
+}
+
+/// What the machine asks of its shell.
+#[derive(Clone, Debug)]
+pub enum Output {
+    /// Run this action. It ends with [`super::Session::finish`] or [`super::Session::fail`].
+    Start(Box<Start>),
+    /// Stop this action's work.
+    Cancel {
+        /// The action.
+        action: ActionKey,
+        /// Who wants it, and with that what is left to do.
+        by: CancelledBy,
+    },
+    /// Reading this cursor again gives something else than pending.
+    Ready(CursorId),
+    /// There is room for output again, after [`super::Session::has_room`] said no.
+    Writable,
+    /// Reading of the connection may go on, after [`super::Session::inbound_paused`] said it should not.
+    Resume,
+    /// All outputs of an action that we sent are complete; its key is stale from here on.
+    Done(ActionKey),
+    /// Everything we had to send is sent, after [`super::Session::finish_sending`]: half-close the connection.
+    HalfClose,
+    /// The session is over: well, or with this status, which the peer is to be told. Nothing follows.
+    Close(Option<Arc<Status>>),
+}
+
+/// Who stops an action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CancelledBy {
+    /// The peer, with CANCEL: stop, write what `meta` should say, and finish the action (EV-913).
+    Peer,
+    /// The machine: the action has failed already (a deadline), only its work is left to drop.
+    Deadline,
+}
+
+/// An action of the peer that is to be run.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// Its key.
+    pub action: ActionKey,
+    /// The function's name, as sent.
+    pub name: ByteString,
+    /// The target, as sent; empty for the default.
+    pub target: ByteString,
+    /// Inputs: parameter and node.
+    pub inputs: Vec<(ByteString, NodeKey)>,
+    /// Outputs: parameter and node. `__status__` is not among them, the machine writes it.
+    pub outputs: Vec<(ByteString, NodeKey)>,
+    /// Configs, but for `sapwood.v1.ActionOptions`, which the machine has read.
+    pub configs: Vec<Any>,
+    /// When it has to be finished: the earlier of its own deadline and the session's (EV-950).
+    pub deadline: Option<Time>,
+}
+
+/// An action for the peer to run.
+#[derive(Clone, Debug, Default)]
+pub struct Call {
+    /// The function's name.
+    pub name: ByteString,
+    /// The target; empty for the peer's default.
+    pub target: ByteString,
+    /// Inputs: parameter and node.
+    pub inputs: Vec<(ByteString, NodeKey)>,
+    /// Outputs: parameter and node; the nodes must be new.
+    pub outputs: Vec<(ByteString, NodeKey)>,
+    /// Configs.
+    pub configs: Vec<Any>,
+}
+
+/// What a cursor yields.
+#[derive(Clone, Debug)]
+pub enum Read {
+    /// A piece of an item.
+    Piece(Piece),
+    /// Nothing yet; [`Output::Ready`] will tell.
+    Pending,
+    /// The end of the content.
+    End,
+    /// The content cannot be read further, now or ever.
+    Failed(Arc<Status>),
+}
+
+/// A piece of an item, the content of a leaf (EV-301).
+#[derive(Clone, Debug)]
+pub struct Piece {
+    /// Which item, counted from 0. Items never merge (EV-304).
+    pub item: u32,
+    /// Whether this is the item's first piece. An item may be nothing but an empty first piece.
+    pub first: bool,
+    /// The leaf it is from.
+    pub node: NodeKey,
+    /// What the item is.
+    pub metadata: Arc<Metadata>,
+    /// Its next bytes.
+    pub data: Bytes,
+}
+
+/// Why something was not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WriteError {
+    /// The outbound queue is full: wait for [`Output::Writable`].
+    #[error("the outbound queue is full")]
+    Full,
+    /// The session is over.
+    #[error("the session is over")]
+    Closed,
+    /// The node has ended.
+    #[error("the node has ended")]
+    Ended,
+    /// The node is the peer's, or a leaf where a tree is asked for, or the other way round.
+    #[error("the node cannot take this")]
+    Refused,
+    /// The node has used every seq there is (EV-203).
+    #[error("the node has no seq left")]
+    Exhausted,
+}
+
+/// What a session has counted (EV-904). Only ever grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Fragments received, duplicates included.
+    pub fragments_in: u64,
+    /// Payload bytes received, duplicates included.
+    pub bytes_in: u64,
+    /// Fragments handed to the transport.
+    pub fragments_out: u64,
+    /// Payload bytes handed to the transport.
+    pub bytes_out: u64,
+    /// Fragments ignored because their seq was there already.
+    pub duplicates: u64,
+    /// Actions received.
+    pub actions: u64,
+    /// Actions that ended badly.
+    pub failures: u64,
+}
+
+pub(super) fn params(
+    list: &[(ByteString, NodeKey)],
+    id: impl Fn(NodeKey) -> ByteString,
+) -> Vec<Param> {
+    list.iter()
+        .map(|(name, node)| Param {
+            name: name.clone(),
+            id: id(*node),
+        })
+        .collect()
+}

@@ -1,0 +1,271 @@
+//! Writing nodes of our own.
+//!
+//! Owns: appending to outputs and inputs that we produce, how they end, and room in the outbound queue. Refuses to
+//! know: what is written and why. What is written is readable here at once, like any other node (EV-307).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::port::{ActionKey, NodeKey, WriteError};
+use super::store::{Kind, Owner, Piece};
+use super::{Phase, Session};
+use crate::evergreen::{Metadata, Status};
+
+impl Session {
+    /// Whether a producer may write. After a no, [`super::Output::Writable`] says when (EV-803).
+    pub fn has_room(&mut self) -> bool {
+        let room = self.outbound.bytes < self.config.limits.outbound_queue_bytes;
+        self.outbound.refused |= !room;
+        room
+    }
+
+    /// A new node of ours under an id of our making, below the outputs of `action` or for an input of our own.
+    ///
+    /// # Errors
+    /// `NODE_LIMIT` or `RETAINED_LIMIT`; nothing is aborted.
+    pub fn make(&mut self, action: Option<ActionKey>) -> Result<NodeKey, Status> {
+        if let Phase::Aborted(status) = &self.phase {
+            return Err(Status::clone(status));
+        }
+        let limits = Arc::clone(&self.config.limits);
+        let node = self.store.make(&limits)?;
+        self.store.get_mut(node).owner = Owner::Local(action);
+        if let Some(entry) = action.and_then(|action| self.actions.get_mut(action)) {
+            entry.made.push(node);
+        }
+        Ok(node)
+    }
+
+    /// Claims a mentioned node as one that we produce.
+    ///
+    /// # Errors
+    /// [`WriteError::Refused`] if somebody produces it already.
+    pub fn produce(&mut self, node: NodeKey) -> Result<(), WriteError> {
+        if matches!(self.phase, Phase::Aborted(_)) {
+            return Err(WriteError::Closed);
+        }
+        let node = self.store.get_mut(node);
+        if node.owner != Owner::Unclaimed {
+            return Err(WriteError::Refused);
+        }
+        node.owner = Owner::Local(None);
+        Ok(())
+    }
+
+    /// Appends bytes to a leaf. The first write fixes its metadata; later ones only add. Payloads above
+    /// `max_fragment_bytes` are cut, which means nothing (EV-211).
+    ///
+    /// # Errors
+    /// [`WriteError::Full`] if [`Self::has_room`] would say no, and nothing is written; otherwise the node or the
+    /// session cannot take it.
+    pub fn write(
+        &mut self,
+        node: NodeKey,
+        metadata: &Arc<Metadata>,
+        data: Bytes,
+    ) -> Result<(), WriteError> {
+        self.check_writable(node, Kind::Leaf)?;
+        if !self.has_room() {
+            return Err(WriteError::Full);
+        }
+        let most = self.config.limits.max_fragment_bytes.max(1);
+        let mut rest = data;
+        loop {
+            let part = rest.split_to(rest.len().min(most));
+            let known = self.store.get_mut(node);
+            let piece = if known.metadata.is_none() {
+                known.metadata = Some(Arc::clone(metadata));
+                Piece::Begin(Arc::clone(metadata), part)
+            } else if part.is_empty() {
+                return Ok(());
+            } else {
+                Piece::Data(part)
+            };
+            self.append(node, piece)?;
+            if rest.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Appends children to a tree. Those that we produce end before the tree does (EV-508).
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn list(&mut self, node: NodeKey, children: &[NodeKey]) -> Result<(), WriteError> {
+        self.check_writable(node, Kind::Tree)?;
+        if !self.has_room() {
+            return Err(WriteError::Full);
+        }
+        let most = self.config.limits.max_children_per_fragment.max(1);
+        for part in children.chunks(most) {
+            self.adopt(node, part);
+            self.append(node, Piece::Children(part.into()))?;
+        }
+        Ok(())
+    }
+
+    /// Ends a node. A leaf that was never written is sent as one empty fragment with `metadata` (EV-404). Needs no
+    /// room: an end must never wait.
+    ///
+    /// # Errors
+    /// The node or the session cannot take it.
+    pub fn end(&mut self, node: NodeKey, metadata: &Arc<Metadata>) -> Result<(), WriteError> {
+        let kind = match self.store_kind(node) {
+            Some(Kind::Tree) => Kind::Tree,
+            _ => Kind::Leaf,
+        };
+        self.check_writable(node, kind)?;
+        let known = self.store.get_mut(node);
+        let unsent = known
+            .producer
+            .as_ref()
+            .is_some_and(|producer| producer.sent < known.next_seq());
+        if kind == Kind::Leaf && unsent {
+            // Nobody has seen the last piece: it becomes the final one.
+            known.last = known.next_seq().checked_sub(1);
+            let _ = known.log.end(());
+            self.node_ended(node);
+            return Ok(());
+        }
+        let piece = if kind == Kind::Leaf && known.metadata.is_none() {
+            known.metadata = Some(Arc::clone(metadata));
+            Piece::Begin(Arc::clone(metadata), Bytes::new())
+        } else {
+            Piece::Empty
+        };
+        self.append_last(node, piece)
+    }
+
+    /// Ends a node with how its producer ended (EV-931): `None` for well.
+    pub(super) fn end_with(
+        &mut self,
+        node: NodeKey,
+        status: Option<Arc<Status>>,
+    ) -> Result<(), WriteError> {
+        match self.store_kind(node) {
+            Some(Kind::Tree) => {
+                // A tree gets a last child that holds the status.
+                let action = match self.store.get(node).owner {
+                    Owner::Local(action) => action,
+                    _ => None,
+                };
+                let child = self.make(action).map_err(|_| WriteError::Closed)?;
+                self.store.get_mut(child).kind = Kind::Leaf;
+                self.adopt(node, &[child]);
+                self.append(node, Piece::Children([child].into()))?;
+                self.append_last(child, Piece::Status(status))?;
+                self.append_last(node, Piece::Empty)
+            }
+            _ => {
+                self.check_writable(node, Kind::Leaf)?;
+                self.append_last(node, Piece::Status(status))
+            }
+        }
+    }
+
+    /// Says that we send nothing more: no new nodes, no new actions. When the queue is empty,
+    /// [`super::Output::HalfClose`] follows.
+    pub fn finish_sending(&mut self) {
+        self.sending_finished = true;
+        self.after_sending();
+    }
+
+    fn store_kind(&self, node: NodeKey) -> Option<Kind> {
+        ((node.0 as usize) < self.store.len()).then(|| self.store.get(node).kind)
+    }
+
+    fn check_writable(&mut self, node: NodeKey, kind: Kind) -> Result<(), WriteError> {
+        if self.is_closed() || self.store_kind(node).is_none() {
+            return Err(WriteError::Closed);
+        }
+        let max_seq = self.config.limits.max_seq;
+        let node = self.store.get_mut(node);
+        if !node.owner.is_local() || (node.kind != Kind::Unknown && node.kind != kind) {
+            return Err(WriteError::Refused);
+        }
+        if node.is_complete() {
+            return Err(WriteError::Ended);
+        }
+        if node.next_seq() > max_seq {
+            return Err(WriteError::Exhausted);
+        }
+        node.kind = kind;
+        Ok(())
+    }
+
+    /// Notes which children of ours have to be sent before the tree may end.
+    fn adopt(&mut self, tree: NodeKey, children: &[NodeKey]) {
+        let mut open = 0;
+        for &child in children {
+            let node = self.store.get_mut(child);
+            node.referenced = true;
+            let wholly_sent = node.is_complete()
+                && node
+                    .producer
+                    .as_ref()
+                    .is_none_or(|producer| producer.sent >= node.next_seq());
+            if !node.owner.is_local() || wholly_sent || child == tree {
+                continue;
+            }
+            let producer = node.producer.get_or_insert_default();
+            if producer.parent.is_none() {
+                producer.parent = Some(tree);
+                open += 1;
+            }
+        }
+        self.store
+            .get_mut(tree)
+            .producer
+            .get_or_insert_default()
+            .open_children += open;
+    }
+
+    fn append_last(&mut self, node: NodeKey, piece: Piece) -> Result<(), WriteError> {
+        let known = self.store.get_mut(node);
+        known.last = Some(known.next_seq());
+        self.append(node, piece)?;
+        let _ = self.store.get_mut(node).log.end(());
+        self.node_ended(node);
+        Ok(())
+    }
+
+    fn append(&mut self, node: NodeKey, piece: Piece) -> Result<(), WriteError> {
+        let bytes = piece.len();
+        let limits = Arc::clone(&self.config.limits);
+        if self.store.get(node).next_seq() > limits.max_seq {
+            return Err(WriteError::Exhausted);
+        }
+        if let Err(status) = self.store.retain(PIECE_BYTES + bytes as u64, &limits) {
+            self.abort(status);
+            return Err(WriteError::Closed);
+        }
+        // Checked above: the log has not ended.
+        let _ = self.store.get_mut(node).log.append(piece);
+        self.outbound.push(node, bytes, &mut self.store);
+        self.wake(node);
+        Ok(())
+    }
+
+    fn node_ended(&mut self, node: NodeKey) {
+        self.wake(node);
+    }
+
+    /// After a message was taken, or the last word was said.
+    pub(super) fn after_sending(&mut self) {
+        let half = self.config.limits.outbound_queue_bytes / 2;
+        if self.outbound.refused && self.outbound.bytes <= half {
+            self.outbound.refused = false;
+            self.events.push_back(super::Output::Writable);
+        }
+        if self.sending_finished && self.outbound.is_empty() && !self.is_closed() {
+            self.sending_finished = false;
+            self.events.push_back(super::Output::HalfClose);
+        }
+        self.close_if_finished();
+    }
+}
+
+/// What the quota counts per fragment beside its payload (EV-801).
+const PIECE_BYTES: u64 = 64;

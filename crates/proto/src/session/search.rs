@@ -1,0 +1,147 @@
+//! The eager search for cycles.
+//!
+//! Owns: EV-217 and EV-308 at the moment an edge or an action is seen, within a budget of visited nodes per search and
+//! of followed edges per message (D-27). Refuses to know: reading; what the budget leaves undone is found there, and
+//! [`Search::incomplete`] says that there may be something.
+
+use super::actions::Actions;
+use super::port::{ActionKey, NodeKey};
+use super::store::{Kind, Owner, Store};
+use crate::evergreen::{Limits, Reason, Status};
+
+#[derive(Debug, Default)]
+pub(super) struct Search {
+    /// Per node, the search that visited it last. Grows only when there is something to search.
+    marks: Vec<u32>,
+    epoch: u32,
+    stack: Vec<NodeKey>,
+    edges_left: u32,
+    /// Whether any search was cut short, so that readers have to look out themselves.
+    pub(super) incomplete: bool,
+}
+
+impl Search {
+    /// A new message: a new budget.
+    pub(super) fn refill(&mut self, limits: &Limits) {
+        self.edges_left = limits.cycle_edges_per_message;
+    }
+
+    /// Looks at the new edges from `parent` to `children`.
+    pub(super) fn edges(
+        &mut self,
+        parent: NodeKey,
+        children: &[NodeKey],
+        store: &mut Store,
+        actions: &Actions,
+        limits: &Limits,
+    ) -> Result<(), Status> {
+        let mut outputs = Vec::new();
+        for &child in children {
+            if child == parent {
+                return Err(cycle(store, parent));
+            }
+            // What nothing refers to cannot be below one of its own children.
+            if store.get(parent).referenced && needs_search(store, child) {
+                let found = self.walk(&[child], store, limits, |store, node| {
+                    if let Owner::Local(Some(action)) = store.get(node).owner {
+                        outputs.push(action);
+                    }
+                    node == parent
+                });
+                if found {
+                    return Err(cycle(store, parent));
+                }
+            }
+            store.get_mut(child).referenced = true;
+        }
+        outputs.sort_unstable();
+        outputs.dedup();
+        outputs
+            .into_iter()
+            .try_for_each(|action| self.action(action, store, actions, limits))
+    }
+
+    /// Looks for an output of `action` in the closure of its inputs (EV-308).
+    pub(super) fn action(
+        &mut self,
+        action: ActionKey,
+        store: &Store,
+        actions: &Actions,
+        limits: &Limits,
+    ) -> Result<(), Status> {
+        let Some(entry) = actions.get(action) else {
+            return Ok(());
+        };
+        let mut output = None;
+        let found = self.walk(&entry.inputs, store, limits, |_, node| {
+            output = entry.outputs.contains(&node).then_some(node);
+            output.is_some()
+        });
+        if !found {
+            return Ok(());
+        }
+        let id = output
+            .map(|node| store.get(node).id.clone())
+            .unwrap_or_default();
+        let message = format!("action {:?} reads its own output {id:?}", entry.name);
+        Err(Status::new(Reason::ActionCycle, message).with("node", id))
+    }
+
+    /// Whether `wanted` holds for a node in the closure of `roots`, as far as the budget reaches.
+    fn walk(
+        &mut self,
+        roots: &[NodeKey],
+        store: &Store,
+        limits: &Limits,
+        mut wanted: impl FnMut(&Store, NodeKey) -> bool,
+    ) -> bool {
+        self.begin(store.len());
+        self.stack.clear();
+        self.stack.extend_from_slice(roots);
+        let mut visits = limits.cycle_visits;
+        while let Some(node) = self.stack.pop() {
+            let mark = &mut self.marks[node.0 as usize];
+            if std::mem::replace(mark, self.epoch) == self.epoch {
+                continue;
+            }
+            if wanted(store, node) {
+                return true;
+            }
+            let Some(left) = visits.checked_sub(1) else {
+                self.incomplete = true;
+                return false;
+            };
+            visits = left;
+            for child in store.get(node).children() {
+                let Some(left) = self.edges_left.checked_sub(1) else {
+                    self.incomplete = true;
+                    return false;
+                };
+                self.edges_left = left;
+                self.stack.push(child);
+            }
+        }
+        false
+    }
+
+    fn begin(&mut self, nodes: usize) {
+        self.epoch = self.epoch.wrapping_add(1);
+        if self.epoch == 0 {
+            // After 2^32 searches old marks could be taken for new ones.
+            self.marks.fill(0);
+            self.epoch = 1;
+        }
+        self.marks.resize(nodes, 0);
+    }
+}
+
+/// Whether anything can be below this node, or it is an output itself.
+fn needs_search(store: &Store, node: NodeKey) -> bool {
+    let node = store.get(node);
+    node.kind == Kind::Tree || matches!(node.owner, Owner::Local(Some(_)))
+}
+
+fn cycle(store: &Store, node: NodeKey) -> Status {
+    let id = &store.get(node).id;
+    Status::new(Reason::Cycle, format!("node {id:?} contains itself")).with("node", id)
+}

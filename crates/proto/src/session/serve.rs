@@ -1,0 +1,382 @@
+//! Actions: the peer's, which we run, and ours, which the peer runs.
+//!
+//! Owns: the rules of section 6 of the Evergreen page that need no knowledge of functions, and how an action ends.
+//! Refuses to know: which functions and targets exist, what parameters they have, and what they do.
+
+use std::sync::Arc;
+
+use prost::Message as _;
+use prost_types::Any;
+
+use super::actions::Entry;
+use super::port::{self, ActionKey, Call, CancelledBy, NodeKey, Output, Start};
+use super::store::Owner;
+use super::{Session, reserved};
+use crate::evergreen::{Action, Metadata, Param, Reason, Scope, Status, mimetype};
+use crate::generated::sapwood::v1::ActionOptions;
+use crate::time::Time;
+
+impl Session {
+    /// Sends an action to the peer and expects its outputs. [`Output::Done`] follows when all are complete; an action
+    /// without outputs has no visible end (EV-507), its key is stale at once.
+    ///
+    /// # Errors
+    /// `OUTPUT_NOT_NEW` if an output is anybody's already; the status of the abort if the session is over.
+    pub fn call(&mut self, call: Call) -> Result<ActionKey, Status> {
+        if let Some(status) = self.aborted() {
+            return Err(Status::clone(status));
+        }
+        for (name, output) in &call.outputs {
+            let node = self.store.get(*output);
+            if node.owner != Owner::Unclaimed {
+                let message = format!(
+                    "output {name:?} is bound to {:?}, which is not new",
+                    node.id
+                );
+                return Err(Status::new(Reason::OutputNotNew, message).with("output", name));
+            }
+        }
+        let id = |node: NodeKey| self.store.get(node).id.clone();
+        self.outbound.push_action(Action {
+            name: call.name.clone(),
+            target: call.target,
+            inputs: port::params(&call.inputs, id),
+            outputs: port::params(&call.outputs, id),
+            configs: call.configs,
+        });
+        let mut entry = Entry::new(call.name, false);
+        entry.inputs = call.inputs.iter().map(|(_, node)| *node).collect();
+        entry.outputs = call.outputs.iter().map(|(_, node)| *node).collect();
+        entry.incomplete = entry.outputs.len();
+        let outputs = entry.outputs.clone();
+        let key = self.actions.insert(entry);
+        for output in &outputs {
+            self.store.get_mut(*output).owner = Owner::Peer(Some(key));
+        }
+        if outputs.is_empty() {
+            self.actions.remove(key);
+        }
+        self.inbound.closures_changed();
+        Ok(key)
+    }
+
+    /// Asks the peer to stop an action of ours (EV-913). A stale key, or an action without outputs, does nothing.
+    pub fn cancel(&mut self, action: ActionKey) {
+        let Some(entry) = self.actions.get(action).filter(|entry| !entry.served) else {
+            return;
+        };
+        let Some(&output) = entry.outputs.first() else {
+            return;
+        };
+        let id = self.store.get(output).id.clone();
+        let inputs = vec![Param::new(reserved::CANCEL_INPUT, id)];
+        self.outbound.push_action(Action {
+            name: reserved::CANCEL.into(),
+            inputs,
+            ..Action::default()
+        });
+    }
+
+    /// The shell says that an action waits for nothing but its cursors, or no longer does (D-3). A cursor that
+    /// becomes ready says the latter by itself.
+    pub fn waiting(&mut self, action: ActionKey, waiting: bool) {
+        self.actions.set_waiting(action, waiting);
+        if waiting {
+            self.look_for_deadlock();
+        }
+    }
+
+    /// An action of the peer's ended well: whatever output is still open ends as it is (EV-508).
+    pub fn finish(&mut self, action: ActionKey) {
+        if self.is_closed() {
+            return;
+        }
+        let Some(entry) = self.actions.remove(action) else {
+            return;
+        };
+        let metadata = Arc::new(Metadata::of(mimetype::OCTET_STREAM));
+        for &node in entry.made.iter().chain(&entry.outputs) {
+            // Those that ended before refuse, which is fine.
+            let _ = self.end(node, &metadata);
+        }
+        if let Some(node) = entry.status {
+            let _ = self.end_with(node, None);
+        }
+        self.action_is_gone();
+    }
+
+    /// An action of the peer's ended badly: the session aborts (EV-107), or with partial failure every open output
+    /// ends with the status (EV-930). Reasons of session scope abort either way.
+    pub fn fail(&mut self, action: ActionKey, status: impl Into<Arc<Status>>) {
+        if self.is_closed() {
+            return;
+        }
+        let Some(entry) = self.actions.remove(action) else {
+            return;
+        };
+        let mut status = status.into();
+        self.stats.failures += 1;
+        if status.detail("action").is_none() {
+            status = Arc::new(Status::clone(&status).with("action", &entry.name));
+        }
+        let scope = status.known().map_or(Scope::Action, Reason::scope);
+        if !self.config.partial_failure || scope == Scope::Session {
+            self.abort(status);
+            return;
+        }
+        // Outputs last, so that a tree ends after what is below it.
+        for &node in entry.made.iter().chain(&entry.outputs).chain(&entry.status) {
+            if !self.store.get(node).is_complete() {
+                let _ = self.end_with(node, Some(Arc::clone(&status)));
+            }
+        }
+        self.action_is_gone();
+    }
+
+    /// New actions of the peer are refused from here on (EV-960, D-31).
+    pub const fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Takes in an action of the peer's.
+    pub(super) fn serve(&mut self, action: Action, now: Time) -> Result<(), Status> {
+        self.stats.actions += 1;
+        // Counted before this one is among them.
+        let room = self.has_room_for(&action.name);
+        let key = self.actions.insert(Entry::new(copy(&action.name), true));
+        let outputs = self.claim_outputs(key, &action)?;
+        let reserved = reserved::is_known_by_node(&action.name);
+        let inputs = if reserved {
+            Vec::new()
+        } else {
+            self.bind_inputs(key, &action)?
+        };
+        let checked = room
+            .and_then(|()| check_params(&action, self))
+            .and_then(|()| options(&action))
+            .and_then(|options| deadline(options, now));
+        let own = match checked {
+            Ok(own) => own,
+            Err(status) => {
+                self.fail(key, status);
+                return Ok(());
+            }
+        };
+        if let Some(own) = own {
+            self.actions.set_deadline(key, own);
+        }
+        if reserved::is_reserved(&action.name) && self.serve_reserved(key, &action) {
+            return Ok(());
+        }
+        self.search
+            .action(key, &self.store, &self.actions, &self.config.limits)?;
+        self.inbound.closures_changed();
+        let deadline = own.into_iter().chain(self.config.deadline).min();
+        self.events.push_back(Output::Start(Box::new(Start {
+            action: key,
+            name: copy(&action.name),
+            target: copy(&action.target),
+            inputs,
+            outputs,
+            configs: action
+                .configs
+                .into_iter()
+                .filter(|any| type_name(any) != OPTIONS)
+                .collect(),
+            deadline,
+        })));
+        Ok(())
+    }
+
+    /// EV-510 and EV-960; CANCEL always has room.
+    fn has_room_for(&self, name: &str) -> Result<(), Status> {
+        if self.draining {
+            let status = Status::new(
+                Reason::GoingAway,
+                "the server is shutting down; connect elsewhere",
+            );
+            return Err(status);
+        }
+        let (value, max) = (
+            self.actions.len() as u64 + 1,
+            self.config.limits.max_actions as u64,
+        );
+        if value > max && name != reserved::CANCEL {
+            return Err(Status::limit(
+                Reason::ActionLimit,
+                "max_actions",
+                value,
+                max,
+            ));
+        }
+        Ok(())
+    }
+
+    /// EV-505, EV-216: output ids are new, and ours from here on.
+    fn claim_outputs(
+        &mut self,
+        key: ActionKey,
+        action: &Action,
+    ) -> Result<Vec<(bytestring::ByteString, NodeKey)>, Status> {
+        let limits = Arc::clone(&self.config.limits);
+        let mut outputs = Vec::with_capacity(action.outputs.len().min(limits.max_params));
+        for Param { name, id } in &action.outputs {
+            let node = self.store.mention(id, &limits)?;
+            let owner = &mut self.store.get_mut(node).owner;
+            if *owner != Owner::Unclaimed {
+                let (reason, what) = match owner {
+                    // The same whichever came first (D-26).
+                    Owner::Peer(None) => (Reason::NodeOwner, "the sender has written it"),
+                    _ => (Reason::OutputNotNew, "it is an output already"),
+                };
+                let message = format!("output {name:?} is bound to node {id:?}, but {what}");
+                return Err(Status::new(reason, message)
+                    .with("node", id)
+                    .with("output", name));
+            }
+            *owner = Owner::Local(Some(key));
+            let Some(entry) = self.actions.get_mut(key) else {
+                continue;
+            };
+            if &**name == STATUS_OUTPUT && entry.status.is_none() {
+                entry.status = Some(node);
+            } else {
+                entry.outputs.push(node);
+                outputs.push((copy(name), node));
+            }
+        }
+        Ok(outputs)
+    }
+
+    fn bind_inputs(
+        &mut self,
+        key: ActionKey,
+        action: &Action,
+    ) -> Result<Vec<(bytestring::ByteString, NodeKey)>, Status> {
+        let limits = Arc::clone(&self.config.limits);
+        let mut inputs = Vec::with_capacity(action.inputs.len().min(limits.max_params));
+        for Param { name, id } in &action.inputs {
+            let node = self.store.mention(id, &limits)?;
+            self.store.get_mut(node).referenced = true;
+            inputs.push((copy(name), node));
+        }
+        if let Some(entry) = self.actions.get_mut(key) {
+            entry.inputs = inputs.iter().map(|(_, node)| *node).collect();
+        }
+        Ok(inputs)
+    }
+
+    /// The deadline of an action has passed (EV-950).
+    pub(super) fn action_is_late(&mut self, action: ActionKey) {
+        self.events.push_back(Output::Cancel {
+            action,
+            by: CancelledBy::Deadline,
+        });
+        self.fail(
+            action,
+            Status::new(
+                Reason::Deadline,
+                "the action was not finished in the time allowed",
+            ),
+        );
+    }
+
+    fn action_is_gone(&mut self) {
+        self.inbound.closures_changed();
+        self.bytes_were_read();
+        self.look_for_deadlock();
+        self.close_if_finished();
+    }
+}
+
+/// EV-504, EV-509, and the limits of an action's own lists.
+fn check_params(action: &Action, session: &Session) -> Result<(), Status> {
+    let limits = &session.config.limits;
+    let name_is_legal = |name: &str| !name.is_empty() && name.len() <= limits.max_name_bytes;
+    let names = action
+        .inputs
+        .iter()
+        .chain(&action.outputs)
+        .map(|param| &param.name);
+    if let Some(bad) = [&action.name]
+        .into_iter()
+        .chain(names)
+        .find(|name| !name_is_legal(name))
+    {
+        let (value, max) = (bad.len(), limits.max_name_bytes);
+        let status = Status::limit(Reason::BadName, "max_name_bytes", value as u64, max as u64);
+        return Err(Status {
+            message: format!("a name has {value} bytes; 1 to {max} are allowed"),
+            ..status
+        });
+    }
+    for (limit, value, max) in [
+        ("max_params", action.inputs.len(), limits.max_params),
+        ("max_params", action.outputs.len(), limits.max_params),
+        ("max_configs", action.configs.len(), limits.max_configs),
+    ] {
+        if value > max {
+            return Err(Status::limit(
+                Reason::ParamLimit,
+                limit,
+                value as u64,
+                max as u64,
+            ));
+        }
+    }
+    for list in [&action.inputs, &action.outputs] {
+        let mut names: Vec<&str> = list.iter().map(|param| &*param.name).collect();
+        names.sort_unstable();
+        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            let message = format!("parameter {:?} is bound twice", twice[0]);
+            return Err(Status::new(Reason::DuplicateParam, message).with("param", twice[0]));
+        }
+    }
+    let mut types: Vec<&str> = action.configs.iter().map(type_name).collect();
+    types.sort_unstable();
+    if let Some(twice) = types.windows(2).find(|pair| pair[0] == pair[1]) {
+        let message = format!("there are two configs of type {:?}", twice[0]);
+        return Err(Status::new(Reason::DuplicateConfig, message).with("param", twice[0]));
+    }
+    Ok(())
+}
+
+fn options(action: &Action) -> Result<ActionOptions, Status> {
+    let Some(any) = action.configs.iter().find(|any| type_name(any) == OPTIONS) else {
+        return Ok(ActionOptions::default());
+    };
+    ActionOptions::decode(&*any.value).map_err(|_| {
+        Status::new(
+            Reason::BadConfig,
+            format!("the config {OPTIONS} cannot be decoded"),
+        )
+    })
+}
+
+fn deadline(options: ActionOptions, now: Time) -> Result<Option<Time>, Status> {
+    let Some(timeout) = options.timeout else {
+        return Ok(None);
+    };
+    let timeout = std::time::Duration::try_from(timeout).map_err(|_| {
+        let status = Status::new(
+            Reason::BadConfig,
+            format!("timeout of {OPTIONS} is negative or no duration"),
+        );
+        status.with_field("timeout", "a duration of 0 or more")
+    })?;
+    Ok(Some(now + timeout))
+}
+
+/// The type of a config: what follows the last slash of its URL (EV-509).
+fn type_name(any: &Any) -> &str {
+    any.type_url.rsplit('/').next().unwrap_or_default()
+}
+
+/// Names outlive the receive buffer that they may be views of (EV-805).
+fn copy(text: &bytestring::ByteString) -> bytestring::ByteString {
+    text.to_string().into()
+}
+
+/// The output that every action accepts (EV-921).
+const STATUS_OUTPUT: &str = "__status__";
+const OPTIONS: &str = "sapwood.v1.ActionOptions";

@@ -1,0 +1,316 @@
+//! The nodes of one session.
+//!
+//! Owns: ids and their keys, each node's log with what is held ahead of it, who produces it, and the retained bytes
+//! (EV-801). Refuses to know: actions, readers' positions, the wire.
+//!
+//! ```text
+//!   mentioned ──fragment──► growing ──final, all before it──► complete
+//!                             │ ▲
+//!                             └─┘ fragments, some ahead of their turn
+//! ```
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use ahash::RandomState;
+use bytes::Bytes;
+use bytestring::ByteString;
+use smallvec::SmallVec;
+
+use super::port::{ActionKey, CursorId, NodeKey};
+use crate::evergreen::{Id, Limits, Metadata, Reason, Status};
+use crate::log::Log;
+
+/// One accepted fragment. Its index in the log is its seq.
+#[derive(Debug)]
+pub(super) enum Piece {
+    /// Nothing (EV-210).
+    Empty,
+    /// The beginning of an item.
+    Begin(Arc<Metadata>, Bytes),
+    /// More of the item.
+    Data(Bytes),
+    /// A reference that could not be resolved on receipt; whoever reads it gets the refusal.
+    Ref(Box<Reference>),
+    /// Children of a tree.
+    Children(Box<[NodeKey]>),
+    /// How the producer ended.
+    Status(Option<Arc<Status>>),
+}
+
+/// An unresolved reference.
+#[derive(Debug)]
+pub(super) struct Reference {
+    pub(super) metadata: Option<Arc<Metadata>>,
+    pub(super) refusal: Arc<Status>,
+}
+
+impl Piece {
+    /// Payload bytes.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Begin(_, data) | Self::Data(data) => data.len(),
+            Self::Empty | Self::Ref(_) | Self::Children(_) | Self::Status(_) => 0,
+        }
+    }
+}
+
+/// What a node turned out to be (EV-209).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Unknown,
+    Leaf,
+    Tree,
+}
+
+/// Who produces a node (EV-216), and for which action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    Unclaimed,
+    Peer(Option<ActionKey>),
+    Local(Option<ActionKey>),
+}
+
+impl Owner {
+    pub(super) const fn is_local(self) -> bool {
+        matches!(self, Self::Local(_))
+    }
+}
+
+/// What sending needs to know of a node of ours.
+#[derive(Debug, Default)]
+pub(super) struct Producer {
+    /// How many pieces were handed to the transport: the transport is one more cursor on the log.
+    pub(super) sent: u32,
+    /// Whether it stands in the queue.
+    pub(super) queued: bool,
+    /// The tree of ours that lists it, which may not end before it (EV-508).
+    pub(super) parent: Option<NodeKey>,
+    /// Children of ours that are not wholly sent.
+    pub(super) open_children: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) id: Id,
+    /// The contiguous prefix.
+    pub(super) log: Log<Piece>,
+    /// Fragments ahead of their turn.
+    pub(super) early: BTreeMap<u32, Piece>,
+    /// The seq of the final fragment.
+    pub(super) last: Option<u32>,
+    pub(super) kind: Kind,
+    pub(super) owner: Owner,
+    /// Whether it is a child or an input of something; what is not cannot be part of a cycle yet.
+    pub(super) referenced: bool,
+    /// Whether a fragment after the first has a payload that relies on the first one's metadata (EV-401).
+    pub(super) relies_on_first: bool,
+    /// Metadata of seq 0.
+    pub(super) metadata: Option<Arc<Metadata>>,
+    /// Cursors parked here.
+    pub(super) waiters: SmallVec<[CursorId; 2]>,
+    /// How many pieces the foremost reader has passed.
+    pub(super) passed: u32,
+    /// Payload bytes received and not passed by any reader.
+    pub(super) unread: u64,
+    pub(super) producer: Option<Box<Producer>>,
+}
+
+impl Node {
+    fn new(id: Id) -> Self {
+        Self {
+            id,
+            log: Log::new(),
+            early: BTreeMap::new(),
+            last: None,
+            kind: Kind::Unknown,
+            owner: Owner::Unclaimed,
+            referenced: false,
+            relies_on_first: false,
+            metadata: None,
+            waiters: SmallVec::new(),
+            passed: 0,
+            unread: 0,
+            producer: None,
+        }
+    }
+
+    pub(super) const fn is_complete(&self) -> bool {
+        self.log.ended().is_some()
+    }
+
+    /// The next seq of the contiguous prefix.
+    pub(super) fn next_seq(&self) -> u32 {
+        // The log cannot outgrow 2^31 pieces: seqs are int32.
+        u32::try_from(self.log.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Whether a fragment with this seq was accepted.
+    pub(super) fn has(&self, seq: u32) -> bool {
+        seq < self.next_seq() || self.early.contains_key(&seq)
+    }
+
+    /// The highest seq accepted.
+    pub(super) fn highest(&self) -> Option<u32> {
+        let ahead = self.early.keys().next_back().copied();
+        ahead.or_else(|| self.next_seq().checked_sub(1))
+    }
+
+    /// The accepted fragment with this seq.
+    pub(super) fn piece(&self, seq: u32) -> Option<&Piece> {
+        match self.log.at(seq as usize) {
+            crate::log::At::Item(piece) => Some(piece),
+            _ => self.early.get(&seq),
+        }
+    }
+
+    /// Every child that any accepted fragment lists, held ones included.
+    pub(super) fn children(&self) -> impl Iterator<Item = NodeKey> + '_ {
+        let ahead = self.early.values();
+        let pieces = if self.kind == Kind::Tree {
+            Some(self.log.iter().chain(ahead))
+        } else {
+            None
+        };
+        pieces.into_iter().flatten().flat_map(|piece| match piece {
+            Piece::Children(list) => list.iter().copied(),
+            _ => [].iter().copied(),
+        })
+    }
+}
+
+/// All nodes of the session. They live until it ends, so keys are plain indices and freeing never recurses (EV-305).
+#[derive(Debug)]
+pub(super) struct Store {
+    nodes: Vec<Node>,
+    ids: HashMap<Id, NodeKey, RandomState>,
+    /// Bytes held (EV-801).
+    retained: u64,
+    /// Payload bytes of the peer's that no reader has passed.
+    pub(super) unread: u64,
+    /// Ids made by us begin with this.
+    prefix: u32,
+    made: u64,
+}
+
+impl Store {
+    pub(super) fn new(entropy: u64) -> Self {
+        let seed = |salt: u64| entropy.rotate_left(17) ^ salt;
+        Self {
+            nodes: Vec::new(),
+            ids: HashMap::with_hasher(RandomState::with_seeds(entropy, seed(1), seed(2), seed(3))),
+            retained: 0,
+            unread: 0,
+            // The half that the hash seeds show least of.
+            prefix: (entropy >> 32) as u32 ^ 0x5a9d_a00d,
+            made: 0,
+        }
+    }
+
+    pub(super) fn get(&self, key: NodeKey) -> &Node {
+        &self.nodes[key.0 as usize]
+    }
+
+    pub(super) fn get_mut(&mut self, key: NodeKey) -> &mut Node {
+        &mut self.nodes[key.0 as usize]
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub(super) const fn retained(&self) -> u64 {
+        self.retained
+    }
+
+    /// The hasher of this session's tables.
+    pub(super) fn hasher(&self) -> RandomState {
+        self.ids.hasher().clone()
+    }
+
+    /// The node with this id, if it was ever mentioned.
+    pub(super) fn find(&self, id: &str) -> Option<NodeKey> {
+        self.ids.get(id).copied()
+    }
+
+    /// The node with this id, made on its first mention.
+    pub(super) fn mention(&mut self, id: &str, limits: &Limits) -> Result<NodeKey, Status> {
+        if let Some(&key) = self.ids.get(id) {
+            return Ok(key);
+        }
+        check_id(id, limits)?;
+        let max = limits.max_nodes;
+        if self.nodes.len() >= max {
+            let value = self.nodes.len() as u64 + 1;
+            return Err(Status::limit(
+                Reason::NodeLimit,
+                "max_nodes",
+                value,
+                max as u64,
+            ));
+        }
+        self.retain(id.len() as u64, limits)?;
+        let key = NodeKey(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
+        // A copy: the id may be a view of a receive buffer (EV-805).
+        let id = ByteString::from(id.to_owned());
+        self.nodes.push(Node::new(id.clone()));
+        self.ids.insert(id, key);
+        Ok(key)
+    }
+
+    /// A node under an id of our making (EV-216).
+    pub(super) fn make(&mut self, limits: &Limits) -> Result<NodeKey, Status> {
+        loop {
+            let id = format!("~{:08x}.{}", self.prefix, self.made);
+            self.made += 1;
+            if self.find(&id).is_none() {
+                return self.mention(&id, limits);
+            }
+        }
+    }
+
+    /// Counts bytes against the quota.
+    pub(super) fn retain(&mut self, bytes: u64, limits: &Limits) -> Result<(), Status> {
+        self.retained = self.retained.saturating_add(bytes);
+        if self.retained <= limits.retained_bytes {
+            return Ok(());
+        }
+        Err(Status::limit(
+            Reason::RetainedLimit,
+            "retained_bytes",
+            self.retained,
+            limits.retained_bytes,
+        ))
+    }
+
+    /// A reader has passed piece `index` of a node.
+    pub(super) fn pass(&mut self, key: NodeKey, index: u32, bytes: usize) {
+        let node = self.get_mut(key);
+        if index < node.passed {
+            return;
+        }
+        node.passed = index + 1;
+        // What we produced was never counted as unread.
+        let bytes = (bytes as u64).min(node.unread);
+        node.unread -= bytes;
+        self.unread -= bytes;
+    }
+}
+
+pub(super) fn check_id(id: &str, limits: &Limits) -> Result<(), Status> {
+    if !id.is_empty() && id.len() <= limits.max_id_bytes {
+        return Ok(());
+    }
+    let status = Status::limit(
+        Reason::BadId,
+        "max_id_bytes",
+        id.len() as u64,
+        limits.max_id_bytes as u64,
+    );
+    let message = format!(
+        "a node id has {} bytes; 1 to {} are allowed",
+        id.len(),
+        limits.max_id_bytes
+    );
+    Err(Status { message, ..status })
+}

@@ -1,0 +1,4 @@
+//! Tests of the session machine, one file per section of the Evergreen page.
+
+mod harness;
+mod nodes;
