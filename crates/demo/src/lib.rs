@@ -38,6 +38,9 @@ mod tests {
     #[test]
     fn the_file_bears_the_name() {
         let head = &MODEL[..4096];
-        assert!(head.windows(NAME.len()).any(|bytes| bytes == NAME.as_bytes()));
+        assert!(
+            head.windows(NAME.len())
+                .any(|bytes| bytes == NAME.as_bytes())
+        );
     }
 }

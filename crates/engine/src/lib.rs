@@ -21,10 +21,15 @@ mod engine;
 pub mod model;
 mod outbox;
 mod owner;
+mod prefix_cache;
 pub mod ranking;
+mod sampling;
+mod scheduler;
+pub mod scripted;
 pub mod stats;
 mod submission;
 pub mod template;
+mod text;
 
 pub use engine::{Config, Engine};
 pub use outbox::Handle;

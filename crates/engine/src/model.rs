@@ -48,6 +48,8 @@ pub struct Opening<'a> {
     pub seed: u64,
     /// Which choice of the request the sequence is.
     pub choice: u32,
+    /// `max_tokens` as the request gave it.
+    pub max_tokens: Option<u32>,
 }
 
 /// One token to compute.

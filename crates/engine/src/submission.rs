@@ -44,6 +44,8 @@ pub(crate) struct Terms {
     pub(crate) seed: u64,
     /// Tokens of output, of each choice; at most what the context leaves.
     pub(crate) max_tokens: u32,
+    /// The same, as the request gave it.
+    pub(crate) asked_max_tokens: Option<u32>,
     pub(crate) min_tokens: u32,
     pub(crate) stop: Vec<String>,
     pub(crate) stop_tokens: Vec<Token>,
@@ -84,6 +86,7 @@ pub(crate) fn prepare(
             seed: request.sampling.seed.unwrap_or_else(seed),
             sampling: request.sampling,
             max_tokens: request.max_tokens.map_or(rest, |max| max.min(rest)),
+            asked_max_tokens: request.max_tokens,
             min_tokens: request.min_tokens,
             stop: request.stop,
             stop_tokens: request.stop_tokens,

@@ -1,48 +1,239 @@
-//! The one thread that touches a model.
+//! The only caller of a model: takes requests in, steps a batch of sequences, gives events out.
+//!
+//! Owns: [`Owner`], the state of every sequence, and the order of a step. Refuses to know: faces, clocks (its shell in
+//! `thread` has one), what a model computes. What is decided without a model is pure and stands elsewhere: the order
+//! among sequences in [`crate::scheduler`], slots and cells in [`crate::prefix_cache`], tokens in [`crate::sampling`].
+//!
+//! ```text
+//!   step:  receive ─► heed flags and deadlines ─► rouse, park ─► admit ─► pre ─► plan (preempt) ─► mid begins
+//!            ─► forward pass ─► rows: mid gathered, sample, post ─► publish everything, then wake readers once
+//!
+//!   sequence:  waiting ── admit ──► running ── finish ──► gone        cancelled from anywhere, before the batch forms
+//!                 ▲ └── preempt ◄──┤   ▲
+//!                 │                └─ park ─► parked (its reader is slow) ─ unpark ─► waiting
+//! ```
+//!
+//! A full outbox parks its sequence; nothing here waits for a reader, a lock or a steerer. A panic in the model ends
+//! the sequences of the call it happened in.
 
+mod admission;
+mod ending;
+mod gather;
+mod output;
+mod pass;
 mod report;
+mod sequence;
+mod steering;
+mod thread;
 
-use std::time::Instant;
-
+use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
+use slab::Slab;
 
+use crate::api::{Event, Fault, ModelInfo, SharedVocabulary};
 use crate::engine::{Config, Engine, Inbox};
-use crate::model::Model;
+use crate::model::{Entry, Model};
+use crate::prefix_cache::PrefixCache;
+use crate::sampling::Sampler;
+use crate::scheduler::{Key, Scheduler, Share, Work};
+use sequence::{Job, Sequence};
 
 pub use report::{SequenceId, StepReport};
+pub(crate) use thread::run;
 
 /// Owns a model and steps its sequences.
 pub struct Owner {
-    _model: Box<dyn Model>,
+    model: Box<dyn Model>,
+    info: ModelInfo,
+    batch_tokens: usize,
+    vocabulary: SharedVocabulary,
+    /// The tokens that end a generation.
+    ends: Vec<Token>,
+    config: Config,
     inbox: Inbox,
+    jobs: Slab<Job>,
+    sequences: Slab<Sequence>,
+    scheduler: Scheduler,
+    cache: PrefixCache,
+    sampler: Sampler,
+    /// The earliest deadline of any job.
+    next_deadline: Option<Time>,
+    /// The model is lost; why.
+    dead: Option<Fault>,
+    numbers: SequenceId,
+    report: StepReport,
+    /// Events of this step, in order, with their jobs.
+    outgoing: Vec<(usize, Event)>,
+    /// Reads the time after the forward pass; by hand it stands still during a step.
+    clock: Option<Box<dyn Fn() -> Time + Send>>,
+    scratch: Scratch,
+}
+
+/// Lists that are rebuilt in every step and keep their space.
+#[derive(Default)]
+struct Scratch {
+    order: Vec<Key>,
+    work: Vec<Work>,
+    shares: Vec<Share>,
+    batch: Vec<Entry>,
+    /// Sequences whose row is wanted, and where in the batch it is.
+    rows: Vec<(Key, usize)>,
+    awake: Vec<usize>,
 }
 
 impl Owner {
-    /// An owner that the caller steps, and the engine that submits to it.
+    /// An owner that the caller steps, and the engine that submits to it. Sequences are numbered from 0 in the order of
+    /// submission, those of one request in the order of their choices.
     #[must_use]
     pub fn by_hand(model: Box<dyn Model>, config: Config) -> (Self, Engine) {
         Engine::make(model, config)
     }
 
-    pub(crate) fn new(model: Box<dyn Model>, _config: Config, inbox: Inbox) -> Self {
+    pub(crate) fn new(model: Box<dyn Model>, config: Config, inbox: Inbox) -> Self {
+        let info = model.info();
+        let capacity = model.capacity();
+        let vocabulary = model.vocabulary();
+        let ends = (0..info.vocabulary_tokens)
+            .filter(|&token| vocabulary.is_end(token))
+            .collect();
+        inbox.stats.cells_total.set(u64::from(capacity.cells));
+        inbox.stats.idle.set(1);
         Self {
-            _model: model,
+            scheduler: Scheduler::new(info.parallel as usize),
+            cache: PrefixCache::new(capacity, info.truncates),
+            batch_tokens: capacity.batch_tokens as usize,
+            model,
+            info,
+            vocabulary,
+            ends,
+            config,
             inbox,
+            jobs: Slab::new(),
+            sequences: Slab::new(),
+            sampler: Sampler::default(),
+            next_deadline: None,
+            dead: None,
+            numbers: 0,
+            report: StepReport::default(),
+            outgoing: Vec::new(),
+            clock: None,
+            scratch: Scratch::default(),
         }
     }
 
-    /// One step.
-    pub fn step(&mut self, _now: Time) -> StepReport {
-        while let Ok(command) = self.inbox.commands.try_recv() {
-            self.inbox.queue.leave(command.submission.prompt.len());
+    /// Does everything that can be done now, with at most one forward pass, and returns without waiting.
+    pub fn step(&mut self, now: Time) -> StepReport {
+        let step = self.report.step + 1;
+        self.report = StepReport {
+            step,
+            ..StepReport::default()
+        };
+        self.receive(now);
+        self.heed(now);
+        self.park_and_rouse(now);
+        self.admit(now);
+        self.ask_pre(now);
+        let computed = self.pass(now);
+        let after = self.clock.as_ref().map_or(now, |clock| clock());
+        self.gather(after);
+        self.publish();
+        self.report.wake_at = self.wake_at(now);
+        self.count(now, computed);
+        self.report.clone()
+    }
+
+    /// Gives every event of the step to its reader, and only then wakes the readers (D-6).
+    fn publish(&mut self) {
+        let mut awake = std::mem::take(&mut self.scratch.awake);
+        awake.clear();
+        for (job, event) in self.outgoing.drain(..) {
+            self.jobs[job].outbox.publish(event);
+            awake.push(job);
         }
-        StepReport::default()
+        awake.sort_unstable();
+        awake.dedup();
+        for &job in &awake {
+            if self.jobs[job].ended {
+                // Dropping the outbox wakes its reader.
+                let job = self.jobs.remove(job);
+                job.outbox.end();
+            } else {
+                self.jobs[job].outbox.wake();
+            }
+        }
+        self.scratch.awake = awake;
+    }
+
+    /// When there is something to do again without a message from outside.
+    fn wake_at(&self, now: Time) -> Option<Time> {
+        let report = &self.report;
+        let changed = !report.finished.is_empty() || !report.cancelled.is_empty();
+        if self.scheduler.waiting() > 0
+            && (changed || !report.parked.is_empty() || !report.preempted.is_empty())
+        {
+            return Some(now);
+        }
+        let mut earliest = self.next_deadline;
+        for key in self.scheduler.running() {
+            let sequence = &self.sequences[key];
+            let due = match sequence.asleep_until {
+                Some(until) => until,
+                // Nobody tells us when a steerer is ready, so it is asked again soon.
+                None if sequence.is_suspended() || sequence.kept_row.is_some() => {
+                    now + steering::PATIENCE
+                }
+                None => now,
+            };
+            earliest = Some(earliest.map_or(due, |earliest| earliest.min(due)));
+        }
+        // The end of time is no appointment: a hanging script waits for its cancel.
+        earliest.filter(|&due| due.since_origin() < std::time::Duration::MAX)
+    }
+
+    fn count(&self, now: Time, computed: usize) {
+        let stats = &self.inbox.stats;
+        let report = &self.report;
+        let parked = self.scheduler.parked().count();
+        stats.requests_running.set(
+            self.jobs
+                .iter()
+                .filter(|(_, job)| job.started.is_some())
+                .count() as u64,
+        );
+        stats.requests_waiting.set(
+            self.jobs
+                .iter()
+                .filter(|(_, job)| job.started.is_none())
+                .count() as u64,
+        );
+        stats.streams_parked.set(parked as u64);
+        stats.cells_used.set(self.cache.used() as u64);
+        stats.preemptions.add(report.preempted.len() as u64);
+        stats.generation_tokens.add(u64::from(report.appended));
+        if computed == 0 {
+            return;
+        }
+        stats.steps.add(1);
+        #[expect(clippy::cast_precision_loss, reason = "counts of a batch are small")]
+        {
+            stats.step_tokens.observe(computed as f64);
+            stats
+                .batch_size
+                .observe((report.decoded.len() + report.prefilled.len()) as f64);
+        }
+        if let Some(clock) = &self.clock {
+            stats.step_seconds.observe_span(clock().since(now));
+        }
     }
 }
 
-pub(crate) fn run(mut owner: Owner, started: Instant) {
-    while !owner.inbox.bell.is_closing() {
-        owner.step(Time::new(started.elapsed()));
-        std::thread::park();
+impl std::fmt::Debug for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Owner")
+            .field("model", &self.info.name)
+            .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,325 @@
+//! The first half of a step: who comes, who leaves, who sits.
+//!
+//! Owns: the way from the inbox to a slot, cancelling, deadlines, parking, and the reuse of prefixes.
+//! Refuses to know: rows and tokens to come.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sapwood_proto::code::Code;
+use sapwood_proto::time::Time;
+
+use super::Owner;
+use super::sequence::{Job, Sequence, Steering};
+use crate::api::{Fault, Finish, Reason};
+use crate::engine::Command;
+use crate::model::{Opening, Slot};
+use crate::outbox::Wish;
+use crate::prefix_cache::Match;
+use crate::sampling::History;
+use crate::scheduler::Key;
+use crate::text::Text;
+
+impl Owner {
+    /// Takes everything from the inbox.
+    pub(super) fn receive(&mut self, now: Time) {
+        while let Ok(command) = self.inbox.commands.try_recv() {
+            self.accept(*command, now);
+        }
+    }
+
+    fn accept(&mut self, command: Command, now: Time) {
+        let Command { submission, outbox } = command;
+        let deadline = submission.timeout.map(|timeout| now + timeout);
+        let queue_deadline = now + Duration::from_millis(self.config.queue_timeout_ms);
+        let earliest = deadline.map_or(queue_deadline, |deadline| deadline.min(queue_deadline));
+        self.next_deadline = Some(
+            self.next_deadline
+                .map_or(earliest, |next| next.min(earliest)),
+        );
+        self.observe_request(&submission);
+        let nothing_wanted = submission.terms.max_tokens == 0;
+        let job = self.jobs.insert(Job {
+            outbox,
+            terms: submission.terms,
+            prompt: submission.prompt,
+            priority: submission.priority,
+            caller: submission.caller,
+            cache_key: submission.cache_key,
+            members: Vec::new(),
+            next_choice: 0,
+            arrived: now,
+            deadline,
+            started: None,
+            first_token: None,
+            completion_tokens: 0,
+            cached_tokens: 0,
+            suspended_steps: 0,
+            ended: false,
+        });
+        let mut steerers = submission.steerers.into_iter();
+        let mut first = None;
+        for _ in 0..submission.choices {
+            let steering = steerers.next().map(Steering::new);
+            let key = self.enrol(job, steering, first);
+            first.get_or_insert(key);
+        }
+        if let Some(fault) = self.dead.clone() {
+            self.fault(job, fault, false);
+        } else if nothing_wanted {
+            for key in self.jobs[job].members.clone() {
+                self.finish(
+                    key,
+                    Finish {
+                        reason: Reason::Length,
+                        stop: None,
+                    },
+                );
+            }
+        }
+    }
+
+    /// A new sequence of a job, with its prompt as its tokens.
+    pub(super) fn enrol(
+        &mut self,
+        job: usize,
+        steering: Option<Steering>,
+        after: Option<Key>,
+    ) -> Key {
+        let request = &mut self.jobs[job];
+        let choice = request.next_choice;
+        request.next_choice += 1;
+        let key = self.sequences.insert(Sequence {
+            number: self.numbers,
+            job,
+            choice,
+            tokens: request.prompt.to_vec(),
+            prompt_tokens: request.prompt.len(),
+            computed: 0,
+            slot: None,
+            after,
+            asleep_until: None,
+            kept_row: None,
+            appended: 0,
+            text: Text::default(),
+            history: History::of(&request.prompt, &request.terms.sampling),
+            steering,
+            last_token_at: None,
+        });
+        self.numbers += 1;
+        request.members.push(key);
+        self.scheduler.submit(key, request.priority, request.caller);
+        key
+    }
+
+    /// Looks at what readers asked for, if one rang, and at deadlines, if one has come.
+    pub(super) fn heed(&mut self, now: Time) {
+        let rung = self.inbox.bell.heard();
+        let due = self.next_deadline.is_some_and(|deadline| deadline <= now);
+        if !rung && !due {
+            return;
+        }
+        let queue_timeout = Duration::from_millis(self.config.queue_timeout_ms);
+        self.next_deadline = None;
+        let jobs: Vec<usize> = self.jobs.iter().map(|(index, _)| index).collect();
+        for index in jobs {
+            let job = &self.jobs[index];
+            let queue_deadline = job.started.is_none().then_some(job.arrived + queue_timeout);
+            if job.ended {
+                continue;
+            }
+            match job.outbox.wish() {
+                Wish::Gone => self.cancel(index),
+                Wish::Stop => {
+                    for key in job.members.clone() {
+                        self.finish(
+                            key,
+                            Finish {
+                                reason: Reason::Cancelled,
+                                stop: None,
+                            },
+                        );
+                    }
+                }
+                Wish::GoOn if job.deadline.is_some_and(|deadline| deadline <= now) => {
+                    self.inbox.stats.cancelled_timeout.add(1);
+                    let message = "the time allowed for this request has passed";
+                    self.fault(
+                        index,
+                        Fault::new(Code::DeadlineExceeded, "timeout", message),
+                        true,
+                    );
+                }
+                Wish::GoOn if queue_deadline.is_some_and(|deadline| deadline <= now) => {
+                    self.inbox.stats.cancelled_timeout.add(1);
+                    let message = "the request waited too long for a place: try again later";
+                    self.fault(
+                        index,
+                        Fault::new(Code::Unavailable, "queue_timeout", message),
+                        true,
+                    );
+                }
+                Wish::GoOn => {
+                    let earliest = job.deadline.into_iter().chain(queue_deadline).min();
+                    self.next_deadline = self.next_deadline.into_iter().chain(earliest).min();
+                }
+            }
+        }
+    }
+
+    /// Parks sequences whose reader is slow, brings back those whose reader has caught up, and wakes sleepers.
+    pub(super) fn park_and_rouse(&mut self, now: Time) {
+        let mut order = std::mem::take(&mut self.scratch.order);
+        order.clear();
+        order.extend(self.scheduler.parked());
+        for &key in &order {
+            let sequence = &self.sequences[key];
+            if self.jobs[sequence.job].outbox.has_room(sequence.choice) {
+                self.scheduler.unpark(key);
+            }
+        }
+        order.clear();
+        order.extend(self.scheduler.running());
+        for &key in &order {
+            let sequence = &mut self.sequences[key];
+            if sequence.asleep_until.is_some_and(|until| until <= now) {
+                sequence.asleep_until = None;
+            }
+            let outbox = &self.jobs[sequence.job].outbox;
+            if !outbox.has_room(sequence.choice) {
+                outbox.park();
+                // The reader may have made room just before it could know.
+                if !outbox.has_room(sequence.choice) {
+                    self.scheduler.park(key);
+                    self.report.parked.push(sequence.number);
+                }
+            }
+        }
+        self.scratch.order = order;
+    }
+
+    /// Gives seats and slots to those that wait, in their order, as long as the first of them fits.
+    pub(super) fn admit(&mut self, now: Time) {
+        while let Some(key) = self.scheduler.next(|key| self.is_eligible(key)) {
+            if !self.place(key) {
+                return;
+            }
+            self.scheduler.seat(key);
+            let sequence = &self.sequences[key];
+            self.report.admitted.push(sequence.number);
+            let job = &mut self.jobs[sequence.job];
+            if job.started.is_none() {
+                job.started = Some(now);
+                self.inbox.queue.leave(job.prompt.len());
+                self.inbox
+                    .stats
+                    .queue_seconds
+                    .observe_span(now.since(job.arrived));
+            }
+        }
+    }
+
+    /// Whether a waiting sequence may be admitted: those that share a prompt wait until one has computed it.
+    fn is_eligible(&self, key: Key) -> bool {
+        let after = self.sequences[key].after;
+        after.is_none_or(|first| self.sequences[first].can_share_prompt())
+    }
+
+    /// Finds a slot with as much of the sequence's prefix as there is. False if it does not fit now.
+    fn place(&mut self, key: Key) -> bool {
+        if self.sequences[key].slot.is_some() {
+            // It was parked and nobody needed its place.
+            return true;
+        }
+        let Some(shared) = self.make_place(key) else {
+            return false;
+        };
+        if !self.cache.has_free_slot() {
+            // Rather another prefix goes than the one that is wanted; with a single slot left, that one.
+            let evicted = self.cache.evict(shared.map(|shared| shared.slot));
+            let evicted = evicted.or_else(|| self.cache.evict(None));
+            if let Some(slot) = evicted {
+                self.model.release(slot);
+            }
+        }
+        let Some(slot) = self.cache.take() else {
+            return false;
+        };
+        let shared = shared
+            .filter(|shared| self.cache.holds(shared.slot, shared.tokens) && shared.slot != slot);
+        self.open(key, slot, shared);
+        true
+    }
+
+    /// Room for a sequence's tokens and one more for everybody who runs, and a slot that can be had. Takes both from
+    /// those that do not run, never from those that do. The shared prefix, or `None` if it does not fit.
+    fn make_place(&mut self, key: Key) -> Option<Option<Match>> {
+        loop {
+            let tokens = &self.sequences[key].tokens;
+            let shared = self.cache.find(tokens);
+            let saved = shared.map_or(0, |shared| {
+                shared.tokens - self.cache.unpinned(shared.slot, shared.tokens)
+            });
+            let need = tokens.len() - saved + self.scheduler.running_count();
+            if self.cache.room() >= need && self.cache.has_slot() {
+                return Some(shared);
+            }
+            let sequences = &self.sequences;
+            let holds = |other: Key| other != key && sequences[other].slot.is_some();
+            let victim = self.scheduler.victim(false, holds)?;
+            self.preempt(victim);
+        }
+    }
+
+    fn open(&mut self, key: Key, slot: Slot, shared: Option<Match>) {
+        let sequence = &mut self.sequences[key];
+        let job = &mut self.jobs[sequence.job];
+        let terms = Arc::clone(&job.terms);
+        let opening = Opening {
+            prompt: &job.prompt,
+            seed: terms.seed,
+            choice: sequence.choice,
+            max_tokens: terms.asked_max_tokens,
+        };
+        self.model.open(slot, &opening);
+        let common = shared.map_or(0, |shared| shared.tokens);
+        if let Some(shared) = shared {
+            // A slot holds fewer tokens than the context, which is a u32.
+            self.model
+                .fork(shared.slot, slot, u32::try_from(common).unwrap_or(u32::MAX));
+            self.cache.fork(shared.slot, slot, common);
+            if shared.kept && shared.whole {
+                // Whoever begins like it begins like the new one as well.
+                self.cache.discard(shared.slot);
+                self.model.release(shared.slot);
+            }
+        }
+        if let Some(key) = job.cache_key {
+            self.cache.warm(key);
+        }
+        if job.started.is_none() {
+            job.cached_tokens = u32::try_from(common).unwrap_or(u32::MAX);
+            self.inbox.stats.prefix_queries.add(job.prompt.len() as u64);
+            self.inbox.stats.prefix_hits.add(common as u64);
+        }
+        sequence.slot = Some(slot);
+        sequence.computed = common;
+        sequence.after = None;
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "counts of tokens are exact below 2^53"
+    )]
+    fn observe_request(&self, submission: &crate::submission::Submission) {
+        let stats = &self.inbox.stats;
+        stats.prompt_tokens.add(submission.prompt.len() as u64);
+        stats
+            .request_prompt_tokens
+            .observe(submission.prompt.len() as f64);
+        stats.request_n.observe(f64::from(submission.choices));
+        stats
+            .request_max_tokens
+            .observe(f64::from(submission.terms.max_tokens));
+    }
+}

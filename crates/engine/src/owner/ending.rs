@@ -1,0 +1,172 @@
+//! How sequences and requests end, and how a sequence loses its cells without ending.
+//!
+//! Owns: finish, fault, cancel, preemption. Refuses to know: when; the other halves of the step decide that.
+
+use super::Owner;
+use crate::api::{Event, Fault, Finish, Kind, Reason, Tokens, Usage};
+use crate::scheduler::Key;
+
+impl Owner {
+    /// Ends a sequence with what it has said. The last one of a request ends the request.
+    pub(super) fn finish(&mut self, key: Key, finish: Finish) {
+        let sequence = &mut self.sequences[key];
+        let (job, choice) = (sequence.job, sequence.choice);
+        let mut text = String::new();
+        if finish.stop.is_none() {
+            sequence.text.flush(&mut text);
+        }
+        if !text.is_empty() {
+            self.release_text(job, choice, text);
+        }
+        let reason = match finish.reason {
+            Reason::Stop => 0,
+            Reason::Length => 1,
+            Reason::Controller => 2,
+            Reason::Cancelled => 3,
+        };
+        self.inbox.stats.finished[reason].add(1);
+        self.emit(job, choice, Kind::Finish(finish));
+        self.report.finished.push(self.sequences[key].number);
+        self.leave(key, true);
+        if self.jobs[job].members.is_empty() {
+            self.conclude(job);
+        }
+    }
+
+    /// Held-back text belongs to the choice's last token event of this step if it has one.
+    fn release_text(&mut self, job: usize, choice: u32, text: String) {
+        let last = self
+            .outgoing
+            .iter_mut()
+            .rev()
+            .find(|(to, event)| *to == job && event.choice == choice);
+        if let Some((
+            _,
+            Event {
+                kind: Kind::Tokens(tokens),
+                ..
+            },
+        )) = last
+        {
+            tokens.text = [&*tokens.text, &*text].concat().into();
+            return;
+        }
+        self.emit(
+            job,
+            choice,
+            Kind::Tokens(Tokens {
+                text: text.into(),
+                ..Tokens::default()
+            }),
+        );
+    }
+
+    /// Ends a request with a fault. `sound`: its slots hold what they should, so their prefixes can be kept.
+    pub(super) fn fault(&mut self, job: usize, fault: Fault, sound: bool) {
+        for key in self.jobs[job].members.clone() {
+            self.report.finished.push(self.sequences[key].number);
+            self.leave(key, sound);
+        }
+        self.inbox.stats.failed.add(1);
+        self.emit(job, 0, Kind::Fault(fault));
+        self.close(job);
+    }
+
+    /// Ends a request that nobody reads any more.
+    pub(super) fn cancel(&mut self, job: usize) {
+        for key in self.jobs[job].members.clone() {
+            self.report.cancelled.push(self.sequences[key].number);
+            self.leave(key, true);
+        }
+        self.inbox.stats.cancelled_client.add(1);
+        self.close(job);
+        // What this step has for it goes to nobody.
+        self.outgoing.retain(|(to, _)| *to != job);
+        let job = self.jobs.remove(job);
+        job.outbox.end();
+    }
+
+    fn conclude(&mut self, job: usize) {
+        let request = &self.jobs[job];
+        let usage = Usage {
+            prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
+            completion_tokens: request.completion_tokens,
+            cached_tokens: request.cached_tokens,
+            seed: request.terms.seed,
+        };
+        self.inbox
+            .stats
+            .request_generation_tokens
+            .observe(f64::from(request.completion_tokens));
+        self.emit(job, 0, Kind::Usage(usage));
+        self.close(job);
+    }
+
+    /// The last event of a request is on its way.
+    fn close(&mut self, job: usize) {
+        let request = &mut self.jobs[job];
+        request.ended = true;
+        if request.started.is_none() {
+            self.inbox.queue.leave(request.prompt.len());
+        }
+    }
+
+    /// Takes a sequence out of everything. `keep`: its tokens stay in its slot for whoever begins the same way.
+    fn leave(&mut self, key: Key, keep: bool) {
+        let sequence = self.sequences.remove(key);
+        self.scheduler.remove(key);
+        let job = &mut self.jobs[sequence.job];
+        job.members.retain(|&member| member != key);
+        for &member in &job.members {
+            let waiting = &mut self.sequences[member];
+            if waiting.after == Some(key) {
+                waiting.after = None;
+            }
+        }
+        let Some(slot) = sequence.slot else { return };
+        if keep && self.cache.len(slot) > 0 {
+            self.cache.keep(slot, job.cache_key);
+        } else {
+            self.cache.release(slot);
+            self.model.release(slot);
+        }
+    }
+
+    /// Takes a sequence's cells away; its tokens are computed again when it is admitted again.
+    pub(super) fn preempt(&mut self, key: Key) {
+        let sequence = &mut self.sequences[key];
+        sequence.computed = 0;
+        sequence.kept_row = None;
+        if let Some(slot) = sequence.slot.take() {
+            self.cache.release(slot);
+            self.model.release(slot);
+        }
+        self.report.preempted.push(sequence.number);
+        self.scheduler.preempt(key);
+    }
+
+    /// Makes a sequence's slot hold only its first `tokens` tokens; later ones are computed again.
+    pub(super) fn cut_back(&mut self, key: Key, tokens: usize) {
+        let sequence = &mut self.sequences[key];
+        sequence.kept_row = None;
+        if sequence.computed <= tokens {
+            return;
+        }
+        let Some(slot) = sequence.slot else { return };
+        if self.info.truncates {
+            sequence.computed = tokens;
+            self.cache.truncate(slot, tokens);
+            // A slot holds fewer tokens than the context, which is a u32.
+            self.model
+                .truncate(slot, u32::try_from(tokens).unwrap_or(u32::MAX));
+        } else {
+            self.preempt(key);
+        }
+    }
+
+    /// An event of this step; readers get it when the step is over.
+    pub(super) fn emit(&mut self, job: usize, choice: u32, kind: Kind) {
+        let step = self.report.step;
+        self.outgoing.push((job, Event { step, choice, kind }));
+    }
+}

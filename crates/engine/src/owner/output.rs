@@ -1,0 +1,283 @@
+//! Tokens join a sequence: its context, its text, its events, and the question whether that was the last one.
+//!
+//! Owns: what every appended token goes through, sampled or forced. Refuses to know: where it came from.
+
+use bytestring::ByteString;
+use sapwood_proto::steer::{Post, Token};
+use sapwood_proto::time::Time;
+
+use super::Owner;
+use super::gather::Lone;
+use super::steering;
+use crate::api::{Finish, Kind, Reason, Sampled, Stop, Tokens};
+use crate::sampling::Sample;
+use crate::scheduler::Key;
+use crate::text::Text;
+
+impl Owner {
+    /// Appends what was sampled, and ends the sequence if that ends it.
+    pub(super) fn append_sampled(&mut self, key: Key, sample: Sample, lone: Lone, now: Time) {
+        let Sample {
+            token,
+            logprob,
+            top,
+        } = sample;
+        let job = &self.jobs[self.sequences[key].job];
+        let is_end = self.ends.contains(&token) && !job.terms.ignore_eos;
+        let is_stop = job.terms.stop_tokens.contains(&token);
+        let special = self.vocabulary.is_special(token);
+        let bytes = if special {
+            bytes::Bytes::new()
+        } else {
+            self.vocabulary.bytes(token)
+        };
+        let shown = if is_end || is_stop {
+            bytes::Bytes::new()
+        } else {
+            bytes.clone()
+        };
+        let sampled = Sampled {
+            id: token,
+            bytes,
+            logprob,
+            top,
+            special,
+            forced: false,
+        };
+        let mut text = String::new();
+        let stop = self.push_text(key, &shown, &mut text);
+        self.count_token(key, now);
+        let steered = self.sequences[key].steering.is_some();
+        // Under a steerer, an end that is not the end stands as a space in the context (AI-804).
+        let context = if is_end && steered {
+            self.stand_in(token)
+        } else {
+            token
+        };
+        self.sequences[key].record(&sampled, context);
+        let tokens = vec![sampled];
+        self.emit_tokens(
+            key,
+            Tokens {
+                tokens,
+                text: text.into(),
+                ..Tokens::default()
+            },
+        );
+        let by_token = (is_end && (!steered || lone) || is_stop).then_some(Stop::Token(token));
+        let by_text = stop.map(|index| Stop::Text(self.terms(key).stop[index].clone()));
+        let post = if steered {
+            self.tell_post(key, 0, &[token], true)
+        } else {
+            Some(Post::Continue)
+        };
+        let Some(post) = post else { return };
+        if let Some(stop) = by_token.or(by_text) {
+            self.finish(
+                key,
+                Finish {
+                    reason: Reason::Stop,
+                    stop: Some(stop),
+                },
+            );
+        } else if post == Post::Stop {
+            let reason = if is_end {
+                Reason::Stop
+            } else {
+                Reason::Controller
+            };
+            self.finish(key, Finish { reason, stop: None });
+        } else {
+            self.finish_if_full(key);
+        }
+    }
+
+    /// Takes tokens back and appends others, as a steerer asked.
+    pub(super) fn splice(&mut self, key: Key, backtrack: u32, tokens: &[Token], now: Time) {
+        if let Err(failure) = self.check_splice(key, backtrack, tokens) {
+            self.fault(self.sequences[key].job, steering::fault(failure), true);
+            return;
+        }
+        let withdrawn = self.take_back(key, backtrack as usize);
+        self.append_forced(key, backtrack, withdrawn, tokens, now);
+        match self.tell_post(key, backtrack, tokens, false) {
+            Some(Post::Stop) => self.finish(
+                key,
+                Finish {
+                    reason: Reason::Controller,
+                    stop: None,
+                },
+            ),
+            Some(Post::Continue) => self.finish_if_full(key),
+            None => {}
+        }
+    }
+
+    /// Appends forced tokens. Those past the limit of tokens are left out.
+    pub(super) fn append_forced(
+        &mut self,
+        key: Key,
+        backtrack: u32,
+        withdrawn: u32,
+        tokens: &[Token],
+        now: Time,
+    ) {
+        let mut text = String::new();
+        let mut forced = Vec::with_capacity(tokens.len());
+        for &token in tokens {
+            if self.is_full(key) {
+                break;
+            }
+            let special = self.vocabulary.is_special(token);
+            let bytes = if special {
+                bytes::Bytes::new()
+            } else {
+                self.vocabulary.bytes(token)
+            };
+            // Stop texts are for what the model says; a steerer stops by itself.
+            self.push_forced_text(key, &bytes, &mut text);
+            self.count_token(key, now);
+            let asked = self.terms(key).top_logprobs;
+            let logprob = if asked.is_some() { 0.0 } else { f32::NAN };
+            let top = asked
+                .filter(|&top| top > 0)
+                .map_or_else(Vec::new, |_| vec![(token, 0.0)]);
+            let sampled = Sampled {
+                id: token,
+                bytes,
+                logprob,
+                top,
+                special,
+                forced: true,
+            };
+            self.sequences[key].record(&sampled, token);
+            forced.push(sampled);
+        }
+        let computed = self.sequences[key].computed;
+        if computed == self.sequences[key].tokens.len() {
+            // Nothing was appended: the row after the last token that remains is needed again.
+            self.cut_back(key, computed - 1);
+        }
+        let text = ByteString::from(text);
+        self.emit_tokens(
+            key,
+            Tokens {
+                backtrack,
+                withdrawn,
+                tokens: forced,
+                text,
+            },
+        );
+    }
+
+    /// Withdraws the last tokens from context, penalties and text; gives the bytes of text that are void.
+    fn take_back(&mut self, key: Key, count: usize) -> u32 {
+        if count == 0 {
+            return 0;
+        }
+        let sequence = &mut self.sequences[key];
+        let left = sequence.tokens.len() - count;
+        sequence.tokens.truncate(left);
+        if let Some(steering) = &mut sequence.steering {
+            let kept = steering.output.len() - count;
+            for taken in steering.output.drain(kept..) {
+                if let Some(history) = &mut sequence.history {
+                    history.take_back(taken.id);
+                }
+            }
+        }
+        let before = sequence.text.shown();
+        let (text, _) = self.replay(key);
+        let sequence = &mut self.sequences[key];
+        sequence.text = text;
+        let withdrawn = before.saturating_sub(sequence.text.shown());
+        self.cut_back(key, left);
+        u32::try_from(withdrawn).unwrap_or(u32::MAX)
+    }
+
+    /// The text of a steered sequence, assembled anew from its output. The same tokens show the same text, so this is
+    /// what had been shown when the output ended there.
+    pub(super) fn replay(&self, key: Key) -> (Text, String) {
+        let sequence = &self.sequences[key];
+        let output = sequence
+            .steering
+            .as_ref()
+            .map_or(&[][..], |steering| &steering.output);
+        let (mut text, mut shown) = (Text::default(), String::new());
+        for sampled in output {
+            // None of them stopped it then, so none is looked for now.
+            text.push(&sampled.bytes, &self.terms(key).stop, false, &mut shown);
+        }
+        (text, shown)
+    }
+
+    fn push_text(&mut self, key: Key, bytes: &[u8], out: &mut String) -> Option<usize> {
+        let sequence = &mut self.sequences[key];
+        let terms = &self.jobs[sequence.job].terms;
+        // The token being appended counts: a stop may be complete with the last token of the minimum.
+        let stopping = sequence.appended + 1 >= terms.min_tokens;
+        sequence.text.push(bytes, &terms.stop, stopping, out)
+    }
+
+    fn push_forced_text(&mut self, key: Key, bytes: &[u8], out: &mut String) {
+        let sequence = &mut self.sequences[key];
+        let terms = &self.jobs[sequence.job].terms;
+        sequence.text.push(bytes, &terms.stop, false, out);
+    }
+
+    fn count_token(&mut self, key: Key, now: Time) {
+        let stats = &self.inbox.stats;
+        let sequence = &mut self.sequences[key];
+        let job = &mut self.jobs[sequence.job];
+        sequence.appended += 1;
+        job.completion_tokens += 1;
+        self.report.appended += 1;
+        if let Some(last) = sequence.last_token_at.replace(now) {
+            stats.inter_token_seconds.observe_span(now.since(last));
+        }
+        if job.first_token.is_none() {
+            job.first_token = Some(now);
+            stats
+                .first_token_seconds
+                .observe_span(now.since(job.arrived));
+            if let Some(started) = job.started {
+                stats.prefill_seconds.observe_span(now.since(started));
+            }
+        }
+    }
+
+    pub(super) fn is_full(&self, key: Key) -> bool {
+        let sequence = &self.sequences[key];
+        sequence.appended >= self.terms(key).max_tokens
+            || sequence.tokens.len() >= self.info.context_tokens as usize
+    }
+
+    pub(super) fn finish_if_full(&mut self, key: Key) {
+        if self.is_full(key) {
+            self.finish(
+                key,
+                Finish {
+                    reason: Reason::Length,
+                    stop: None,
+                },
+            );
+        }
+    }
+
+    pub(super) fn emit_tokens(&mut self, key: Key, tokens: Tokens) {
+        let (job, choice) = (self.sequences[key].job, self.sequences[key].choice);
+        self.emit(job, choice, Kind::Tokens(tokens));
+    }
+
+    pub(super) fn terms(&self, key: Key) -> &crate::submission::Terms {
+        &self.jobs[self.sequences[key].job].terms
+    }
+
+    fn stand_in(&self, end: Token) -> Token {
+        self.vocabulary
+            .tokenize(" ", false)
+            .first()
+            .copied()
+            .unwrap_or(end)
+    }
+}

@@ -1,0 +1,153 @@
+//! One generation as the engine sees it, and the request it belongs to.
+//!
+//! Owns: the state of a [`Sequence`] and of a [`Job`]. Refuses to know: the model and the scheduler; the owner's other
+//! files move these values along.
+//!
+//! A sequence is its tokens and how many of them are computed. Prompts, forced tokens, recomputation after a
+//! preemption and plain decoding are all the same: tokens that are known and not computed. Only when none is left does
+//! the row after the last one exist, and with it the choice of a further token.
+
+use std::sync::Arc;
+
+use sapwood_proto::steer::{Steer, Token};
+use sapwood_proto::time::Time;
+
+use super::SequenceId;
+use crate::api::Sampled;
+use crate::model::Slot;
+use crate::outbox::Sender;
+use crate::ranking::Ranking;
+use crate::sampling::History;
+use crate::scheduler::Key;
+use crate::submission::Terms;
+use crate::text::Text;
+
+/// A request in progress.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) outbox: Sender,
+    pub(super) terms: Arc<Terms>,
+    pub(super) prompt: Arc<[Token]>,
+    pub(super) priority: i32,
+    pub(super) caller: u64,
+    pub(super) cache_key: Option<u64>,
+    /// Its sequences that have not ended.
+    pub(super) members: Vec<Key>,
+    pub(super) next_choice: u32,
+    pub(super) arrived: Time,
+    pub(super) deadline: Option<Time>,
+    /// When the first of its sequences got a slot; `None`: it is still counted as waiting.
+    pub(super) started: Option<Time>,
+    pub(super) first_token: Option<Time>,
+    pub(super) completion_tokens: u32,
+    pub(super) cached_tokens: u32,
+    /// Steps in a row in which all its sequences were suspended.
+    pub(super) suspended_steps: u32,
+    /// Its last event is on the way; it goes when that is published.
+    pub(super) ended: bool,
+}
+
+/// A row that waits for its steerer.
+#[derive(Debug)]
+pub(super) enum KeptRow {
+    Logits(Vec<f32>),
+    Ranked(Ranking),
+}
+
+/// How far a steerer is in its round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// `pre` comes next.
+    Pre,
+    /// `pre` said to run; `mid` begins with the pass that computes the last known token.
+    Ready,
+    /// `mid` is being computed since then.
+    Begun(Time),
+}
+
+/// A sequence's steerer.
+pub(super) struct Steering {
+    pub(super) steer: Box<dyn Steer>,
+    pub(super) phase: Phase,
+    /// Steps in a row in which it was late.
+    pub(super) late: u32,
+    /// It sits this step out.
+    pub(super) suspended: bool,
+    /// What was published, for rewinds and forks.
+    pub(super) output: Vec<Sampled>,
+}
+
+impl std::fmt::Debug for Steering {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Steering")
+            .field("phase", &self.phase)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Steering {
+    pub(super) fn new(steer: Box<dyn Steer>) -> Self {
+        Self {
+            steer,
+            phase: Phase::Pre,
+            late: 0,
+            suspended: false,
+            output: Vec::new(),
+        }
+    }
+}
+
+/// One generation.
+#[derive(Debug)]
+pub(super) struct Sequence {
+    pub(super) number: SequenceId,
+    /// The request it belongs to.
+    pub(super) job: usize,
+    pub(super) choice: u32,
+    /// Prompt and output, as the model sees them.
+    pub(super) tokens: Vec<Token>,
+    pub(super) prompt_tokens: usize,
+    /// How many of them its slot holds; 0 without a slot.
+    pub(super) computed: usize,
+    pub(super) slot: Option<Slot>,
+    /// Waits until this one has computed the prompt, to share it.
+    pub(super) after: Option<Key>,
+    pub(super) asleep_until: Option<Time>,
+    pub(super) kept_row: Option<KeptRow>,
+    /// Tokens ever appended to the output, taken-back ones included (AI-824).
+    pub(super) appended: u32,
+    pub(super) text: Text,
+    pub(super) history: Option<History>,
+    pub(super) steering: Option<Steering>,
+    pub(super) last_token_at: Option<Time>,
+}
+
+impl Sequence {
+    /// Tokens that are known and not computed.
+    pub(super) fn pending(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    /// A token joins the output; `context` stands for it in the context.
+    pub(super) fn record(&mut self, sampled: &Sampled, context: Token) {
+        self.tokens.push(context);
+        if let Some(history) = &mut self.history {
+            history.append(sampled.id);
+        }
+        if let Some(steering) = &mut self.steering {
+            steering.output.push(sampled.clone());
+        }
+    }
+
+    /// Whether the prompt is computed, all but its last token, which every sharer computes itself.
+    pub(super) fn can_share_prompt(&self) -> bool {
+        self.computed + 1 >= self.prompt_tokens
+    }
+
+    /// Whether the steerer sits this step out.
+    pub(super) fn is_suspended(&self) -> bool {
+        self.steering
+            .as_ref()
+            .is_some_and(|steering| steering.suspended)
+    }
+}

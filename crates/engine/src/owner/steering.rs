@@ -1,0 +1,395 @@
+//! Where steerers are called: `pre` before the batch, `mid` around the forward pass, `post` after a token.
+//!
+//! Owns: their rounds, lateness (AI-812), suspension (AI-813), forks, and what their failures become.
+//! Refuses to know: what stands behind a steerer. Each call is fenced: a panic fails its sequence's request.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use sapwood_proto::code::Code;
+use sapwood_proto::steer::{Failure, Mask, Mid, Post, Pre, Steer, Steered, Token};
+use sapwood_proto::time::Time;
+
+use super::Owner;
+use super::sequence::{Phase, Sequence, Steering};
+use crate::api::{Fault, Finish, Reason, Tokens};
+use crate::scheduler::Key;
+use crate::submission::CHOICES_MAX;
+
+/// How soon a steerer is asked again when nothing else is to be done (AI-813).
+pub(super) const PATIENCE: Duration = Duration::from_millis(1);
+/// Steps in a row that a steerer may be late.
+const LATE_STEPS_MAX: u32 = 10;
+/// Steps in a row that all sequences of a request may be suspended.
+const SUSPENDED_STEPS_MAX: u32 = 3;
+
+/// What `mid` says, for the engine: checked, and `Waits` for everything that keeps the row.
+pub(super) enum Middle {
+    Sample {
+        mask: Option<Mask>,
+        bias: Vec<(Token, f32)>,
+        temperature: Option<f32>,
+    },
+    Splice {
+        backtrack: u32,
+        tokens: Vec<Token>,
+    },
+    Stop,
+    Waits,
+}
+
+/// What the answers of steerers are held against.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    /// After this long from its beginning, `mid` is late.
+    pub(super) patience: Duration,
+    /// The size that masks must have.
+    pub(super) vocabulary: usize,
+}
+
+/// What a failing steerer ends its request with.
+pub(super) fn fault(failure: Failure) -> Fault {
+    Fault::new(Code::ControllerFailed, failure.reason, failure.message)
+}
+
+fn bad_result(message: impl Into<String>) -> Failure {
+    Failure {
+        reason: "bad-result",
+        message: message.into(),
+    }
+}
+
+/// Calls a steerer; its panic is a failure of its own.
+fn fenced<T>(call: impl FnOnce() -> Steered<T>) -> Steered<T> {
+    let trap = || Failure {
+        reason: "trap",
+        message: "the controller panicked".to_owned(),
+    };
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_panic| Err(trap()))
+}
+
+impl Sequence {
+    /// Whether its steerer is past its time.
+    pub(super) fn is_late(&self) -> bool {
+        self.steering
+            .as_ref()
+            .is_some_and(|steering| matches!(steering.phase, Phase::Begun(_)))
+    }
+
+    /// Asks for the result of `mid`. Without a steerer, sampling is free.
+    pub(super) fn poll_mid(&mut self, now: Time, rules: Rules) -> Steered<Middle> {
+        let Some(steering) = &mut self.steering else {
+            return Ok(Middle::Sample {
+                mask: None,
+                bias: Vec::new(),
+                temperature: None,
+            });
+        };
+        let Phase::Begun(since) = steering.phase else {
+            // Its row was kept for a round that begins anew: `pre` is asked first.
+            return Ok(Middle::Waits);
+        };
+        let polled = fenced(|| steering.steer.mid_poll(now))?;
+        let Some(mid) = polled else {
+            if now.since(since) >= rules.patience {
+                steering.late += 1;
+            }
+            if steering.late > LATE_STEPS_MAX {
+                let message = format!("the controller was late in {LATE_STEPS_MAX} steps in a row");
+                return Err(Failure {
+                    reason: "timeout",
+                    message,
+                });
+            }
+            return Ok(Middle::Waits);
+        };
+        steering.late = 0;
+        steering.phase = Phase::Pre;
+        match mid {
+            Mid::Sample {
+                mask,
+                bias,
+                temperature,
+            } => {
+                if mask
+                    .as_ref()
+                    .is_some_and(|mask| mask.vocabulary() != rules.vocabulary)
+                {
+                    return Err(bad_result("the mask is not over the model's vocabulary"));
+                }
+                if temperature.is_some_and(|temperature| !(0.0..=100.0).contains(&temperature)) {
+                    return Err(bad_result("temperature must be from 0 to 100"));
+                }
+                if bias.iter().any(|(_, bias)| bias.is_nan() || *bias > 1e30) {
+                    return Err(bad_result("a bias must be a finite number"));
+                }
+                Ok(Middle::Sample {
+                    mask,
+                    bias,
+                    temperature,
+                })
+            }
+            Mid::Splice { backtrack, tokens } => Ok(Middle::Splice { backtrack, tokens }),
+            Mid::Noop => Ok(Middle::Waits),
+            Mid::Stop => Ok(Middle::Stop),
+        }
+    }
+}
+
+impl Owner {
+    /// Asks `pre` of every running steerer whose round begins.
+    pub(super) fn ask_pre(&mut self, now: Time) {
+        let mut order = std::mem::take(&mut self.scratch.order);
+        order.clear();
+        order.extend(
+            self.scheduler
+                .running()
+                .filter(|&key| self.sequences[key].steering.is_some()),
+        );
+        for &key in &order {
+            // A sibling's failure may have ended it.
+            if self.sequences.contains(key) && self.sequences[key].asleep_until.is_none() {
+                self.ask_pre_of(key, now);
+            }
+        }
+        self.scratch.order = order;
+        self.find_deadlocks();
+    }
+
+    fn ask_pre_of(&mut self, key: Key, now: Time) {
+        let sequence = &mut self.sequences[key];
+        let Some(steering) = &mut sequence.steering else {
+            return;
+        };
+        steering.suspended = false;
+        let kept = sequence.kept_row.is_some();
+        if steering.phase != Phase::Pre {
+            return;
+        }
+        let pre = fenced(|| steering.steer.pre());
+        match pre {
+            Ok(Pre::Run { fast_forward }) => {
+                steering.phase = Phase::Ready;
+                if fast_forward.is_empty() {
+                    if kept {
+                        self.begin_mid_of(key, now);
+                    }
+                    return;
+                }
+                sequence.kept_row = None;
+                match self.check_splice(key, 0, &fast_forward) {
+                    Ok(()) => {
+                        self.append_forced(key, 0, 0, &fast_forward, now);
+                        self.finish_if_full(key);
+                    }
+                    Err(failure) => self.fault(self.sequences[key].job, fault(failure), true),
+                }
+            }
+            Ok(Pre::Suspend) => {
+                steering.suspended = true;
+                let number = sequence.number;
+                self.report.suspended.push(number);
+            }
+            Ok(Pre::Fork(branches)) => self.fork(key, branches, now),
+            Ok(Pre::Stop) => self.finish(
+                key,
+                Finish {
+                    reason: Reason::Controller,
+                    stop: None,
+                },
+            ),
+            Err(failure) => self.fault(self.sequences[key].job, fault(failure), true),
+        }
+    }
+
+    /// Makes further choices of a sequence, each with what it has said so far.
+    fn fork(&mut self, key: Key, branches: u32, now: Time) {
+        let job = self.sequences[key].job;
+        let more = branches.saturating_sub(1);
+        if self.jobs[job].next_choice.saturating_add(more) > CHOICES_MAX {
+            let message = format!("a request may have {CHOICES_MAX} choices, forks included");
+            self.fault(
+                job,
+                fault(Failure {
+                    reason: "limit",
+                    message,
+                }),
+                true,
+            );
+            return;
+        }
+        for index in 1..=more {
+            if let Err(failure) = self.branch(key, index) {
+                self.fault(job, fault(failure), true);
+                return;
+            }
+        }
+        if let Some(steering) = &mut self.sequences[key].steering {
+            steering.phase = Phase::Ready;
+        }
+        if self.sequences[key].kept_row.is_some() {
+            self.begin_mid_of(key, now);
+        }
+    }
+
+    fn branch(&mut self, key: Key, index: u32) -> Steered<()> {
+        let parent = &mut self.sequences[key];
+        let Some(steering) = &mut parent.steering else {
+            return Ok(());
+        };
+        let steer: Box<dyn Steer> = fenced(|| steering.steer.fork(index))?;
+        let mut child = Steering::new(steer);
+        child.phase = Phase::Ready;
+        child.output.clone_from(&steering.output);
+        let job = parent.job;
+        // Before the prompt is computed, the branch waits to share it.
+        let after = (!parent.can_share_prompt()).then_some(key);
+        let born = self.enrol(job, Some(child), after);
+        let (text, shown) = self.replay(key);
+        let parent = &self.sequences[key];
+        let (tokens, history, appended) = (
+            parent.tokens.clone(),
+            parent.history.clone(),
+            parent.appended,
+        );
+        let said = parent
+            .steering
+            .as_ref()
+            .map_or_else(Vec::new, |steering| steering.output.clone());
+        let branch = &mut self.sequences[born];
+        (branch.tokens, branch.history, branch.appended, branch.text) =
+            (tokens, history, appended, text);
+        if !said.is_empty() {
+            // Its first event repeats what came before the fork, so that every choice is whole (AI-933).
+            self.emit_tokens(
+                born,
+                Tokens {
+                    tokens: said,
+                    text: shown.into(),
+                    ..Tokens::default()
+                },
+            );
+        }
+        Ok(())
+    }
+
+    /// Ends requests all of whose sequences have been suspended for too long.
+    fn find_deadlocks(&mut self) {
+        if self.report.suspended.is_empty() {
+            return;
+        }
+        let mut stuck = Vec::new();
+        for (index, job) in &mut self.jobs {
+            let suspended = |&key: &Key| self.sequences[key].is_suspended();
+            let all = !job.members.is_empty() && job.members.iter().all(suspended);
+            job.suspended_steps = if all { job.suspended_steps + 1 } else { 0 };
+            if job.suspended_steps > SUSPENDED_STEPS_MAX {
+                stuck.push(index);
+            }
+        }
+        for job in stuck {
+            let message = format!(
+                "every sequence was suspended in more than {SUSPENDED_STEPS_MAX} steps in a row"
+            );
+            self.fault(
+                job,
+                fault(Failure {
+                    reason: "deadlock",
+                    message,
+                }),
+                true,
+            );
+        }
+    }
+
+    /// Starts `mid` for every sequence that this pass gives a row, before the pass (AI-811).
+    pub(super) fn begin_mid(&mut self, now: Time) {
+        for index in 0..self.scratch.shares.len() {
+            let share = self.scratch.shares[index];
+            if self.sequences[share.key].pending() == share.tokens {
+                self.begin_mid_of(share.key, now);
+            }
+        }
+    }
+
+    fn begin_mid_of(&mut self, key: Key, now: Time) {
+        let Some(steering) = &mut self.sequences[key].steering else {
+            return;
+        };
+        if steering.phase != Phase::Ready {
+            return;
+        }
+        steering.phase = Phase::Begun(now);
+        let begun = fenced(|| {
+            steering.steer.mid_begin(now);
+            Ok(())
+        });
+        if let Err(failure) = begun {
+            // Told at the gathering, when the batch is no longer in the making.
+            steering.steer = Box::new(Failed(failure));
+        }
+    }
+
+    /// Tells a steerer what happened. `None`: it failed, and its request with it.
+    pub(super) fn tell_post(
+        &mut self,
+        key: Key,
+        backtrack: u32,
+        tokens: &[Token],
+        sampled: bool,
+    ) -> Option<Post> {
+        let sequence = &mut self.sequences[key];
+        let job = sequence.job;
+        let steering = sequence.steering.as_mut()?;
+        match fenced(|| steering.steer.post(backtrack, tokens, sampled)) {
+            Ok(post) => Some(post),
+            Err(failure) => {
+                self.fault(job, fault(failure), true);
+                None
+            }
+        }
+    }
+
+    /// Whether a splice is possible: it stays within the output and the vocabulary (AI-826).
+    pub(super) fn check_splice(&self, key: Key, backtrack: u32, tokens: &[Token]) -> Steered<()> {
+        let sequence = &self.sequences[key];
+        let output = sequence.tokens.len() - sequence.prompt_tokens;
+        if backtrack as usize > output {
+            return Err(bad_result(format!(
+                "backtrack {backtrack} past the beginning"
+            )));
+        }
+        match tokens
+            .iter()
+            .find(|&&token| token >= self.info.vocabulary_tokens)
+        {
+            Some(token) => Err(bad_result(format!(
+                "token {token} is outside the vocabulary"
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Stands where a steerer panicked when it should have begun.
+struct Failed(Failure);
+
+impl Steer for Failed {
+    fn pre(&mut self) -> Steered<Pre> {
+        Err(self.0.clone())
+    }
+
+    fn mid_begin(&mut self, _now: Time) {}
+
+    fn mid_poll(&mut self, _now: Time) -> Steered<Option<Mid>> {
+        Err(self.0.clone())
+    }
+
+    fn post(&mut self, _backtrack: u32, _tokens: &[Token], _sampled: bool) -> Steered<Post> {
+        Err(self.0.clone())
+    }
+
+    fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
+        Err(self.0.clone())
+    }
+}

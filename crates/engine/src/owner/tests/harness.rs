@@ -1,0 +1,125 @@
+//! A scripted engine whose steps and time the test decides.
+
+use sapwood_proto::time::Time;
+
+use crate::api::{Event, Fault, Finish, Kind, Prompt, Request, Usage};
+use crate::scripted::{Config as Script, Scripted};
+use crate::{Config, Engine, Handle, Owner, StepReport};
+
+pub(super) struct Bench {
+    pub(super) owner: Owner,
+    pub(super) engine: Engine,
+    pub(super) now: Time,
+}
+
+/// Everything that a request said.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Answer {
+    /// Per choice: text, ids, finish.
+    pub(super) choices: Vec<(String, Vec<u32>, Option<Finish>)>,
+    pub(super) usage: Option<Usage>,
+    pub(super) fault: Option<Fault>,
+}
+
+impl Answer {
+    pub(super) fn take(&mut self, event: Event) {
+        let choice = event.choice as usize;
+        if self.choices.len() <= choice {
+            self.choices
+                .resize(choice + 1, (String::new(), Vec::new(), None));
+        }
+        assert!(
+            self.fault.is_none() && self.usage.is_none(),
+            "nothing follows the last event"
+        );
+        let (text, ids, finish) = &mut self.choices[choice];
+        match event.kind {
+            Kind::Tokens(tokens) => {
+                assert!(finish.is_none(), "nothing follows a finish");
+                ids.truncate(ids.len() - tokens.backtrack as usize);
+                text.truncate(text.len() - tokens.withdrawn as usize);
+                ids.extend(tokens.tokens.iter().map(|token| token.id));
+                text.push_str(&tokens.text);
+            }
+            Kind::Finish(end) => *finish = Some(end),
+            Kind::Usage(usage) => self.usage = Some(usage),
+            Kind::Fault(fault) => self.fault = Some(fault),
+        }
+    }
+
+    pub(super) fn text(&self) -> &str {
+        &self.choices[0].0
+    }
+}
+
+impl Bench {
+    pub(super) fn new(script: Script) -> Self {
+        Self::with(script, Config::default())
+    }
+
+    pub(super) fn with(script: Script, config: Config) -> Self {
+        let model = Box::new(Scripted::new(script).unwrap());
+        Self::over(model, config)
+    }
+
+    pub(super) fn over(model: Box<dyn crate::model::Model>, config: Config) -> Self {
+        let config = Config {
+            seed: config.seed.or(Some(1)),
+            ..config
+        };
+        let (owner, engine) = Owner::by_hand(model, config);
+        Self {
+            owner,
+            engine,
+            now: Time::ZERO,
+        }
+    }
+
+    pub(super) fn submit(&self, request: Request) -> Handle {
+        self.engine.submit(request).unwrap()
+    }
+
+    /// One step, one millisecond after the last one.
+    pub(super) fn step(&mut self) -> StepReport {
+        self.now = self.now + std::time::Duration::from_millis(1);
+        self.owner.step(self.now)
+    }
+
+    /// Steps until nothing is to be done; time jumps to the next appointment. The reports of all steps.
+    pub(super) fn settle(&mut self) -> Vec<StepReport> {
+        let mut reports = Vec::new();
+        loop {
+            let report = self.step();
+            let wake_at = report.wake_at;
+            reports.push(report);
+            assert!(reports.len() < 100_000, "the engine does not come to rest");
+            match wake_at {
+                None => return reports,
+                Some(at) => self.now = self.now.max(at),
+            }
+        }
+    }
+
+    /// Steps until the engine rests, reading everything as it comes.
+    pub(super) fn answer(&mut self, request: Request) -> Answer {
+        let mut handle = self.submit(request);
+        self.settle();
+        read(&mut handle)
+    }
+}
+
+/// What is there to be read.
+pub(super) fn read(handle: &mut Handle) -> Answer {
+    let mut answer = Answer::default();
+    while let Some(event) = handle.try_next() {
+        answer.take(event);
+    }
+    answer
+}
+
+/// A request for raw text, greedy.
+pub(super) fn say(text: &str) -> Request {
+    let mut request = Request::new(Prompt::Text(text.to_owned()));
+    request.sampling.temperature = 0.0;
+    request
+}

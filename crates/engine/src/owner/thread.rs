@@ -1,0 +1,36 @@
+//! The thread that steps an owner: steps while there is something to do, sleeps until there is.
+//!
+//! Owns: the clock of a spawned engine. Refuses to know: what a step does.
+
+use std::time::Instant;
+
+use sapwood_proto::time::Time;
+
+use super::Owner;
+
+/// Steps `owner` until the engine is dropped. The drop of the owner then tells every reader.
+pub(crate) fn run(mut owner: Owner, started: Instant) {
+    let clock = move || Time::new(started.elapsed());
+    owner.clock = Some(Box::new(clock));
+    while !owner.inbox.bell.is_closing() {
+        let now = clock();
+        let stats = &owner.inbox.stats;
+        stats
+            .last_step_ms
+            .set(u64::try_from(now.since_origin().as_millis()).unwrap_or(u64::MAX));
+        stats.idle.set(0);
+        let wake_at = owner.step(now).wake_at;
+        // A bell that rings from here on leaves the thread unparked, so nothing is slept through.
+        match wake_at {
+            Some(at) if at <= clock() => {}
+            Some(at) => {
+                owner.inbox.stats.idle.set(1);
+                std::thread::park_timeout(at.since(clock()));
+            }
+            None => {
+                owner.inbox.stats.idle.set(1);
+                std::thread::park();
+            }
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! Which tokens each slot of the model holds, which cells that takes, and which finished sequences are worth keeping.
+//!
+//! Owns: the bookkeeping of slots and cells ([`PrefixCache`]): exact prefix match across requests and sessions, sharing
+//! by reference count, eviction of the least recently used. Refuses to know: the model (its owner repeats each change
+//! there), requests, time.
+//!
+//! ```text
+//!   free ── take ──► live ── keep ──► kept       fork: from live or kept into live
+//!    ▲                │                │
+//!    └──── release ───┴──── evict ─────┘
+//! ```
+//!
+//! A cell is one token of one or more slots. It is *pinned* while a live slot holds it; every other cell can be had by
+//! evicting what is kept, so [`PrefixCache::room`] is what a step may use.
+
+use sapwood_proto::steer::Token;
+
+use crate::model::{Capacity, Slot};
+
+/// Slots and cells. Plain data: every method is a function of what was called before.
+#[derive(Debug)]
+pub(crate) struct PrefixCache {
+    places: Vec<Place>,
+    cells: Vec<Cell>,
+    free: Vec<u32>,
+    pinned: usize,
+    /// Grows with every use; the order of eviction.
+    uses: u64,
+    truncates: bool,
+}
+
+#[derive(Debug)]
+struct Place {
+    held: Held,
+    tokens: Vec<Token>,
+    cells: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    Free,
+    Live,
+    Kept { used: u64, key: Option<u64> },
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Cell {
+    /// Slots that hold it.
+    held: u32,
+    /// Live slots that hold it.
+    pins: u32,
+}
+
+/// A slot that begins as a prompt does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Match {
+    pub(crate) slot: Slot,
+    /// Tokens in common that may be used; fewer than the prompt has, because its last token must be computed.
+    pub(crate) tokens: usize,
+    /// Nobody runs in the slot.
+    pub(crate) kept: bool,
+    /// The slot holds no more than that.
+    pub(crate) whole: bool,
+}
+
+impl PrefixCache {
+    pub(crate) fn new(capacity: Capacity, truncates: bool) -> Self {
+        let place = || Place {
+            held: Held::Free,
+            tokens: Vec::new(),
+            cells: Vec::new(),
+        };
+        Self {
+            places: (0..capacity.slots).map(|_| place()).collect(),
+            cells: vec![Cell::default(); capacity.cells as usize],
+            free: (0..capacity.cells).rev().collect(),
+            pinned: 0,
+            uses: 0,
+            truncates,
+        }
+    }
+
+    /// Cells that are free or can be freed by evicting.
+    pub(crate) fn room(&self) -> usize {
+        self.cells.len() - self.pinned
+    }
+
+    /// Cells that hold something.
+    pub(crate) fn used(&self) -> usize {
+        self.cells.len() - self.free.len()
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// How many tokens a slot holds.
+    pub(crate) fn len(&self, slot: Slot) -> usize {
+        self.place(slot).tokens.len()
+    }
+
+    /// The slot with the longest usable common prefix, if any has one.
+    pub(crate) fn find(&self, prompt: &[Token]) -> Option<Match> {
+        let limit = prompt.len().saturating_sub(1);
+        let mut best: Option<Match> = None;
+        for (slot, place) in (0..).zip(&self.places) {
+            if place.held == Held::Free {
+                continue;
+            }
+            let common = common_prefix(&place.tokens, &prompt[..limit]);
+            let whole = common == place.tokens.len();
+            // A model that cannot cut a sequence back can only go on where one ends.
+            let usable = common > 0 && (whole || self.truncates);
+            if usable && best.is_none_or(|best| common > best.tokens) {
+                let kept = place.held != Held::Live;
+                best = Some(Match {
+                    slot,
+                    tokens: common,
+                    kept,
+                    whole,
+                });
+            }
+        }
+        best
+    }
+
+    /// How many of a slot's first `tokens` cells would become pinned by forking it.
+    pub(crate) fn unpinned(&self, slot: Slot, tokens: usize) -> usize {
+        let cells = &self.place(slot).cells[..tokens];
+        cells
+            .iter()
+            .filter(|&&cell| self.cells[cell as usize].pins == 0)
+            .count()
+    }
+
+    /// A free slot, made live and empty.
+    pub(crate) fn take(&mut self) -> Option<Slot> {
+        let slot = (0..)
+            .zip(&self.places)
+            .find(|(_, place)| place.held == Held::Free)?
+            .0;
+        self.place_mut(slot).held = Held::Live;
+        Some(slot)
+    }
+
+    /// Whether a slot is free.
+    pub(crate) fn has_free_slot(&self) -> bool {
+        self.places.iter().any(|place| place.held == Held::Free)
+    }
+
+    /// Whether a slot is in use and holds at least so many tokens.
+    pub(crate) fn holds(&self, slot: Slot, tokens: usize) -> bool {
+        self.place(slot).held != Held::Free && self.len(slot) >= tokens
+    }
+
+    /// Whether a slot is free or kept, so that somebody could have it.
+    pub(crate) fn has_slot(&self) -> bool {
+        self.places.iter().any(|place| place.held != Held::Live)
+    }
+
+    /// Shares the first `tokens` tokens of `from` with the live, empty slot `to`.
+    pub(crate) fn fork(&mut self, from: Slot, to: Slot, tokens: usize) {
+        let source = self.place(from);
+        let shared = source.cells[..tokens].to_vec();
+        let text = source.tokens[..tokens].to_vec();
+        for &cell in &shared {
+            self.cells[cell as usize].held += 1;
+            self.pin(cell as usize);
+        }
+        let target = self.place_mut(to);
+        target.cells = shared;
+        target.tokens = text;
+        self.touch(from);
+    }
+
+    /// Adds tokens to a live slot. The caller has made sure of free cells with [`PrefixCache::evict_for`].
+    pub(crate) fn append(&mut self, slot: Slot, tokens: &[Token]) {
+        for &token in tokens {
+            let Some(cell) = self.free.pop() else { return };
+            self.cells[cell as usize] = Cell { held: 1, pins: 1 };
+            self.pinned += 1;
+            let place = self.place_mut(slot);
+            place.cells.push(cell);
+            place.tokens.push(token);
+        }
+    }
+
+    /// Keeps the first `tokens` tokens of a live slot that holds at least as many.
+    pub(crate) fn truncate(&mut self, slot: Slot, tokens: usize) {
+        while self.len(slot) > tokens {
+            let place = self.place_mut(slot);
+            place.tokens.pop();
+            if let Some(cell) = place.cells.pop() {
+                self.unpin(cell as usize);
+                self.drop_cell(cell);
+            }
+        }
+    }
+
+    /// Ends the life of a live slot and keeps its tokens for whoever begins the same way.
+    pub(crate) fn keep(&mut self, slot: Slot, key: Option<u64>) {
+        for index in 0..self.len(slot) {
+            let cell = self.place(slot).cells[index] as usize;
+            self.unpin(cell);
+        }
+        self.uses += 1;
+        self.place_mut(slot).held = Held::Kept {
+            used: self.uses,
+            key,
+        };
+    }
+
+    /// Frees a live slot and the cells that only it holds.
+    pub(crate) fn release(&mut self, slot: Slot) {
+        self.truncate(slot, 0);
+        self.place_mut(slot).held = Held::Free;
+    }
+
+    /// Frees the kept slot that was used least recently; `spare` is not it. The caller releases it in the model.
+    pub(crate) fn evict(&mut self, spare: Option<Slot>) -> Option<Slot> {
+        let kept = (0..)
+            .zip(&self.places)
+            .filter_map(|(slot, place)| match place.held {
+                Held::Kept { used, .. } if Some(slot) != spare => Some((used, slot)),
+                _ => None,
+            });
+        let (_, slot) = kept.min()?;
+        self.discard(slot);
+        Some(slot)
+    }
+
+    /// Frees a kept slot. The caller releases it in the model.
+    pub(crate) fn discard(&mut self, slot: Slot) {
+        for cell in std::mem::take(&mut self.place_mut(slot).cells) {
+            self.drop_cell(cell);
+        }
+        let place = self.place_mut(slot);
+        place.tokens.clear();
+        place.held = Held::Free;
+    }
+
+    /// Evicts until `cells` cells are free; gives the slots that the caller then releases in the model.
+    pub(crate) fn evict_for(&mut self, cells: usize) -> Vec<Slot> {
+        let mut evicted = Vec::new();
+        while self.free.len() < cells {
+            let Some(slot) = self.evict(None) else { break };
+            evicted.push(slot);
+        }
+        evicted
+    }
+
+    /// Marks everything that was kept under `key` as just used.
+    pub(crate) fn warm(&mut self, key: u64) {
+        self.uses += 1;
+        for place in &mut self.places {
+            if let Held::Kept {
+                used,
+                key: Some(kept),
+            } = &mut place.held
+                && *kept == key
+            {
+                *used = self.uses;
+            }
+        }
+    }
+
+    fn touch(&mut self, slot: Slot) {
+        self.uses += 1;
+        let now = self.uses;
+        if let Held::Kept { used, .. } = &mut self.place_mut(slot).held {
+            *used = now;
+        }
+    }
+
+    fn pin(&mut self, cell: usize) {
+        self.cells[cell].pins += 1;
+        if self.cells[cell].pins == 1 {
+            self.pinned += 1;
+        }
+    }
+
+    fn unpin(&mut self, cell: usize) {
+        self.cells[cell].pins -= 1;
+        if self.cells[cell].pins == 0 {
+            self.pinned -= 1;
+        }
+    }
+
+    fn drop_cell(&mut self, cell: u32) {
+        let held = &mut self.cells[cell as usize].held;
+        *held -= 1;
+        if *held == 0 {
+            self.free.push(cell);
+        }
+    }
+
+    fn place(&self, slot: Slot) -> &Place {
+        &self.places[slot as usize]
+    }
+
+    fn place_mut(&mut self, slot: Slot) -> &mut Place {
+        &mut self.places[slot as usize]
+    }
+}
+
+fn common_prefix(left: &[Token], right: &[Token]) -> usize {
+    left.iter()
+        .zip(right)
+        .take_while(|(left, right)| left == right)
+        .count()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,88 @@
+//! The tokens a sequence has seen, as far as penalties need them.
+//!
+//! Owns: [`History`] and the three penalties. Refuses to know: anything when no penalty is asked for; then there is
+//! no history at all.
+
+use std::collections::HashMap;
+
+use sapwood_proto::steer::Token;
+
+use crate::api::Sampling;
+
+/// Tokens of prompt and output, counted.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct History {
+    seen: HashMap<Token, Seen>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    in_prompt: bool,
+    in_output: u32,
+}
+
+impl History {
+    /// The history of a prompt, or `None` if no penalty asks for it.
+    pub(crate) fn of(prompt: &[Token], sampling: &Sampling) -> Option<Self> {
+        let repetition = sampling.repetition_penalty != 1.0;
+        if !repetition && sampling.presence_penalty == 0.0 && sampling.frequency_penalty == 0.0 {
+            return None;
+        }
+        let mut history = Self::default();
+        if repetition {
+            for &token in prompt {
+                history.seen.entry(token).or_default().in_prompt = true;
+            }
+        }
+        Some(history)
+    }
+
+    /// A token was appended to the output.
+    pub(crate) fn append(&mut self, token: Token) {
+        self.seen.entry(token).or_default().in_output += 1;
+    }
+
+    /// A token was taken back from the output.
+    pub(crate) fn take_back(&mut self, token: Token) {
+        if let Some(seen) = self.seen.get_mut(&token) {
+            seen.in_output = seen.in_output.saturating_sub(1);
+        }
+    }
+
+    /// Changes the logits of tokens seen, and notes what they were.
+    pub(super) fn penalise(
+        &self,
+        row: &mut [f32],
+        sampling: &Sampling,
+        before: &mut Vec<(Token, f32)>,
+    ) {
+        for (&token, &seen) in &self.seen {
+            let Some(logit) = row.get_mut(token as usize) else {
+                continue;
+            };
+            before.push((token, *logit));
+            *logit = penalised(*logit, seen, sampling);
+        }
+    }
+}
+
+fn penalised(logit: f32, seen: Seen, sampling: &Sampling) -> f32 {
+    let mut logit = logit;
+    if seen.in_prompt || seen.in_output > 0 {
+        let penalty = sampling.repetition_penalty;
+        logit = if logit > 0.0 {
+            logit / penalty
+        } else {
+            logit * penalty
+        };
+    }
+    if seen.in_output > 0 {
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a context has fewer than 2^24 tokens"
+        )]
+        let count = seen.in_output as f32;
+        logit -= sampling.presence_penalty + sampling.frequency_penalty * count;
+    }
+    logit
+}

@@ -1,0 +1,305 @@
+//! From a row of logits to one token.
+//!
+//! Owns: the order of what is done to a row, and [`Sampler`], which does it in place.
+//! Refuses to know: sequences, steerers, text. The draw depends on seed, choice and position alone, so batch mates
+//! cannot change it (D-21).
+//!
+//! ```text
+//!   logits + bias ─► masks ─► [log-probabilities, D-22] ─► penalties ─► temperature ─► top-k ─► top-p ─► min-p ─► draw
+//! ```
+//!
+//! The draw walks the most likely token first. That order is free to choose, and with it a draw that lands on the most
+//! likely token, as most do, is decided without the rest.
+
+mod history;
+mod random;
+mod vector;
+
+use sapwood_proto::steer::{Mask, Token};
+
+use crate::api::Sampling;
+use crate::ranking::Ranking;
+
+pub(crate) use history::History;
+use vector::{Blocks, Candidate};
+
+/// Everything that decides one token, beside the row.
+#[derive(Debug)]
+pub(crate) struct Draw<'a> {
+    pub(crate) sampling: &'a Sampling,
+    pub(crate) seed: u64,
+    pub(crate) choice: u32,
+    /// Which draw of the sequence this is.
+    pub(crate) index: u32,
+    /// Tokens seen, if a penalty asks for them.
+    pub(crate) history: Option<&'a History>,
+    /// Tokens that may not end the sequence yet.
+    pub(crate) forbidden: &'a [Token],
+    pub(crate) mask: Option<&'a Mask>,
+    /// A steerer's bias, on top of the request's.
+    pub(crate) bias: &'a [(Token, f32)],
+    /// A steerer's temperature, instead of the request's.
+    pub(crate) temperature: Option<f32>,
+    pub(crate) top_logprobs: Option<u32>,
+}
+
+/// A token with what was asked about it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Sample {
+    pub(crate) token: Token,
+    /// NaN if not asked for.
+    pub(crate) logprob: f32,
+    pub(crate) top: Vec<(Token, f32)>,
+}
+
+/// Why no token can be taken from a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unsampleable {
+    /// A logit is not a number, or positive infinity.
+    #[error("the model gave a logit that is not a finite number")]
+    NotANumber,
+    /// Bias and masks leave no token.
+    #[error("no token is allowed")]
+    NothingAllowed,
+}
+
+/// Works on one row at a time; holds only scratch space.
+#[derive(Debug, Default)]
+pub(crate) struct Sampler {
+    blocks: Blocks,
+    candidates: Vec<Candidate>,
+    /// A row built from a ranking.
+    row: Vec<f32>,
+    /// Logits that a penalty changed, as they were before.
+    penalised: Vec<(Token, f32)>,
+}
+
+/// What is asked about a row before penalties change it.
+struct Unpenalised {
+    log_total: f32,
+    top: Vec<(Token, f32)>,
+}
+
+impl Sampler {
+    /// Takes a token from a row, which is overwritten.
+    ///
+    /// # Errors
+    /// See [`Unsampleable`].
+    pub(crate) fn sample(
+        &mut self,
+        row: &mut [f32],
+        draw: &Draw<'_>,
+    ) -> Result<Sample, Unsampleable> {
+        constrain(row, draw);
+        let mut best = self.survey(row)?;
+        let asked = draw
+            .top_logprobs
+            .map(|top| self.log_probabilities(row, best.0, top as usize));
+        self.penalised.clear();
+        if let Some(history) = draw.history {
+            history.penalise(row, draw.sampling, &mut self.penalised);
+            best = self.survey(row)?;
+        }
+        let token = self.pick(row, best, draw);
+        let Some(Unpenalised { log_total, top }) = asked else {
+            return Ok(Sample {
+                token,
+                logprob: f32::NAN,
+                top: Vec::new(),
+            });
+        };
+        let changed = self
+            .penalised
+            .iter()
+            .find(|(penalised, _)| *penalised == token);
+        let logit = changed.map_or(row[token as usize], |&(_, before)| before);
+        Ok(Sample {
+            token,
+            logprob: (logit - log_total).min(0.0),
+            top,
+        })
+    }
+
+    /// The same for a row in closed form; builds the whole row only if it must (D-11).
+    pub(crate) fn sample_ranked(
+        &mut self,
+        ranking: &Ranking,
+        draw: &Draw<'_>,
+    ) -> Result<Sample, Unsampleable> {
+        let first = ranking.first();
+        let sampling = draw.sampling;
+        let plain = sampling.logit_bias.is_empty()
+            && draw.bias.is_empty()
+            && draw.mask.is_none()
+            && draw.history.is_none()
+            && (draw.forbidden.is_empty()
+                || draw.top_logprobs.is_none() && !draw.forbidden.contains(&first));
+        let temperature = draw.temperature.unwrap_or(sampling.temperature);
+        let surely_first = temperature <= 0.0
+            || sampling.top_k == 1
+            || random::uniform(draw.seed, draw.choice, draw.index) < ranking.certainty(temperature);
+        if plain && surely_first {
+            let logprob = draw.top_logprobs.map_or(f32::NAN, |_| ranking.logprob(0));
+            let top = draw
+                .top_logprobs
+                .map_or_else(Vec::new, |top| ranking.best(top as usize));
+            return Ok(Sample {
+                token: first,
+                logprob,
+                top,
+            });
+        }
+        let mut row = std::mem::take(&mut self.row);
+        ranking.fill(&mut row);
+        let sample = self.sample(&mut row, draw);
+        self.row = row;
+        sample
+    }
+
+    /// The most likely logit and its token, lowest id first; also prepares the blocks for what follows.
+    fn survey(&mut self, row: &[f32]) -> Result<Candidate, Unsampleable> {
+        if !self.blocks.survey(row) {
+            return Err(Unsampleable::NotANumber);
+        }
+        let best = self.blocks.best(row).ok_or(Unsampleable::NothingAllowed)?;
+        if best.0 == f32::INFINITY {
+            Err(Unsampleable::NotANumber)
+        } else {
+            Ok(best)
+        }
+    }
+
+    fn log_probabilities(&mut self, row: &[f32], max: f32, top: usize) -> Unpenalised {
+        let log_total = max + vector::exp_total(row, max);
+        self.blocks.top(row, top, &mut self.candidates);
+        let mut top: Vec<_> = self
+            .candidates
+            .iter()
+            .map(|&(logit, token)| (token, (logit - log_total).min(0.0)))
+            .collect();
+        top.shrink_to_fit();
+        Unpenalised { log_total, top }
+    }
+
+    fn pick(&mut self, row: &[f32], best: Candidate, draw: &Draw<'_>) -> Token {
+        let Sampling {
+            top_k,
+            top_p,
+            min_p,
+            ..
+        } = *draw.sampling;
+        let temperature = draw.temperature.unwrap_or(draw.sampling.temperature);
+        if temperature <= 0.0 || top_k == 1 {
+            return best.1;
+        }
+        let uniform = random::uniform(draw.seed, draw.choice, draw.index);
+        let heat = Heat {
+            max: best.0,
+            scale: temperature.recip(),
+        };
+        let limited = (top_k > 0 && (top_k as usize) < row.len()) || top_p < 1.0 || min_p > 0.0;
+        if !limited {
+            return vector::draw_from_all(row, best.1, heat, uniform);
+        }
+        self.shortlist(row, heat, top_k as usize, top_p);
+        if min_p > 0.0 {
+            let floor = heat.max + temperature * min_p.ln();
+            let kept = self
+                .candidates
+                .partition_point(|&(logit, _)| logit >= floor);
+            self.candidates.truncate(kept.max(1));
+        }
+        vector::draw_from_sorted(&self.candidates, heat, uniform)
+    }
+
+    /// The candidates that top-k and top-p leave, best first.
+    fn shortlist(&mut self, row: &[f32], heat: Heat, top_k: usize, top_p: f32) {
+        if top_k > 0 && top_k < row.len() {
+            self.blocks.top(row, top_k, &mut self.candidates);
+            if top_p < 1.0 {
+                let total: f64 = self
+                    .candidates
+                    .iter()
+                    .map(|&(logit, _)| heat.weight(logit))
+                    .sum();
+                let kept = nucleus(&self.candidates, heat, f64::from(top_p) * total);
+                self.candidates
+                    .truncate(kept.unwrap_or(self.candidates.len()));
+            }
+            return;
+        }
+        if top_p >= 1.0 {
+            self.blocks.top(row, row.len(), &mut self.candidates);
+            return;
+        }
+        // The nucleus of a confident row is small: look at a few best tokens first, then at more.
+        let wanted = f64::from(top_p) * vector::heat_total(row, heat);
+        let mut count = 64;
+        loop {
+            self.blocks.top(row, count, &mut self.candidates);
+            if let Some(kept) = nucleus(&self.candidates, heat, wanted) {
+                self.candidates.truncate(kept);
+                return;
+            }
+            if count >= row.len() {
+                return;
+            }
+            count *= 8;
+        }
+    }
+}
+
+/// Turns logits into weights: `e^((logit - max) / temperature)`.
+#[derive(Clone, Copy, Debug)]
+struct Heat {
+    max: f32,
+    scale: f32,
+}
+
+impl Heat {
+    fn weight(self, logit: f32) -> f64 {
+        f64::from(vector::exp((logit - self.max) * self.scale))
+    }
+}
+
+/// How many of the sorted candidates have `wanted` weight together, if all of them have.
+fn nucleus(sorted: &[Candidate], heat: Heat, wanted: f64) -> Option<usize> {
+    let mut total = 0.0;
+    sorted
+        .iter()
+        .position(|&(logit, _)| {
+            total += heat.weight(logit);
+            total >= wanted
+        })
+        .map(|index| index + 1)
+}
+
+/// Bias and masks: what the log-probabilities already see.
+fn constrain(row: &mut [f32], draw: &Draw<'_>) {
+    let biases = draw
+        .sampling
+        .logit_bias
+        .iter()
+        .map(|(&token, &bias)| (token, bias));
+    for (token, bias) in biases.chain(draw.bias.iter().copied()) {
+        if let Some(logit) = row.get_mut(token as usize) {
+            // -100 and below forbids (D-20).
+            *logit = if bias <= -100.0 {
+                f32::NEG_INFINITY
+            } else {
+                *logit + bias
+            };
+        }
+    }
+    for &token in draw.forbidden {
+        if let Some(logit) = row.get_mut(token as usize) {
+            *logit = f32::NEG_INFINITY;
+        }
+    }
+    if let Some(mask) = draw.mask {
+        vector::apply(row, mask);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,251 @@
+//! Passes over a whole row, written so that the compiler makes vector code of them.
+//!
+//! Owns: maxima by block, the best `k` by threshold, sums of exponentials, the draw from a full distribution.
+//! Refuses to know: why. Ties go to the lowest token everywhere, so results do not depend on how a pass is cut.
+
+use sapwood_proto::steer::{Mask, Token};
+
+use super::Heat;
+
+/// A logit and its token.
+pub(super) type Candidate = (f32, Token);
+
+/// Tokens per block. One maximum per block lets the passes after the first skip nearly everything.
+const BLOCK: usize = 32;
+/// Terms summed in single precision before they go into a double.
+const SUM: usize = 1024;
+const LANES: usize = 8;
+
+/// The largest logit of each block of a row.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    maxima: Vec<f32>,
+    scratch: Vec<f32>,
+}
+
+impl Blocks {
+    /// Reads a row. False if it holds a NaN.
+    pub(super) fn survey(&mut self, row: &[f32]) -> bool {
+        self.maxima.clear();
+        let mut sound = true;
+        for block in row.chunks(BLOCK) {
+            let mut max = f32::NEG_INFINITY;
+            let mut ordered = true;
+            for &logit in block {
+                // A comparison instead of `f32::max`, whose rule for NaN costs several instructions.
+                max = if logit > max { logit } else { max };
+                ordered &= !logit.is_nan();
+            }
+            sound &= ordered;
+            self.maxima.push(max);
+        }
+        sound
+    }
+
+    /// The largest logit with the lowest token, of the row surveyed; `None` if all are negative infinity.
+    pub(super) fn best(&self, row: &[f32]) -> Option<Candidate> {
+        let mut best = (f32::NEG_INFINITY, 0);
+        for (&max, block) in self.maxima.iter().zip(0..) {
+            best = if max > best.0 { (max, block) } else { best };
+        }
+        if best.0 == f32::NEG_INFINITY {
+            return None;
+        }
+        let start = best.1 * BLOCK;
+        let offset = row[start..].iter().position(|&logit| logit == best.0)?;
+        Some((best.0, token(start + offset)))
+    }
+
+    /// The best `count` tokens of the row surveyed, best first, lowest token first among equals; fewer if fewer are
+    /// above negative infinity.
+    pub(super) fn top(&mut self, row: &[f32], count: usize, out: &mut Vec<Candidate>) {
+        out.clear();
+        if count == 0 {
+            return;
+        }
+        let floor = self.floor(count);
+        for (index, block) in row.chunks(BLOCK).enumerate() {
+            if self.maxima[index] < floor {
+                continue;
+            }
+            let tokens = index * BLOCK..;
+            let good = block
+                .iter()
+                .zip(tokens)
+                .filter(|&(&logit, _)| logit >= floor && logit > f32::NEG_INFINITY);
+            out.extend(good.map(|(&logit, index)| (logit, token(index))));
+        }
+        if out.len() > count {
+            out.select_nth_unstable_by(count - 1, better);
+            out.truncate(count);
+        }
+        out.sort_unstable_by(better);
+    }
+
+    /// A logit that at least `count` tokens reach: each block whose maximum reaches it has one.
+    fn floor(&mut self, count: usize) -> f32 {
+        if count >= self.maxima.len() {
+            return f32::NEG_INFINITY;
+        }
+        self.scratch.clone_from(&self.maxima);
+        let descending = |left: &f32, right: &f32| right.total_cmp(left);
+        *self.scratch.select_nth_unstable_by(count - 1, descending).1
+    }
+}
+
+/// Orders candidates: larger logit first, then lower token.
+fn better(left: &Candidate, right: &Candidate) -> std::cmp::Ordering {
+    let by_logit = right
+        .0
+        .partial_cmp(&left.0)
+        .unwrap_or(std::cmp::Ordering::Equal);
+    by_logit.then(left.1.cmp(&right.1))
+}
+
+/// An index into a row as a token; a vocabulary is smaller than 2^32.
+fn token(index: usize) -> Token {
+    Token::try_from(index).unwrap_or(Token::MAX)
+}
+
+/// Forbids what the mask does not allow.
+pub(super) fn apply(row: &mut [f32], mask: &Mask) {
+    let allowed = row.len().min(mask.vocabulary());
+    for (block, &word) in row.chunks_mut(32).zip(mask.words()) {
+        if word == u32::MAX {
+            continue;
+        }
+        for (bit, logit) in block.iter_mut().enumerate() {
+            let keep = word >> bit & 1 == 1;
+            *logit = if keep { *logit } else { f32::NEG_INFINITY };
+        }
+    }
+    row[allowed..].fill(f32::NEG_INFINITY);
+}
+
+/// `ln Σ e^(logit - max)` over a row.
+pub(super) fn exp_total(row: &[f32], max: f32) -> f32 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "log-probabilities are f32 by contract"
+    )]
+    let log = heat_total(row, Heat { max, scale: 1.0 }).ln() as f32;
+    log
+}
+
+/// The weights of a row, added up.
+pub(super) fn heat_total(row: &[f32], heat: Heat) -> f64 {
+    row.chunks(SUM)
+        .map(|chunk| f64::from(chunk_total(chunk, heat)))
+        .sum()
+}
+
+fn chunk_total(chunk: &[f32], heat: Heat) -> f32 {
+    let mut lanes = [0.0_f32; LANES];
+    let groups = chunk.chunks_exact(LANES);
+    let rest: f32 = groups
+        .remainder()
+        .iter()
+        .map(|&logit| exp((logit - heat.max) * heat.scale))
+        .sum();
+    for group in groups {
+        for (lane, &logit) in lanes.iter_mut().zip(group) {
+            *lane += exp((logit - heat.max) * heat.scale);
+        }
+    }
+    lanes.iter().sum::<f32>() + rest
+}
+
+/// Draws from every token of a row: `best` first, then by id.
+pub(super) fn draw_from_all(row: &[f32], best: Token, heat: Heat, uniform: f64) -> Token {
+    let totals: Vec<f64> = row
+        .chunks(SUM)
+        .map(|chunk| f64::from(chunk_total(chunk, heat)))
+        .collect();
+    // The best token's weight is e^0; the walk over the others skips it by going below zero there.
+    let target = uniform * totals.iter().sum::<f64>();
+    if target < 1.0 {
+        return best;
+    }
+    let mut left = target - 1.0;
+    for (index, (chunk, total)) in row.chunks(SUM).zip(totals).enumerate() {
+        let first = index * SUM;
+        let own = if (first..first + chunk.len()).contains(&(best as usize)) {
+            1.0
+        } else {
+            0.0
+        };
+        if left >= total - own {
+            left -= total - own;
+            continue;
+        }
+        for (offset, &logit) in chunk.iter().enumerate() {
+            let at = token(first + offset);
+            if at != best {
+                left -= heat.weight(logit);
+                if left < 0.0 {
+                    return at;
+                }
+            }
+        }
+    }
+    // Only rounding leads here.
+    best
+}
+
+/// Draws from candidates, best first.
+pub(super) fn draw_from_sorted(sorted: &[Candidate], heat: Heat, uniform: f64) -> Token {
+    let total: f64 = sorted.iter().map(|&(logit, _)| heat.weight(logit)).sum();
+    let mut left = uniform * total;
+    for &(logit, token) in sorted {
+        left -= heat.weight(logit);
+        if left < 0.0 {
+            return token;
+        }
+    }
+    // Only rounding leads here. There is always a candidate: the row has a best token.
+    sorted[0].1
+}
+
+/// `e^x` for `x` at most 0, within 3e-7 of it; 0 below -87, where single precision ends.
+pub(super) fn exp(x: f32) -> f32 {
+    // Adding this rounds to an integer, which then stands in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    const LN_2_HIGH: f32 = 0.693_359_4;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    let bounded = if x > -87.0 { x } else { -87.0 };
+    let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
+    let whole = shifted - ROUND;
+    let rest = bounded - whole * LN_2_HIGH - whole * LN_2_LOW;
+    let mut sum = 1.0 / 720.0;
+    for factor in [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+        sum = sum * rest + factor;
+    }
+    let exponent = shifted
+        .to_bits()
+        .wrapping_sub(ROUND.to_bits())
+        .wrapping_add(127);
+    let power = sum * f32::from_bits(exponent << 23);
+    if x > -87.0 { power } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_close_and_ends_at_zero() {
+        for step in 0..=u16::MAX {
+            let x = -f32::from(step) / 753.3;
+            let exact = f64::from(x).exp();
+            assert!(
+                (f64::from(exp(x)) - exact).abs() <= exact * 3e-7,
+                "{x}: {} {exact}",
+                exp(x)
+            );
+        }
+        assert_eq!(
+            (exp(0.0), exp(-88.0), exp(f32::NEG_INFINITY)),
+            (1.0, 0.0, 0.0)
+        );
+    }
+}

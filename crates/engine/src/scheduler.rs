@@ -1,0 +1,321 @@
+//! Who computes next: admission, fairness, the make-up of a step, and who gives way when the cache is full.
+//!
+//! Owns: [`Scheduler`] (the order among sequences) and [`plan`] (how many tokens each computes in a step).
+//! Refuses to know: tokens, slots, models, time. It orders numbers and counts.
+//!
+//! ```text
+//!   submit ──► waiting ── seat ──► running ── park ──► parked
+//!                 ▲                   │                  │
+//!                 ├───── preempt ─────┘                  │
+//!                 └───────────────── unpark ─────────────┘        remove: from anywhere
+//! ```
+//!
+//! Among those that wait the higher priority goes first; then who ran already (preempted or parked); then callers take
+//! turns; then first come, first served. Who has its turn and does not fit holds back the others of its turn, so a
+//! large request is not starved by small ones.
+
+use std::collections::HashMap;
+
+/// A sequence, by the number its owner has for it.
+pub(crate) type Key = usize;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Waiting { ran: bool },
+    Running,
+    Parked,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    key: Key,
+    priority: i32,
+    caller: u64,
+    arrival: u64,
+    stage: Stage,
+}
+
+/// The order among sequences.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    members: Vec<Member>,
+    seats: usize,
+    running: usize,
+    arrivals: u64,
+    turns: u64,
+    /// When each caller with waiting sequences had its last turn.
+    last_turn: HashMap<u64, u64>,
+}
+
+impl Scheduler {
+    /// A scheduler for at most `seats` running sequences.
+    pub(crate) fn new(seats: usize) -> Self {
+        Self {
+            members: Vec::new(),
+            seats: seats.max(1),
+            running: 0,
+            arrivals: 0,
+            turns: 0,
+            last_turn: HashMap::new(),
+        }
+    }
+
+    /// A new sequence waits.
+    pub(crate) fn submit(&mut self, key: Key, priority: i32, caller: u64) {
+        self.arrivals += 1;
+        let arrival = self.arrivals;
+        // A caller that comes anew stands behind those that already take turns.
+        self.last_turn.entry(caller).or_insert(self.turns);
+        let stage = Stage::Waiting { ran: false };
+        self.members.push(Member {
+            key,
+            priority,
+            caller,
+            arrival,
+            stage,
+        });
+    }
+
+    /// Whose turn it is, if there is a seat and an eligible sequence waits.
+    pub(crate) fn next(&self, eligible: impl Fn(Key) -> bool) -> Option<Key> {
+        if self.running >= self.seats {
+            return None;
+        }
+        let rank = |member: &Member| {
+            let ran = member.stage == Stage::Waiting { ran: true };
+            let turn = if ran {
+                0
+            } else {
+                self.last_turn.get(&member.caller).copied().unwrap_or(0)
+            };
+            (
+                std::cmp::Reverse(member.priority),
+                !ran,
+                turn,
+                member.arrival,
+            )
+        };
+        let waiting = self
+            .members
+            .iter()
+            .filter(|member| matches!(member.stage, Stage::Waiting { .. }));
+        waiting
+            .filter(|member| eligible(member.key))
+            .min_by_key(|member| rank(member))
+            .map(|member| member.key)
+    }
+
+    /// A waiting sequence runs.
+    pub(crate) fn seat(&mut self, key: Key) {
+        self.turns += 1;
+        let turn = self.turns;
+        let Some(member) = self.member(key) else {
+            return;
+        };
+        let fresh = member.stage == Stage::Waiting { ran: false };
+        member.stage = Stage::Running;
+        let caller = member.caller;
+        self.running += 1;
+        if fresh {
+            self.last_turn.insert(caller, turn);
+        }
+        self.forget(caller);
+    }
+
+    /// A running sequence waits again, before those that never ran.
+    pub(crate) fn preempt(&mut self, key: Key) {
+        self.leave_seat(key, Stage::Waiting { ran: true });
+    }
+
+    /// A running sequence gives its seat away until its reader has caught up.
+    pub(crate) fn park(&mut self, key: Key) {
+        self.leave_seat(key, Stage::Parked);
+    }
+
+    /// A parked sequence waits for a seat.
+    pub(crate) fn unpark(&mut self, key: Key) {
+        if let Some(member) = self
+            .member(key)
+            .filter(|member| member.stage == Stage::Parked)
+        {
+            member.stage = Stage::Waiting { ran: true };
+            let caller = member.caller;
+            let turns = self.turns;
+            self.last_turn.entry(caller).or_insert(turns);
+        }
+    }
+
+    /// A sequence is over.
+    pub(crate) fn remove(&mut self, key: Key) {
+        if let Some(index) = self.members.iter().position(|member| member.key == key) {
+            let member = self.members.remove(index);
+            self.running -= usize::from(member.stage == Stage::Running);
+            self.forget(member.caller);
+        }
+    }
+
+    /// How many run.
+    pub(crate) fn running_count(&self) -> usize {
+        self.running
+    }
+
+    /// The running sequences, oldest first.
+    pub(crate) fn running(&self) -> impl Iterator<Item = Key> + '_ {
+        self.members
+            .iter()
+            .filter(|member| member.stage == Stage::Running)
+            .map(|member| member.key)
+    }
+
+    /// The parked sequences, oldest first.
+    pub(crate) fn parked(&self) -> impl Iterator<Item = Key> + '_ {
+        self.members
+            .iter()
+            .filter(|member| member.stage == Stage::Parked)
+            .map(|member| member.key)
+    }
+
+    /// How many wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.members
+            .iter()
+            .filter(|member| matches!(member.stage, Stage::Waiting { .. }))
+            .count()
+    }
+
+    /// Who gives up its cells: of those that hold some, who does not run before who runs, then the lowest priority, then
+    /// the youngest. Never the last one that runs, and none that runs unless `running_too`.
+    pub(crate) fn victim(&self, running_too: bool, holds: impl Fn(Key) -> bool) -> Option<Key> {
+        let runs = |member: &Member| member.stage == Stage::Running;
+        let candidates = self
+            .members
+            .iter()
+            .filter(|member| running_too || !runs(member));
+        let victim = candidates
+            .filter(|member| holds(member.key))
+            .min_by_key(|member| {
+                (
+                    runs(member),
+                    member.priority,
+                    std::cmp::Reverse(member.arrival),
+                )
+            })?;
+        (!runs(victim) || self.running > 1).then_some(victim.key)
+    }
+
+    fn leave_seat(&mut self, key: Key, stage: Stage) {
+        if let Some(member) = self
+            .member(key)
+            .filter(|member| member.stage == Stage::Running)
+        {
+            member.stage = stage;
+            let caller = member.caller;
+            self.running -= 1;
+            let turns = self.turns;
+            self.last_turn.entry(caller).or_insert(turns);
+        }
+    }
+
+    /// Forgets the turn of a caller that waits for nothing, so that the table is as small as the queue.
+    fn forget(&mut self, caller: u64) {
+        let waits = |member: &Member| {
+            member.caller == caller && matches!(member.stage, Stage::Waiting { .. })
+        };
+        if !self.members.iter().any(waits) {
+            self.last_turn.remove(&caller);
+        }
+    }
+
+    fn member(&mut self, key: Key) -> Option<&mut Member> {
+        self.members.iter_mut().find(|member| member.key == key)
+    }
+}
+
+/// What a running sequence could compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Work {
+    pub(crate) key: Key,
+    /// Tokens that are known and not computed; at least 1. One is a decode, more are a prefill.
+    pub(crate) pending: usize,
+}
+
+/// What a sequence computes in this step: its next `tokens` pending tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub(crate) key: Key,
+    pub(crate) tokens: usize,
+}
+
+/// The limits of a step, in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Budget {
+    /// The model's batch.
+    pub(crate) batch: usize,
+    /// Prefill when nothing is decoded.
+    pub(crate) alone: usize,
+    /// The step when something is.
+    pub(crate) step: usize,
+    /// Prefill at least.
+    pub(crate) prefill_min: usize,
+    /// Cells to be had.
+    pub(crate) room: usize,
+}
+
+/// Shares out a step: every decode, then prefill tokens. `work` is oldest first. False: there is not room for every
+/// decode and, where prompts wait, one token of them; then somebody has to give way.
+///
+/// A quarter of the prefill goes to the oldest prompt, so that it always gets on; the rest goes to the shortest ones
+/// first, so that a short prompt is not stuck behind a long one.
+pub(crate) fn plan(work: &[Work], budget: &Budget, shares: &mut Vec<Share>) -> bool {
+    shares.clear();
+    let most = budget.batch.min(budget.room);
+    let decodes = work.iter().filter(|work| work.pending == 1);
+    shares.extend(
+        decodes
+            .map(|work| Share {
+                key: work.key,
+                tokens: 1,
+            })
+            .take(most),
+    );
+    let decoding = work.iter().filter(|work| work.pending == 1).count();
+    let prompts = work.len() - decoding;
+    if shares.len() < decoding {
+        return false;
+    }
+    if prompts == 0 {
+        return true;
+    }
+    let wanted = match decoding {
+        0 => budget.alone,
+        _ => budget.step.saturating_sub(decoding).max(budget.prefill_min),
+    };
+    let mut left = wanted.min(most - decoding);
+    if left == 0 {
+        return decoding == budget.batch;
+    }
+    let mut order: Vec<Work> = work
+        .iter()
+        .filter(|work| work.pending > 1)
+        .copied()
+        .collect();
+    let oldest = order[0];
+    let assured = oldest.pending.min(left.div_ceil(4));
+    left -= assured;
+    order.sort_by_key(|work| work.pending);
+    for work in order {
+        let floor = if work.key == oldest.key { assured } else { 0 };
+        let more = (work.pending - floor).min(left);
+        left -= more;
+        if floor + more > 0 {
+            shares.push(Share {
+                key: work.key,
+                tokens: floor + more,
+            });
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests;

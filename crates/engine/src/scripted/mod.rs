@@ -1,0 +1,194 @@
+//! A deterministic model without weights, for tests, demonstrations and load (TR-1102 to TR-1107, D-11).
+//!
+//! Owns: [`Scripted`], the model; [`Config`], what it plays. Refuses to know: requests, sampling, clocks: pauses are
+//! instants in its rows, never sleeps. Each row is a function of script, seed, prompt and the tokens so far, so the same
+//! request gives the same output whatever else runs.
+
+mod config;
+mod play;
+mod vocabulary;
+
+use std::sync::Arc;
+
+use sapwood_proto::code::Code;
+use sapwood_proto::time::Time;
+
+use crate::api::{Fault, ModelInfo, SharedVocabulary};
+use crate::model::{Capacity, Entry, Model, Opening, Row, Slot, Stop};
+use crate::ranking::{Law, Ranking, mix};
+
+pub use config::{Config, Cut, Failure, Finish, Invalid, Rule, Script, Step, Tokenizer, ToolCall};
+use play::{Cue, Library, Play};
+pub use vocabulary::ScriptedVocabulary;
+
+/// The model. Never runs out of cells by itself, never fails a whole batch.
+#[derive(Debug)]
+pub struct Scripted {
+    info: ModelInfo,
+    capacity: Capacity,
+    vocabulary: Arc<ScriptedVocabulary>,
+    library: Library,
+    law: Law,
+    slots: Vec<Option<Sequence>>,
+    batch: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct Sequence {
+    play: Play,
+    seed: u64,
+    prompt_tokens: usize,
+    /// A hash of the tokens up to and including each position.
+    hashes: Vec<u64>,
+    /// When its first row was asked for, and the output token that was next then.
+    started: Option<(Time, usize)>,
+}
+
+impl Scripted {
+    /// The model that a configuration describes.
+    ///
+    /// # Errors
+    /// [`Invalid`] names the member that does not make sense.
+    pub fn new(config: Config) -> Result<Self, Invalid> {
+        let vocabulary = Arc::new(ScriptedVocabulary::new(&config));
+        let vocabulary_tokens = vocabulary.len();
+        let slots = config.parallel.max(1).saturating_add(config.kept_prefixes);
+        let cells = config
+            .cells
+            .unwrap_or_else(|| config.context_tokens.saturating_mul(slots));
+        let info = ModelInfo {
+            name: config.name.clone(),
+            architecture: "scripted".to_owned(),
+            description: format!("scripted: {}", config.script.name()),
+            context_tokens: config.context_tokens.max(2),
+            vocabulary_tokens,
+            parameters: 0,
+            weight_bytes: 0,
+            parallel: config.parallel.max(1),
+            chat: config.chat,
+            truncates: config.truncates,
+            deterministic: true,
+        };
+        let capacity = Capacity {
+            slots,
+            // Bookkeeping is per cell: a scripted cache of more is of no use to anybody.
+            cells: cells.min(1 << 24).max(info.context_tokens),
+            batch_tokens: config.batch_tokens.max(info.parallel),
+        };
+        let law = Law::new(vocabulary_tokens, config.gap);
+        let library = Library::new(config, Arc::clone(&vocabulary))?;
+        let slots = (0..slots).map(|_| None).collect();
+        Ok(Self {
+            info,
+            capacity,
+            vocabulary,
+            library,
+            law,
+            slots,
+            batch: Vec::new(),
+        })
+    }
+
+    fn sequence(&mut self, slot: Slot) -> Option<&mut Sequence> {
+        self.slots.get_mut(slot as usize)?.as_mut()
+    }
+}
+
+impl Model for Scripted {
+    fn info(&self) -> ModelInfo {
+        self.info.clone()
+    }
+
+    fn vocabulary(&self) -> SharedVocabulary {
+        Arc::clone(&self.vocabulary) as SharedVocabulary
+    }
+
+    fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
+    fn open(&mut self, slot: Slot, opening: &Opening<'_>) {
+        let sequence = Sequence {
+            play: self.library.play(opening),
+            seed: opening.seed,
+            prompt_tokens: opening.prompt.len(),
+            hashes: Vec::with_capacity(opening.prompt.len() + 64),
+            started: None,
+        };
+        if let Some(place) = self.slots.get_mut(slot as usize) {
+            *place = Some(sequence);
+        }
+    }
+
+    fn fork(&mut self, from: Slot, to: Slot, tokens: u32) {
+        let Some(hashes) = self
+            .sequence(from)
+            .map(|source| source.hashes[..tokens as usize].to_vec())
+        else {
+            return;
+        };
+        if let Some(target) = self.sequence(to) {
+            target.hashes = hashes;
+        }
+    }
+
+    fn truncate(&mut self, slot: Slot, tokens: u32) {
+        if let Some(sequence) = self.sequence(slot) {
+            sequence.hashes.truncate(tokens as usize);
+        }
+    }
+
+    fn release(&mut self, slot: Slot) {
+        if let Some(place) = self.slots.get_mut(slot as usize) {
+            *place = None;
+        }
+    }
+
+    fn decode(&mut self, batch: &[Entry], _now: Time) -> Result<(), Stop> {
+        for entry in batch {
+            if let Some(sequence) = self.sequence(entry.slot) {
+                debug_assert_eq!(
+                    sequence.hashes.len(),
+                    entry.position as usize,
+                    "positions have no gap"
+                );
+                let before = sequence.hashes.last().copied().unwrap_or_default();
+                sequence.hashes.push(mix(before ^ u64::from(entry.token)));
+            }
+        }
+        self.batch.clear();
+        self.batch.extend_from_slice(batch);
+        Ok(())
+    }
+
+    fn row(&mut self, index: usize, now: Time) -> Row<'_> {
+        let entry = self.batch[index];
+        let law = self.law.clone();
+        let Some(sequence) = self.sequence(entry.slot) else {
+            return Row::Failed(Fault::new(Code::Internal, "", "the sequence is gone"));
+        };
+        let next = (entry.position as usize + 1).saturating_sub(sequence.prompt_tokens);
+        let (started, first) = *sequence.started.get_or_insert((now, next));
+        let due = started
+            + sequence
+                .play
+                .delay(next)
+                .saturating_sub(sequence.play.delay_before(first));
+        if due > now {
+            return Row::NotBefore(due);
+        }
+        match sequence.play.cue(next) {
+            Cue::Token(token) => {
+                let hash = sequence.hashes.last().copied().unwrap_or_default();
+                Row::Ranked(Ranking::new(&law, mix(hash ^ sequence.seed), Some(token)))
+            }
+            Cue::End(reason) => Row::End(reason),
+            Cue::Fail(fault) => Row::Failed(fault),
+            Cue::Hang => Row::NotBefore(Time::new(std::time::Duration::MAX)),
+            Cue::Panic => panic!("the script says so"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,248 @@
+//! The vocabulary of scripted models: bytes, two control tokens, and if wanted words.
+//!
+//! Owns: [`ScriptedVocabulary`] and its one chat template. Refuses to know: scripts.
+//!
+//! A conversation is `BEGIN role "\n" content END` for each message and an open `BEGIN "assistant\n"` after the last.
+//! Contents are plain bytes and words, so they cannot open or close a message.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use sapwood_proto::code::Code;
+use sapwood_proto::steer::Token;
+
+use super::config::{Config, Script, Tokenizer};
+use crate::api::{Chat, Fault, Vocabulary};
+
+/// Begins a text or a turn.
+pub(super) const BEGIN: Token = 256;
+/// Ends a turn and a generation.
+pub(super) const END: Token = 257;
+/// Words follow.
+const WORDS: Token = 258;
+/// The smallest vocabulary that has words: the common ones fit.
+const WITH_WORDS_MIN: u32 = 1024;
+
+/// Words that prompts and answers of tests are made of; each is in the vocabulary with and without a leading space.
+const COMMON: &str = "the of and to in is you that it he was for on are as with his they I at be this have from or \
+    one had by word but not what all were we when your can said there use an each which she do how their if will up \
+    other about out many then them these so some her would make like him into time has look two more write go see \
+    number no way could people my than first water been call who am its now find long down day did get come made may \
+    part over new sound take only little work know place year live me back give most very after thing our just name \
+    good sentence man think say great where help through much before line right too mean old any same tell boy follow \
+    came want show also around form three small set put end does another well large must big even such because turn \
+    here why ask went men read need land different home us move try kind hand picture again change off play spell air \
+    away animal house point page letter mother answer found study still learn should America world Hello hello there \
+    one two three four five six seven eight nine ten capital Japan Tokyo France Paris stream token node tree sap wood";
+
+/// Syllables of the made-up words that fill a vocabulary up.
+const SYLLABLES: [&str; 16] = [
+    "ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "wu", "za",
+];
+
+/// The bytes of the first 256 tokens.
+static BYTES: [u8; 256] = {
+    let mut bytes = [0; 256];
+    let mut next = 0_u8;
+    loop {
+        bytes[next as usize] = next;
+        if next == u8::MAX {
+            break bytes;
+        }
+        next += 1;
+    }
+};
+
+/// Tokens of a scripted model.
+#[derive(Debug)]
+pub struct ScriptedVocabulary {
+    words: Vec<Bytes>,
+    tokens: HashMap<Bytes, Token>,
+    chat: bool,
+}
+
+impl ScriptedVocabulary {
+    pub(super) fn new(config: &Config) -> Self {
+        let tokenizer = config.tokenizer.unwrap_or(match config.script {
+            Script::Words | Script::Tokens => Tokenizer::Words,
+            Script::Echo | Script::Text | Script::Steps => Tokenizer::Bytes,
+        });
+        let count = match tokenizer {
+            Tokenizer::Bytes => 0,
+            Tokenizer::Words => config.vocab.clamp(WITH_WORDS_MIN, 1 << 20) - WORDS,
+        };
+        let mut vocabulary = Self {
+            words: Vec::new(),
+            tokens: HashMap::new(),
+            chat: config.chat,
+        };
+        let common = COMMON.split_ascii_whitespace();
+        let common = common.flat_map(|word| [format!(" {word}"), word.to_owned()]);
+        let made_up = (0..).map(made_up_word);
+        for word in common.chain(made_up) {
+            if vocabulary.words.len() >= count as usize {
+                break;
+            }
+            vocabulary.add(Bytes::from(word));
+        }
+        vocabulary
+    }
+
+    fn add(&mut self, word: Bytes) {
+        let token = self.len();
+        if !self.tokens.contains_key(&word) {
+            self.tokens.insert(word.clone(), token);
+            self.words.push(word);
+        }
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        // At most 2^20, see `new`.
+        WORDS + u32::try_from(self.words.len()).unwrap_or(0)
+    }
+
+    /// A pseudo-random word, or a letter if there are only bytes.
+    pub(super) fn word(&self, key: u64) -> Token {
+        let pick = |count: u64| u32::try_from(key % count).unwrap_or(0);
+        match self.words.len() as u64 {
+            0 => u32::from(b'a') + pick(26),
+            count => WORDS + pick(count),
+        }
+    }
+
+    /// The text of a prompt, control tokens left out.
+    pub(super) fn text(&self, prompt: &[Token]) -> String {
+        let mut bytes = Vec::new();
+        for &token in prompt {
+            bytes.extend_from_slice(&self.bytes(token));
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// What a prompt is about: of a conversation the content of the last message that is not the assistant's; else all
+    /// of it but control tokens.
+    pub(super) fn subject(&self, prompt: &[Token]) -> Vec<Token> {
+        let closed = prompt.split(|&token| token == END).rev().skip(1);
+        for message in closed {
+            let Some(message) = message.strip_prefix(&[BEGIN]) else {
+                continue;
+            };
+            let Some(line) = message.iter().position(|&token| token == u32::from(b'\n')) else {
+                continue;
+            };
+            if self.text(&message[..line]) != "assistant" {
+                return message[line + 1..].to_vec();
+            }
+        }
+        prompt
+            .iter()
+            .copied()
+            .filter(|&token| !self.is_special(token))
+            .collect()
+    }
+
+    fn tokenize_word(&self, word: &[u8], tokens: &mut Vec<Token>) {
+        match self.tokens.get(word) {
+            Some(&token) => tokens.push(token),
+            None => tokens.extend(word.iter().map(|&byte| Token::from(byte))),
+        }
+    }
+}
+
+/// A space and at least three syllables, different for each number.
+fn made_up_word(number: usize) -> String {
+    let mut word = String::from(" ");
+    let mut left = number;
+    for syllable in 0.. {
+        word.push_str(SYLLABLES[left % 16]);
+        left /= 16;
+        if left == 0 && syllable >= 2 {
+            break;
+        }
+    }
+    word
+}
+
+impl Vocabulary for ScriptedVocabulary {
+    fn size(&self) -> usize {
+        self.len() as usize
+    }
+
+    fn tokenize(&self, text: &str, _special: bool) -> Vec<Token> {
+        let bytes = text.as_bytes();
+        if self.words.is_empty() {
+            return bytes.iter().map(|&byte| Token::from(byte)).collect();
+        }
+        let mut tokens = Vec::new();
+        let mut start = 0;
+        for at in 1..=bytes.len() {
+            // A piece is a run of letters and digits with one space before it, or a single other byte.
+            let inside = at < bytes.len()
+                && bytes[at].is_ascii_alphanumeric()
+                && (bytes[at - 1].is_ascii_alphanumeric() || bytes[at - 1] == b' ');
+            if !inside {
+                self.tokenize_word(&bytes[start..at], &mut tokens);
+                start = at;
+            }
+        }
+        tokens
+    }
+
+    fn bytes(&self, token: Token) -> Bytes {
+        match token {
+            0..=255 => Bytes::from_static(&BYTES[token as usize..=token as usize]),
+            BEGIN | END => Bytes::new(),
+            _ => self
+                .words
+                .get((token - WORDS) as usize)
+                .cloned()
+                .unwrap_or_default(),
+        }
+    }
+
+    fn is_special(&self, token: Token) -> bool {
+        token == BEGIN || token == END
+    }
+
+    fn is_end(&self, token: Token) -> bool {
+        token == END
+    }
+
+    fn beginning(&self) -> Option<Token> {
+        Some(BEGIN)
+    }
+
+    fn end_of_turn(&self) -> Option<Token> {
+        Some(END)
+    }
+
+    fn chat(&self, chat: &Chat) -> Result<Vec<Token>, Fault> {
+        if !self.chat {
+            let message = "this model has no chat template: send raw text";
+            return Err(Fault::new(Code::FailedPrecondition, "NO_TEMPLATE", message));
+        }
+        let mut tokens = Vec::new();
+        for message in &chat.messages {
+            if !["system", "user", "assistant", "tool"].contains(&message.role.as_str()) {
+                let text = "roles are system, user, assistant and tool";
+                return Err(Fault::new(Code::InvalidRequest, "BAD_ROLE", text));
+            }
+            tokens.push(BEGIN);
+            tokens.extend(message.role.bytes().map(Token::from));
+            tokens.push(Token::from(b'\n'));
+            tokens.extend(self.tokenize(&message.content, false));
+            tokens.push(END);
+        }
+        let last_is_answer = chat
+            .messages
+            .last()
+            .is_some_and(|last| last.role == "assistant");
+        if chat.continue_last && last_is_answer {
+            tokens.pop();
+        } else {
+            tokens.push(BEGIN);
+            tokens.extend(b"assistant\n".iter().map(|&byte| Token::from(byte)));
+        }
+        Ok(tokens)
+    }
+}
