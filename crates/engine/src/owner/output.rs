@@ -22,30 +22,21 @@ impl Owner {
             logprob,
             top,
         } = sample;
-        let job = &self.jobs[self.sequences[key].job];
-        let is_end = self.ends.contains(&token) && !job.terms.ignore_eos;
-        let is_stop = job.terms.stop_tokens.contains(&token);
-        let special = self.vocabulary.is_special(token);
-        let bytes = if special {
-            bytes::Bytes::new()
-        } else {
-            self.vocabulary.bytes(token)
+        let terms = self.terms(key);
+        let is_end = self.ends.contains(&token) && !terms.ignore_eos;
+        let is_stop = terms.stop_tokens.contains(&token);
+        let sampled = Sampled {
+            logprob,
+            top,
+            ..self.sampled(token)
         };
         let shown = if is_end || is_stop {
             bytes::Bytes::new()
         } else {
-            bytes.clone()
-        };
-        let sampled = Sampled {
-            id: token,
-            bytes,
-            logprob,
-            top,
-            special,
-            forced: false,
+            sampled.bytes.clone()
         };
         let mut text = String::new();
-        let stop = self.push_text(key, &shown, &mut text);
+        let stop_text = self.push_text(key, &shown, &mut text);
         self.count_token(key, now);
         let steered = self.sequences[key].steering.is_some();
         // Under a steerer, an end that is not the end stands as a space in the context (AI-804).
@@ -64,20 +55,27 @@ impl Owner {
                 ..Tokens::default()
             },
         );
-        let by_token = (is_end && (!steered || lone) || is_stop).then_some(Stop::Token(token));
-        let by_text = stop.map(|index| Stop::Text(self.terms(key).stop[index].clone()));
+        let ends = is_stop || is_end && (!steered || lone);
+        let by_text = stop_text.map(|index| Stop::Text(self.terms(key).stop[index].clone()));
+        let stop = ends.then_some(Stop::Token(token)).or(by_text);
+        self.end_after(key, token, stop, is_end);
+    }
+
+    /// Asks everybody whether the token just sampled was the last: stops, the steerer, the limits.
+    fn end_after(&mut self, key: Key, token: Token, stop: Option<Stop>, is_end: bool) {
+        let steered = self.sequences[key].steering.is_some();
         let post = if steered {
             self.tell_post(key, 0, &[token], true)
         } else {
             Some(Post::Continue)
         };
         let Some(post) = post else { return };
-        if let Some(stop) = by_token.or(by_text) {
+        if stop.is_some() {
             self.finish(
                 key,
                 Finish {
                     reason: Reason::Stop,
-                    stop: Some(stop),
+                    stop,
                 },
             );
         } else if post == Post::Stop {
@@ -128,14 +126,8 @@ impl Owner {
             if self.is_full(key) {
                 break;
             }
-            let special = self.vocabulary.is_special(token);
-            let bytes = if special {
-                bytes::Bytes::new()
-            } else {
-                self.vocabulary.bytes(token)
-            };
             // Stop texts are for what the model says; a steerer stops by itself.
-            self.push_forced_text(key, &bytes, &mut text);
+            self.push_forced_text(key, token, &mut text);
             self.count_token(key, now);
             let asked = self.terms(key).top_logprobs;
             let logprob = if asked.is_some() { 0.0 } else { f32::NAN };
@@ -143,12 +135,10 @@ impl Owner {
                 .filter(|&top| top > 0)
                 .map_or_else(Vec::new, |_| vec![(token, 0.0)]);
             let sampled = Sampled {
-                id: token,
-                bytes,
                 logprob,
                 top,
-                special,
                 forced: true,
+                ..self.sampled(token)
             };
             self.sequences[key].record(&sampled, token);
             forced.push(sampled);
@@ -219,10 +209,29 @@ impl Owner {
         sequence.text.push(bytes, &terms.stop, stopping, out)
     }
 
-    fn push_forced_text(&mut self, key: Key, bytes: &[u8], out: &mut String) {
+    /// A token of the vocabulary, about which nothing was asked.
+    fn sampled(&self, token: Token) -> Sampled {
+        let special = self.vocabulary.is_special(token);
+        let bytes = if special {
+            bytes::Bytes::new()
+        } else {
+            self.vocabulary.bytes(token)
+        };
+        Sampled {
+            id: token,
+            bytes,
+            logprob: f32::NAN,
+            top: Vec::new(),
+            special,
+            forced: false,
+        }
+    }
+
+    fn push_forced_text(&mut self, key: Key, token: Token, out: &mut String) {
+        let bytes = self.sampled(token).bytes;
         let sequence = &mut self.sequences[key];
         let terms = &self.jobs[sequence.job].terms;
-        sequence.text.push(bytes, &terms.stop, false, out);
+        sequence.text.push(&bytes, &terms.stop, false, out);
     }
 
     fn count_token(&mut self, key: Key, now: Time) {

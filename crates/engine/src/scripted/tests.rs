@@ -125,12 +125,6 @@ fn tr_1102_scripts_say_what_they_should() {
             "",
             "overloaded scripted tired",
         ),
-        (
-            steps(r#"{"reasoning": "hm"}, {"tool_call": {"name": "f", "arguments": {"x": 1}}}"#),
-            "x",
-            "<think>\nhm\n</think>\n\n<tool_call>\n{\"name\":\"f\",\"arguments\":{\"x\":1}}\n</tool_call>",
-            "end",
-        ),
     ];
     for (config, prompt, said, end) in cases {
         assert_eq!(
@@ -139,6 +133,15 @@ fn tr_1102_scripts_say_what_they_should() {
             "{config}"
         );
     }
+}
+
+#[test]
+fn tr_1105_calls_and_thoughts_come_as_markup() {
+    let config = r#"{"script": "steps", "rules": [{"steps": [
+        {"reasoning": "hm"}, {"tool_call": {"name": "f", "arguments": {"x": 1}}}]}]}"#;
+    let call = "<tool_call>\n{\"name\":\"f\",\"arguments\":{\"x\":1}}\n</tool_call>";
+    let said = format!("<think>\nhm\n</think>\n\n{call}");
+    assert_eq!(run(&mut model(config), "x", 1), (said, "end".to_owned()));
 }
 
 #[test]

@@ -20,7 +20,8 @@ fn strings(stops: &[&str]) -> Vec<String> {
 
 #[test]
 fn ev_604_ke_612_characters_and_stops_across_pieces() {
-    let cases: &[(&[&[u8]], &[&str], &str, Option<usize>)] = &[
+    type Case<'a> = (&'a [&'a [u8]], &'a [&'a str], &'a str, Option<usize>);
+    let cases: &[Case<'_>] = &[
         (&[b"h", "é".as_bytes()], &[], "hé", None),
         (&[b"\xc3", b"\xa9"], &[], "é", None),
         (&[b"a\xf0\x9f", b"\x98", b"\x80b"], &[], "a😀b", None),
