@@ -19,6 +19,7 @@
 mod accept;
 mod actions;
 mod clock;
+mod closure;
 mod cursor;
 mod flow;
 mod half_close;
@@ -84,6 +85,8 @@ pub struct Session {
     stats: Stats,
     /// Whether new actions of the peer are refused (EV-960).
     draining: bool,
+    /// Whether not even our own nodes can grow any more.
+    ending: bool,
     /// Whether we have said that we send nothing more.
     sending_finished: bool,
 }
@@ -106,6 +109,7 @@ impl Session {
             events: VecDeque::new(),
             stats: Stats::default(),
             draining: false,
+            ending: false,
             sending_finished: false,
             config,
         }
@@ -120,23 +124,31 @@ impl Session {
             return Ok(());
         }
         self.clock.heard(now);
+        let (value, max) = (
+            message.wire_bytes as u64,
+            self.config.limits.max_message_bytes as u64,
+        );
+        if value > max {
+            let status = Status::limit(Reason::MessageTooLarge, "max_message_bytes", value, max);
+            return Err(self.abort(status));
+        }
         self.search.refill(&self.config.limits);
         // What is less than half of a message does not pin it in memory (EV-805).
         let copy_below = (message.wire_bytes / 2).max(COPY_BELOW_BYTES);
+        let mut fragments = message.fragments.into_iter();
+        let mut outcome = fragments.try_for_each(|fragment| self.take(fragment, copy_below));
         let (reserved, actions): (Vec<_>, Vec<_>) = message
             .actions
             .into_iter()
             .partition(|action| reserved::is_reserved(&action.name));
-        let mut outcome = Ok(());
-        for fragment in message.fragments {
-            outcome = outcome.and_then(|()| self.take(fragment, copy_below));
-        }
         for action in actions.into_iter().chain(reserved) {
-            outcome = outcome.and_then(|()| self.serve(action, now));
+            // A failed action aborts on its own (EV-107).
+            if outcome.is_ok() && !self.is_closed() {
+                outcome = self.serve(action, now);
+            }
         }
         match (outcome, &self.phase) {
             (Err(status), _) => Err(self.abort(status)),
-            // A failed action aborts on its own (EV-107).
             (Ok(()), Phase::Aborted(status)) => Err(Arc::clone(status)),
             (Ok(()), _) => Ok(()),
         }
@@ -330,7 +342,7 @@ impl Session {
         if let Some(reader) = cursor.reader {
             self.actions.set_waiting(reader, false);
         }
-        self.events.push_back(Output::Ready(id));
+        self.emit(Output::Ready(id));
     }
 
     /// An output of an action that we asked for is complete.
@@ -342,7 +354,14 @@ impl Session {
         if entry.incomplete == 0 {
             self.actions.remove(action);
             self.inbound.closures_changed();
-            self.events.push_back(Output::Done(action));
+            self.emit(Output::Done(action));
+        }
+    }
+
+    /// Tells the shell something, unless its last word was said.
+    fn emit(&mut self, output: Output) {
+        if !self.is_closed() {
+            self.events.push_back(output);
         }
     }
 

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use bytes::{Buf, BufMut, Bytes};
 use prost::Message as _;
-use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len, message};
+use prost::encoding::{
+    WireType, decode_varint, encode_key, encode_varint, encoded_len_varint, key_len, message,
+};
 
 use super::wire::{self, SessionMessage};
 use super::{Action, Chunk, Fragment, Message, Metadata, Param, Payload, Reason, Status, mimetype};
@@ -16,16 +18,65 @@ use super::{Action, Chunk, Fragment, Message, Metadata, Param, Payload, Reason, 
 /// Reads one message.
 ///
 /// # Errors
-/// `BAD_MESSAGE`; what the decoder found is not repeated, because it may quote the sender's bytes.
-pub fn decode(bytes: impl Buf) -> Result<Message, Status> {
+/// `BAD_MESSAGE`; what the decoder found is not repeated, because it may quote the sender's bytes. `FRAGMENT_LIMIT` for
+/// a message of more than [`ENTRIES_MAX`] parts, because a part of two bytes takes two hundred once it is decoded.
+pub fn decode(mut bytes: impl Buf) -> Result<Message, Status> {
     let wire_bytes = bytes.remaining();
+    let bytes = bytes.copy_to_bytes(wire_bytes);
+    let entries = count_entries(&bytes, &[FRAGMENTS, CHUNK, METADATA]);
+    if entries > ENTRIES_MAX {
+        let (value, max) = (entries as u64, ENTRIES_MAX as u64);
+        return Err(Status::limit(
+            Reason::FragmentLimit,
+            "entries_max",
+            value,
+            max,
+        ));
+    }
     let message = SessionMessage::decode(bytes).map_err(|_| {
-        Status::new(Reason::BadMessage, "a message is no evergreen.v2.SessionMessage; check the schema and the UTF-8 of strings")
+        let what = "a message is no evergreen.v2.SessionMessage; check the schema and the UTF-8 of strings";
+        Status::new(Reason::BadMessage, what)
     })?;
     Ok(Message {
         wire_bytes,
         ..message.into()
     })
+}
+
+/// How many fragments, actions, children, parameters and configs, together, one message may hold.
+pub const ENTRIES_MAX: usize = 131_072;
+
+/// Counts length-delimited fields; within the fields of `path`, and within every action, those one level down too.
+/// Stops at what is no protobuf: the decoder will say so.
+fn count_entries(mut bytes: &[u8], path: &[u32]) -> usize {
+    let mut entries = 0;
+    while let Ok(key) = decode_varint(&mut bytes) {
+        let skip = match key & 7 {
+            0 => decode_varint(&mut bytes).map_or(usize::MAX, |_| 0),
+            1 => 8,
+            2 => decode_varint(&mut bytes)
+                .map_or(usize::MAX, |len| usize::try_from(len).unwrap_or(usize::MAX)),
+            5 => 4,
+            _ => usize::MAX,
+        };
+        let Some((field, rest)) = bytes.split_at_checked(skip) else {
+            return entries;
+        };
+        bytes = rest;
+        if key & 7 != 2 {
+            continue;
+        }
+        entries += 1;
+        let is_action = path.first() == Some(&FRAGMENTS) && key >> 3 == u64::from(ACTIONS);
+        match path.split_first() {
+            Some((&next, rest)) if key >> 3 == u64::from(next) => {
+                entries += count_entries(field, rest)
+            }
+            _ if is_action => entries += count_entries(field, &[]),
+            _ => {}
+        }
+    }
+    entries
 }
 
 /// How many bytes [`encode`] writes.

@@ -69,7 +69,12 @@ impl Store {
         let piece = match chunk {
             Some(chunk) => {
                 check_chunk(&chunk, node, seq, rules)?;
-                bytes += chunk.metadata.as_ref().map_or(0, |metadata| metadata.len());
+                // One piece of metadata is part of a leaf; more of it is more to hold.
+                let each = if seq == 0 { 0 } else { METADATA_BYTES };
+                bytes += chunk
+                    .metadata
+                    .as_ref()
+                    .map_or(0, |metadata| each + metadata.len());
                 leaf_piece(chunk, node, seq, rules)?
             }
             None if children.is_empty() => Piece::Empty,
@@ -370,5 +375,7 @@ fn at(reason: Reason, what: &str, node: &Node, seq: impl std::fmt::Display) -> S
 
 /// What the quota counts per fragment beside its payload (EV-801).
 const FRAGMENT_BYTES: usize = 64;
+/// What it counts for metadata after the first, which per-chunk mode keeps.
+const METADATA_BYTES: usize = 128;
 /// What it counts per listed child.
 const CHILD_BYTES: usize = size_of::<NodeKey>();

@@ -4,9 +4,8 @@
 //! bytes that nobody reads yet at the sender. It may never hold back what a reader waits for, so there is none while
 //! any reader is parked, and bytes that no running action could read count against the quota alone.
 
-use std::collections::HashSet;
-
-use super::port::{NodeKey, Output};
+use super::closure::Closure;
+use super::port::Output;
 use super::{Phase, Session};
 
 #[derive(Debug, Default)]
@@ -51,7 +50,7 @@ impl Session {
 
     fn resume(&mut self) {
         if std::mem::take(&mut self.inbound.paused) {
-            self.events.push_back(Output::Resume);
+            self.emit(Output::Resume);
         }
     }
 
@@ -72,25 +71,16 @@ impl Session {
 
     /// Unread bytes below what unfinished actions read: inputs of the peer's actions, outputs of ours.
     fn unread_by_actions(&self) -> u64 {
-        let mut seen: HashSet<NodeKey, ahash::RandomState> =
-            HashSet::with_hasher(self.store.hasher());
-        let roots = self.actions.iter().map(|(_, entry)| {
+        let roots = self.actions.iter().flat_map(|(_, entry)| {
             if entry.served {
                 &entry.inputs
             } else {
                 &entry.outputs
             }
         });
-        let mut stack: Vec<NodeKey> = roots.flatten().copied().collect();
-        let mut unread = 0;
-        while let Some(key) = stack.pop() {
-            if seen.insert(key) {
-                let node = self.store.get(key);
-                unread += node.unread;
-                stack.extend(node.children());
-            }
-        }
-        unread
+        Closure::new(&self.store, roots.copied())
+            .map(|key| self.store.get(key).unread)
+            .sum()
     }
 }
 

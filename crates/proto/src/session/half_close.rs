@@ -3,12 +3,13 @@
 //! Owns: judging cursors that can never go on, and the end of a session that has nothing left to do. Refuses to know:
 //! why a function reads what it reads.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use super::closure::Closure;
 use super::port::{ActionKey, CursorId, NodeKey, Output, Side};
-use super::store::{Kind, Owner};
+use super::store::Owner;
 use super::{Phase, Session};
 use crate::evergreen::{Reason, Status};
 
@@ -27,25 +28,28 @@ impl Session {
                 self.actions.remove(key);
             }
         }
-        let parked = |cursor: &super::Cursor| cursor.parked;
+        self.fail_stuck_readers();
+        self.look_for_deadlock();
+        self.close_if_finished();
+    }
+
+    /// Fails every reader that waits for what can no longer come.
+    fn fail_stuck_readers(&mut self) {
         let stuck: Vec<(CursorId, NodeKey, NodeKey)> = self
             .cursors
             .iter()
-            .filter_map(|(key, cursor)| Some((CursorId(key), parked(cursor)?, cursor.root)))
+            .filter_map(|(key, cursor)| Some((CursorId(key), cursor.parked?, cursor.root)))
             .filter(|(_, node, _)| self.can_never_grow(*node))
             .collect();
         for (id, node, root) in stuck {
             let status = self.incomplete(root);
             self.fail_parked(id, node, status);
         }
-        self.look_for_deadlock();
-        self.close_if_finished();
     }
 
     /// Whether a node will stay as it is for ever.
     pub(super) fn can_never_grow(&self, node: NodeKey) -> bool {
-        let ours = self.store.get(node).owner.is_local();
-        self.phase != Phase::Open && !(self.phase == Phase::HalfClosed && ours)
+        self.phase != Phase::Open && (self.ending || !self.store.get(node).owner.is_local())
     }
 
     /// The error of a reader of `root` that can never go on, naming what is missing.
@@ -75,29 +79,15 @@ impl Session {
 
     /// Up to 16 missing `id` or `id@seq` below a node, in reading order as far as it is known.
     fn missing(&self, root: NodeKey) -> Vec<String> {
-        let mut seen = HashSet::with_hasher(self.store.hasher());
-        let mut stack = vec![root];
-        let mut missing = Vec::new();
-        while let Some(key) = stack.pop() {
-            if missing.len() >= MISSING_NAMED || seen.len() >= MISSING_VISITS {
-                break;
-            }
-            if !seen.insert(key) {
-                continue;
-            }
-            let node = self.store.get(key);
-            if !node.is_complete() && !node.owner.is_local() {
-                let known = node.kind != Kind::Unknown || node.highest().is_some();
-                missing.push(if known {
-                    format!("{}@{}", node.id, node.next_seq())
-                } else {
-                    node.id.to_string()
-                });
-            }
-            let children: Vec<NodeKey> = node.children().take(MISSING_VISITS).collect();
-            stack.extend(children.into_iter().rev());
-        }
-        missing
+        let nodes = Closure::new(&self.store, [root]).take(MISSING_VISITS);
+        let open = nodes
+            .map(|key| self.store.get(key))
+            .filter(|node| !node.is_complete() && !node.owner.is_local());
+        let named = open.map(|node| match node.highest() {
+            Some(_) => format!("{}@{}", node.id, node.next_seq()),
+            None => node.id.to_string(),
+        });
+        named.take(MISSING_NAMED).collect()
     }
 
     /// Fails the cursors of actions that wait for nothing but each other's outputs (D-3).
@@ -125,34 +115,34 @@ impl Session {
 
     /// The largest set of actions each of which waits only for outputs of others in the set.
     fn stuck_actions(&self) -> HashSet<ActionKey> {
-        let mut waits: Vec<(ActionKey, ActionKey)> = Vec::new();
-        let mut free: HashSet<ActionKey> = HashSet::new();
+        let mut readers_of: HashMap<ActionKey, Vec<ActionKey>> = HashMap::new();
+        let mut stuck: HashSet<ActionKey> = HashSet::new();
+        let mut live: Vec<ActionKey> = Vec::new();
         for (_, cursor) in self.cursors.iter() {
             let (Some(reader), Some(node)) = (cursor.reader, cursor.parked) else {
                 continue;
             };
             match self.store.get(node).owner {
-                Owner::Local(Some(producer)) => waits.push((reader, producer)),
-                _ => {
-                    free.insert(reader);
+                Owner::Local(Some(producer)) => {
+                    readers_of.entry(producer).or_default().push(reader);
+                    stuck.insert(reader);
                 }
+                _ => live.push(reader),
             }
         }
-        let mut stuck: HashSet<ActionKey> = waits.iter().map(|(reader, _)| *reader).collect();
-        stuck.retain(|key| {
-            !free.contains(key) && self.actions.get(*key).is_some_and(|entry| entry.waiting)
-        });
-        loop {
-            let before = stuck.len();
-            for (reader, producer) in &waits {
-                if !stuck.contains(producer) {
-                    stuck.remove(reader);
-                }
-            }
-            if stuck.len() == before {
-                return stuck;
-            }
+        let waits = |key: &ActionKey| self.actions.get(*key).is_some_and(|entry| entry.waiting);
+        live.extend(
+            readers_of
+                .keys()
+                .chain(&stuck)
+                .filter(|&key| !waits(key) || !stuck.contains(key)),
+        );
+        // Whoever waits for somebody who lives, lives.
+        while let Some(key) = live.pop() {
+            stuck.remove(&key);
+            live.extend(readers_of.remove(&key).unwrap_or_default());
         }
+        stuck
     }
 
     fn fail_parked(&mut self, id: CursorId, node: NodeKey, status: Arc<Status>) {
@@ -175,8 +165,10 @@ impl Session {
             Side::Client => true,
         };
         if done {
+            self.ending = true;
+            self.fail_stuck_readers();
+            self.emit(Output::Close(None));
             self.phase = Phase::Finished;
-            self.events.push_back(Output::Close(None));
         }
     }
 }

@@ -257,11 +257,11 @@ impl Session {
         let half = self.config.limits.outbound_queue_bytes / 2;
         if self.outbound.refused && self.outbound.bytes <= half {
             self.outbound.refused = false;
-            self.events.push_back(super::Output::Writable);
+            self.emit(super::Output::Writable);
         }
         if self.sending_finished && self.outbound.is_empty() && !self.is_closed() {
             self.sending_finished = false;
-            self.events.push_back(super::Output::HalfClose);
+            self.emit(super::Output::HalfClose);
         }
         self.close_if_finished();
     }

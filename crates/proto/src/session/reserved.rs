@@ -96,7 +96,7 @@ impl Session {
         };
         if !std::mem::replace(&mut entry.cancelled, true) {
             self.actions.set_waiting(target, false);
-            self.events.push_back(Output::Cancel {
+            self.emit(Output::Cancel {
                 action: target,
                 by: CancelledBy::Peer,
             });

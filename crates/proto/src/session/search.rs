@@ -35,23 +35,28 @@ impl Search {
         actions: &Actions,
         limits: &Limits,
     ) -> Result<(), Status> {
+        if children.contains(&parent) {
+            return Err(cycle(store, parent));
+        }
         let mut outputs = Vec::new();
-        for &child in children {
-            if child == parent {
+        // What nothing refers to cannot be below one of its own children.
+        if store.get(parent).referenced {
+            let below: Vec<NodeKey> = children
+                .iter()
+                .copied()
+                .filter(|&child| needs_search(store, child))
+                .collect();
+            let found = self.walk(&below, store, limits, |store, node| {
+                if let Owner::Local(Some(action)) = store.get(node).owner {
+                    outputs.push(action);
+                }
+                node == parent
+            });
+            if found {
                 return Err(cycle(store, parent));
             }
-            // What nothing refers to cannot be below one of its own children.
-            if store.get(parent).referenced && needs_search(store, child) {
-                let found = self.walk(&[child], store, limits, |store, node| {
-                    if let Owner::Local(Some(action)) = store.get(node).owner {
-                        outputs.push(action);
-                    }
-                    node == parent
-                });
-                if found {
-                    return Err(cycle(store, parent));
-                }
-            }
+        }
+        for &child in children {
             store.get_mut(child).referenced = true;
         }
         outputs.sort_unstable();
@@ -95,6 +100,9 @@ impl Search {
         limits: &Limits,
         mut wanted: impl FnMut(&Store, NodeKey) -> bool,
     ) -> bool {
+        if roots.is_empty() {
+            return false;
+        }
         self.begin(store.len());
         self.stack.clear();
         self.stack.extend_from_slice(roots);

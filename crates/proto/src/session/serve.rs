@@ -111,22 +111,27 @@ impl Session {
         if self.is_closed() {
             return;
         }
+        let status = status.into();
+        let scope = status.known().map_or(Scope::Action, Reason::scope);
+        self.fail_within(action, status, scope);
+    }
+
+    /// The same with the scope decided.
+    fn fail_within(&mut self, action: ActionKey, mut status: Arc<Status>, scope: Scope) {
         let Some(entry) = self.actions.remove(action) else {
             return;
         };
-        let mut status = status.into();
         self.stats.failures += 1;
         if status.detail("action").is_none() {
             status = Arc::new(Status::clone(&status).with("action", &entry.name));
         }
-        let scope = status.known().map_or(Scope::Action, Reason::scope);
         if !self.config.partial_failure || scope == Scope::Session {
             self.abort(status);
             return;
         }
         // Outputs last, so that a tree ends after what is below it.
         for &node in entry.made.iter().chain(&entry.outputs).chain(&entry.status) {
-            if !self.store.get(node).is_complete() {
+            if !self.is_closed() && !self.store.get(node).is_complete() {
                 let _ = self.end_with(node, Some(Arc::clone(&status)));
             }
         }
@@ -141,6 +146,13 @@ impl Session {
     /// Takes in an action of the peer's.
     pub(super) fn serve(&mut self, action: Action, now: Time) -> Result<(), Status> {
         self.stats.actions += 1;
+        // Held by the shell as long as the action runs, so the quota counts it.
+        let config_bytes = action
+            .configs
+            .iter()
+            .map(|any| any.type_url.len() + any.value.len());
+        let config_bytes = config_bytes.sum::<usize>() as u64;
+        self.store.retain(config_bytes, &self.config.limits)?;
         // Counted before this one is among them.
         let room = self.has_room_for(&action.name);
         let key = self.actions.insert(Entry::new(copy(&action.name), true));
@@ -158,7 +170,8 @@ impl Session {
         let own = match checked {
             Ok(own) => own,
             Err(status) => {
-                self.fail(key, status);
+                // Also a drain ends this action alone (D-31).
+                self.fail_within(key, Arc::new(status), Scope::Action);
                 return Ok(());
             }
         };
@@ -172,7 +185,7 @@ impl Session {
             .action(key, &self.store, &self.actions, &self.config.limits)?;
         self.inbound.closures_changed();
         let deadline = own.into_iter().chain(self.config.deadline).min();
-        self.events.push_back(Output::Start(Box::new(Start {
+        self.emit(Output::Start(Box::new(Start {
             action: key,
             name: copy(&action.name),
             target: copy(&action.target),
@@ -268,7 +281,7 @@ impl Session {
 
     /// The deadline of an action has passed (EV-950).
     pub(super) fn action_is_late(&mut self, action: ActionKey) {
-        self.events.push_back(Output::Cancel {
+        self.emit(Output::Cancel {
             action,
             by: CancelledBy::Deadline,
         });

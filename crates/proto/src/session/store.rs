@@ -46,11 +46,12 @@ pub(super) struct Reference {
 }
 
 impl Piece {
-    /// Payload bytes.
+    /// Payload bytes; a status counts about what it takes.
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Begin(_, data) | Self::Data(data) => data.len(),
-            Self::Empty | Self::Ref(_) | Self::Children(_) | Self::Status(_) => 0,
+            Self::Status(Some(status)) => STATUS_BYTES + status.message.len(),
+            Self::Empty | Self::Ref(_) | Self::Children(_) | Self::Status(None) => 0,
         }
     }
 }
@@ -314,3 +315,6 @@ pub(super) fn check_id(id: &str, limits: &Limits) -> Result<(), Status> {
     );
     Err(Status { message, ..status })
 }
+
+/// About what a status takes beside its message.
+const STATUS_BYTES: usize = 128;

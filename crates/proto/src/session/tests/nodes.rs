@@ -2,6 +2,7 @@
 
 use super::harness::*;
 use crate::evergreen::{Fragment, Reason};
+use crate::session::WriteError;
 
 /// Feeds `list` in every order and expects the same outcome in each.
 fn in_every_order(list: &[Fragment], expect: Result<(), Reason>) {
@@ -73,4 +74,304 @@ fn ev_206_a_fragment_past_the_final_aborts_in_any_order() {
         &[more("p", 0, "a"), more("p", 1, "b"), leaf("p", 2, "c")],
         Ok(()),
     );
+}
+
+#[test]
+fn ev_203_seq_is_0_based_and_the_whole_range_is_usable() {
+    assert_eq!(
+        feed(&mut server(), [leaf("p", -1, "x")]),
+        Err(Reason::BadSeq)
+    );
+    assert_eq!(
+        feed(&mut server(), [leaf("p", i32::MIN, "x")]),
+        Err(Reason::BadSeq)
+    );
+    assert_eq!(
+        feed(
+            &mut server(),
+            [empty("p", i32::MAX, true), more("p", 0, "x")]
+        ),
+        Ok(())
+    );
+
+    // A producer of ours never wraps: it runs out.
+    let mut session = server_with(|_, limits| limits.max_seq = 1);
+    act(&mut session, action("f", "", "out=o")).unwrap();
+    let start = start(&mut session);
+    let (node, text) = (start.outputs[0].1, of("text/plain", "").unwrap());
+    assert_eq!(session.write(node, &text, "a".into()), Ok(()));
+    assert_eq!(session.write(node, &text, "b".into()), Ok(()));
+    assert_eq!(
+        session.write(node, &text, "c".into()),
+        Err(WriteError::Exhausted)
+    );
+}
+
+#[test]
+fn ev_205_ev_208_a_node_is_complete_when_all_up_to_the_final_are_there() {
+    let list = [more("p", 0, "a"), more("p", 1, "b"), leaf("p", 2, "c")];
+    for order in orders(&list) {
+        let mut session = server();
+        for (at, fragment) in order.iter().enumerate() {
+            let node = session.node("p").unwrap();
+            assert!(!session.is_complete(node), "{at} of {order:?}");
+            feed(&mut session, [fragment.clone()]).unwrap();
+        }
+        let node = session.node("p").unwrap();
+        assert!(session.is_complete(node));
+    }
+}
+
+/// EV-206, EV-303
+#[test]
+fn ev_207_fragments_before_the_final_may_come_after_it_and_nodes_may_interleave() {
+    let p = [more("p", 0, "a"), more("p", 1, "b"), leaf("p", 2, "c")];
+    let q = [more("q", 0, "x"), leaf("q", 1, "y")];
+    let all: Vec<Fragment> = p.into_iter().chain(q).collect();
+    for order in orders(&all) {
+        let mut session = server();
+        feed(&mut session, order).unwrap();
+        assert_eq!(texts(&mut session, "p"), ["abc"]);
+        assert_eq!(texts(&mut session, "q"), ["xy"]);
+    }
+}
+
+#[test]
+fn ev_209_a_node_is_leaf_or_tree_in_either_order() {
+    let kind = Err(Reason::NodeKind);
+    in_every_order(&[more("p", 0, "a"), tree("p", 1, &["q"])], kind);
+    in_every_order(
+        &[
+            branch("p", 0, &["q"]),
+            chunk("p", 1, of("text/plain", ""), None),
+        ],
+        kind,
+    );
+    in_every_order(
+        &[
+            empty("p", 0, false),
+            branch("p", 1, &["q"]),
+            chunk("p", 2, of("", ""), None),
+        ],
+        kind,
+    );
+    let both = Fragment {
+        children: vec!["q".into()],
+        ..leaf("p", 0, "a")
+    };
+    in_every_order(&[both], kind);
+    in_every_order(&[branch("p", 0, &["q"]), tree("p", 1, &["r"])], Ok(()));
+}
+
+/// EV-208
+#[test]
+fn ev_210_an_empty_fragment_is_legal_anywhere_and_adds_nothing() {
+    let hollow = |seq| Fragment {
+        last: true,
+        ..chunk("p", seq, None, None)
+    };
+    for (list, expect) in [
+        (vec![empty("p", 0, true)], vec![]),
+        (vec![hollow(0)], vec![]),
+        (
+            vec![empty("p", 0, false), empty("p", 1, false), hollow(2)],
+            vec![],
+        ),
+        (
+            vec![
+                more("p", 0, "a"),
+                empty("p", 1, false),
+                more("p", 2, "b"),
+                hollow(3),
+            ],
+            vec!["ab"],
+        ),
+        (
+            vec![
+                empty("p", 0, false),
+                branch("p", 1, &["q"]),
+                empty("p", 2, true),
+                leaf("q", 0, "x"),
+            ],
+            vec!["x"],
+        ),
+    ] {
+        for order in orders(&list) {
+            let mut session = server();
+            feed(&mut session, order).unwrap();
+            assert_eq!(texts(&mut session, "p"), expect, "{list:?}");
+        }
+    }
+}
+
+#[test]
+fn ev_212_a_trees_content_is_its_lists_in_seq_order() {
+    let list = [
+        branch("t", 0, &["a", "b"]),
+        branch("t", 1, &["c"]),
+        tree("t", 2, &["a", "c"]),
+        leaf("a", 0, "A"),
+        leaf("b", 0, "B"),
+        leaf("c", 0, "C"),
+    ];
+    for order in orders(&list) {
+        let mut session = server();
+        feed(&mut session, order).unwrap();
+        assert_eq!(texts(&mut session, "t"), ["A", "B", "C", "A", "C"]);
+    }
+}
+
+/// EV-215, EV-302
+#[test]
+fn ev_213_a_node_may_be_mentioned_first_and_shared_by_everything() {
+    let mut session = server();
+    act(&mut session, action("f", "x=p y=p", "out=o1")).unwrap();
+    act(&mut session, action("f", "x=t", "out=o2")).unwrap();
+    feed(
+        &mut session,
+        [tree("t", 0, &["p", "p", "u"]), tree("u", 0, &["p"])],
+    )
+    .unwrap();
+    let all = starts(&mut session);
+    feed(&mut session, [leaf("p", 0, "once")]).unwrap();
+    for (start, expect) in all.iter().zip([1, 3]) {
+        for (_, node) in &start.inputs {
+            let (items, stop) = read_node(&mut session, *node, Some(start.action));
+            assert_eq!((items.len(), stop), (expect, Stop::End));
+            assert!(items.iter().all(|item| item.data == b"once"));
+        }
+    }
+}
+
+/// EV-302
+#[test]
+fn ev_214_a_node_is_kept_however_often_it_was_read_and_outputs_are_ordinary_nodes() {
+    let mut session = server();
+    act(&mut session, action("f", "", "out=r")).unwrap();
+    let first = start(&mut session);
+    let text = of("text/plain", "ASSISTANT").unwrap();
+    session
+        .write(first.outputs[0].1, &text, "made here".into())
+        .unwrap();
+    session.finish(first.action);
+    sent(&mut session);
+    feed(
+        &mut session,
+        [tree("t", 0, &["q", "r"]), leaf("q", 0, "sent")],
+    )
+    .unwrap();
+    act(&mut session, action("f", "in=t", "out=o")).unwrap();
+    let second = start(&mut session);
+    for _ in 0..3 {
+        let (items, stop) = read_node(&mut session, second.inputs[0].1, Some(second.action));
+        assert_eq!(stop, Stop::End);
+        let expect = [
+            item("text/plain", "", "sent"),
+            item("text/plain", "ASSISTANT", "made here"),
+        ];
+        assert_eq!(items, expect, "not re-sent, and read again and again");
+    }
+}
+
+/// EV-505
+#[test]
+fn ev_216_only_the_producer_writes_a_node_whichever_came_first() {
+    let call = || action("f", "", "out=o");
+    let mut session = server();
+    act(&mut session, call()).unwrap();
+    assert_eq!(
+        feed(&mut session, [leaf("o", 0, "x")]),
+        Err(Reason::NodeOwner)
+    );
+    let mut session = server();
+    feed(&mut session, [leaf("o", 0, "x")]).unwrap();
+    assert_eq!(act(&mut session, call()), Err(Reason::NodeOwner));
+    let mut session = server();
+    let both = crate::evergreen::Message {
+        fragments: vec![leaf("o", 0, "x")],
+        actions: vec![call()],
+        wire_bytes: 0,
+    };
+    assert_eq!(
+        session.handle(both, T0).map_err(|status| reason(&status)),
+        Err(Reason::NodeOwner)
+    );
+
+    // A child that we made is ours as well.
+    let mut session = server();
+    act(&mut session, call()).unwrap();
+    let start = start(&mut session);
+    let child = session.make(Some(start.action)).unwrap();
+    let id = session.id(child).unwrap().to_string();
+    assert!(id.starts_with('~'), "{id}");
+    assert_eq!(
+        feed(&mut session, [leaf(&id, 0, "x")]),
+        Err(Reason::NodeOwner)
+    );
+}
+
+#[test]
+fn ev_216_ids_of_ours_differ_between_sessions_and_step_around_the_clients() {
+    let made = |entropy| {
+        let mut session = server_with(|config, _| config.entropy = entropy);
+        let node = session.make(None).unwrap();
+        session.id(node).unwrap().to_string()
+    };
+    assert_ne!(made(1 << 40), made(2 << 40));
+    let taken = made(7);
+    let mut session = server_with(|config, _| config.entropy = 7);
+    feed(&mut session, [leaf(&taken, 0, "guessed")]).unwrap();
+    let node = session.make(None).unwrap();
+    assert_ne!(session.id(node).unwrap().to_string(), taken);
+}
+
+#[test]
+fn ev_217_a_cycle_is_found_when_its_last_edge_comes_also_where_nobody_reads() {
+    let cycle = Err(Reason::Cycle);
+    in_every_order(&[tree("a", 0, &["a"])], cycle);
+    in_every_order(
+        &[
+            branch("a", 0, &["b"]),
+            branch("b", 0, &["x"]),
+            branch("b", 1, &["a"]),
+        ],
+        cycle,
+    );
+    in_every_order(
+        &[
+            tree("a", 0, &["b"]),
+            tree("b", 0, &["c"]),
+            tree("c", 0, &["d", "a"]),
+        ],
+        cycle,
+    );
+    // An edge in a fragment that is still held counts as well.
+    in_every_order(&[tree("a", 7, &["b"]), tree("b", 3, &["a"])], cycle);
+    in_every_order(
+        &[
+            tree("a", 0, &["b", "c"]),
+            tree("b", 0, &["c"]),
+            tree("c", 0, &["d"]),
+        ],
+        Ok(()),
+    );
+}
+
+#[test]
+fn ev_217_what_the_search_leaves_undone_is_found_by_the_reader() {
+    let list = [
+        tree("a", 0, &["b"]),
+        tree("b", 0, &["c"]),
+        tree("c", 0, &["x", "a"]),
+        leaf("x", 0, "x"),
+    ];
+    for order in orders(&list) {
+        let mut session = server_with(|_, limits| limits.cycle_visits = 1);
+        if feed(&mut session, order).is_err() {
+            continue;
+        }
+        let (_, stop) = content(&mut session, "a");
+        assert_eq!(stop, Stop::Failed(Reason::Cycle));
+        assert!(session.aborted().is_some(), "a cycle ends the session");
+    }
 }

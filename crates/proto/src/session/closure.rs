@@ -1,0 +1,57 @@
+//! What lies below some nodes, each node once, within a budget.
+//!
+//! Owns: a walk in reading order over every edge that is known so far. Refuses to know: what it is walked for. A
+//! stranger may list the same children a million times, so edges are counted, not nodes alone.
+
+use std::collections::HashSet;
+
+use ahash::RandomState;
+
+use super::port::NodeKey;
+use super::store::Store;
+
+/// The walk. It ends early when the budget is used up.
+pub(super) struct Closure<'a> {
+    store: &'a Store,
+    seen: HashSet<NodeKey, RandomState>,
+    stack: Vec<NodeKey>,
+    edges_left: usize,
+}
+
+impl<'a> Closure<'a> {
+    pub(super) fn new(store: &'a Store, roots: impl IntoIterator<Item = NodeKey>) -> Self {
+        Self {
+            store,
+            seen: HashSet::with_hasher(store.hasher()),
+            stack: roots.into_iter().collect(),
+            edges_left: EDGES,
+        }
+    }
+}
+
+impl Iterator for Closure<'_> {
+    type Item = NodeKey;
+
+    fn next(&mut self) -> Option<NodeKey> {
+        loop {
+            let key = self.stack.pop()?;
+            if !self.seen.insert(key) {
+                continue;
+            }
+            let first = self.stack.len();
+            let (seen, edges_left) = (&self.seen, &mut self.edges_left);
+            let children = self.store.get(key).children().take(*edges_left);
+            self.stack.extend(
+                children
+                    .inspect(|_| *edges_left -= 1)
+                    .filter(|child| !seen.contains(child)),
+            );
+            // The leftmost child is visited first.
+            self.stack[first..].reverse();
+            return Some(key);
+        }
+    }
+}
+
+/// Edges that one walk follows.
+const EDGES: usize = 262_144;
