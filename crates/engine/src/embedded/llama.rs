@@ -244,6 +244,12 @@ impl Model {
         self.size
     }
 
+    /// Whether texts are split before byte pairs are merged.
+    pub(super) fn is_byte_pair(&self) -> bool {
+        // SAFETY: the vocabulary is live.
+        unsafe { sys::llama_vocab_type(self.vocabulary.as_ptr()) == sys::LLAMA_VOCAB_TYPE_BPE }
+    }
+
     fn id(&self, token: Token) -> Option<sys::llama_token> {
         (token < self.size)
             .then(|| i32::try_from(token).ok())

@@ -471,3 +471,29 @@ fn progress_is_heard_and_can_stop_the_loading() {
         .unwrap();
     }
 }
+
+/// Some vocabularies are split by a regular expression that recurses for each character of a match: 8 KB of letters
+/// and digits overflowed the 2 MiB stack of a thread.
+#[test]
+fn a_word_without_end_does_not_end_the_process() {
+    let mut bytes = tiny().to_vec();
+    let at = bytes
+        .windows(5)
+        .position(|window| window == b"gpt-2")
+        .unwrap();
+    bytes[at..at + 5].copy_from_slice(b"bloom");
+    let sample = Sample::new("bloom", &bytes);
+    let source = Source::File(sample.0.clone());
+    let vocabulary = load("bloom", &source, &options(), &mut |_| true)
+        .unwrap()
+        .vocabulary();
+    for word in ["a1", "a", " ", "日"] {
+        let text = word.repeat(100_000);
+        let tokens = vocabulary.tokenize(&text, false);
+        let bytes: Vec<u8> = tokens
+            .iter()
+            .flat_map(|&token| vocabulary.bytes(token))
+            .collect();
+        assert!(bytes == text.as_bytes(), "{word:?}");
+    }
+}

@@ -12,11 +12,12 @@ use super::llama;
 use crate::api::{self, Chat, Fault};
 use crate::template::{Piece, SpecialTexts, Template, TemplateError, no_template};
 
-/// Characters of one kind (letters, spaces, others) in a row that the tokenizer is given at once.
+/// Characters between two white spaces (or of white space) that the tokenizer is given at once.
 ///
-/// Some tokenizers of llama.cpp match with a regular expression that recurses once per character; a longer run could
-/// overflow the stack of the thread, and with it end the process. Ordinary text has no such runs.
-const RUN_CHARS_MAX: usize = 512;
+/// llama.cpp splits texts for some byte-pair vocabularies with a regular expression that recurses once per character
+/// of a match; some thousand characters overflow the stack of a thread, and with it end the process. Ordinary text has
+/// no such runs, but for writing systems without spaces; those are cut at punctuation.
+const RUN_CHARS_MAX: usize = 1000;
 
 /// A loaded model's vocabulary and chat template.
 #[derive(Debug)]
@@ -84,6 +85,10 @@ impl api::Vocabulary for Vocabulary {
     }
 
     fn tokenize(&self, text: &str, special: bool) -> Vec<Token> {
+        // Other kinds do not recurse, and some put a space before each text they are given.
+        if !self.model.is_byte_pair() {
+            return self.model.tokenize(text, special);
+        }
         let mut tokens = Vec::new();
         for part in parts(text) {
             let of_part = self.model.tokenize(part, special);
@@ -158,17 +163,18 @@ fn parts(text: &str) -> impl Iterator<Item = &str> {
 
 /// Where the first overlong run of `text` is to be cut, or its end.
 fn run_border(text: &str) -> usize {
-    let kind = |c: char| (c.is_whitespace(), c.is_alphabetic());
-    let (mut run, mut length) = ((false, false), 0);
+    let (mut length, mut border) = (0, None);
+    let mut before: Option<char> = None;
     for (at, c) in text.char_indices() {
-        if length > 0 && kind(c) == run {
-            if length == RUN_CHARS_MAX {
-                return at;
-            }
-            length += 1;
-        } else {
-            (run, length) = (kind(c), 1);
+        if before.is_none_or(|before| before.is_whitespace() != c.is_whitespace()) {
+            (length, border) = (0, None);
+        } else if length == RUN_CHARS_MAX {
+            return border.unwrap_or(at);
+        } else if before.is_some_and(|before| before.is_alphabetic() != c.is_alphabetic()) {
+            border = Some(at);
         }
+        length += 1;
+        before = Some(c);
     }
     text.len()
 }
@@ -189,9 +195,13 @@ mod tests {
             lengths(&"é".repeat(RUN_CHARS_MAX + 1)),
             [2 * RUN_CHARS_MAX, 2]
         );
-        assert_eq!(
-            lengths(&format!("a{}b", " ".repeat(2 * RUN_CHARS_MAX))),
-            [1 + RUN_CHARS_MAX, RUN_CHARS_MAX + 1]
+        let spaces = format!("a{}b", " ".repeat(RUN_CHARS_MAX + 1));
+        assert_eq!(lengths(&spaces), [1 + RUN_CHARS_MAX, 2]);
+        let sentences = "\u{65e5}".repeat(20) + "\u{3002}";
+        let cut = lengths(&sentences.repeat(100));
+        assert!(
+            cut.len() == 3 && cut[0] % sentences.len() == 0,
+            "after a full stop: {cut:?}"
         );
     }
 }
