@@ -1,1 +1,6 @@
-//! Benchmarks; each is a binary under `src/bin`.
+//! Benchmarks; each is a binary under `src/bin`. What several of them share stands here.
+//!
+//! Owns: loads, anchors to compare with. Refuses to know: how what is measured works inside.
+
+#[cfg(feature = "embedded")]
+pub mod embedded;

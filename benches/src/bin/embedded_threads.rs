@@ -1,0 +1,93 @@
+//! How many threads a pass should use, and whether idle workers should spin: the reasons for the defaults.
+//!
+//! Owns: rounds over threads x polling, with the machine otherwise idle and with one processor kept busy by another
+//! process. Refuses to know: the engine.
+//!
+//! ```text
+//! embedded_threads [--rounds N] [--steps N] [--json]
+//! ```
+
+use std::io::Write;
+use std::process::{Child, Command};
+
+use anyhow::{Result, bail};
+use sapwood_benches::embedded::{bare, median, model};
+use sapwood_engine::embedded::Options;
+use serde_json::json;
+
+const SEQUENCES: [usize; 2] = [1, 8];
+
+fn main() -> Result<()> {
+    let (mut rounds, mut steps, mut as_json) = (3, 48, false);
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or_else(|| anyhow::anyhow!("{word} needs a value"));
+        match word.as_str() {
+            "--rounds" => rounds = value()?.parse()?,
+            "--steps" => steps = value()?.parse()?,
+            "--json" => as_json = true,
+            other => bail!("unknown argument {other}"),
+        }
+    }
+    let processors = std::thread::available_parallelism()?.get() as u32;
+    let settings: Vec<(u32, u32)> =
+        (1..=processors).flat_map(|threads| [0, 50].map(|poll| (threads, poll))).collect();
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{processors} processors; tokens per second (processor seconds per 100 tokens)")?;
+    for busy in [false, true] {
+        let _load = busy.then(Load::start).transpose()?;
+        let mut figures = vec![[vec![], vec![], vec![], vec![]]; settings.len()];
+        for _ in 0..rounds {
+            for (figures, &(threads, poll)) in figures.iter_mut().zip(&settings) {
+                let mut model = model(&Options { threads: Some(threads), poll, ..Options::default() })?;
+                for (index, &sequences) in SEQUENCES.iter().enumerate() {
+                    let before = processor_seconds()?;
+                    let taken = bare(&mut model, sequences, steps)?;
+                    let tokens = (sequences * (steps - 1)) as f64;
+                    figures[2 * index].push(tokens / taken.as_secs_f64());
+                    figures[2 * index + 1].push((processor_seconds()? - before) / tokens * 100.0);
+                }
+            }
+        }
+        for (figures, &(threads, poll)) in figures.into_iter().zip(&settings) {
+            let [one, one_cost, eight, eight_cost] = figures.map(median);
+            if as_json {
+                let line = json!({"busy": busy, "threads": threads, "poll": poll, "tokens_per_second_1": one,
+                    "tokens_per_second_8": eight, "processor_seconds_per_100_tokens_1": one_cost,
+                    "processor_seconds_per_100_tokens_8": eight_cost});
+                writeln!(out, "{line}")?;
+            } else {
+                writeln!(
+                    out,
+                    "busy {busy:5}  threads {threads}  poll {poll:2}  1 sequence {one:6.1} ({one_cost:.2})  \
+                     8 sequences {eight:6.1} ({eight_cost:.2})"
+                )?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A process that keeps one processor busy until it is dropped.
+struct Load(Child);
+
+impl Load {
+    fn start() -> Result<Self> {
+        Ok(Self(Command::new("sh").args(["-c", "while :; do :; done"]).spawn()?))
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Processor time of this process so far, in seconds (Linux: 100 ticks each).
+fn processor_seconds() -> Result<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    let after_name = stat.rsplit(')').next().unwrap_or_default();
+    let ticks: f64 = after_name.split_whitespace().skip(11).take(2).filter_map(|t| t.parse::<f64>().ok()).sum();
+    Ok(ticks / 100.0)
+}

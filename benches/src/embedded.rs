@@ -1,0 +1,146 @@
+//! What the embedded benches share: a model to measure, and llama.cpp called bare.
+//!
+//! Owns: the random model's file, the loop without an engine (it samples too), medians. Refuses to know: the engine's
+//! scheduler.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use sapwood_engine::embedded::random::{self, Shape};
+use sapwood_engine::embedded::{Embedded, Options, Source, load};
+use sapwood_engine::model::{Entry, Model, Opening, Row};
+use sapwood_proto::steer::Token;
+use sapwood_proto::time::Time;
+
+/// Tokens before the measured ones, in each sequence.
+pub const PROMPT_TOKENS: usize = 16;
+/// Of the sampled tokens' candidates.
+pub const TOP_K: usize = 40;
+/// The temperature at which both loops sample.
+pub const TEMPERATURE: f32 = 0.8;
+
+/// The file of the random model of about 100 million parameters, written once to the folder for temporary files.
+///
+/// # Errors
+/// Those of writing.
+pub fn model_file() -> Result<PathBuf> {
+    let path = std::env::temp_dir().join("sapwood-bench-100m.gguf");
+    if !path.exists() {
+        let unfinished = path.with_extension("unfinished");
+        let mut out = BufWriter::new(File::create(&unfinished)?);
+        random::write(&mut out, &Shape::hundred_million(), 1)?;
+        out.flush()?;
+        std::fs::rename(&unfinished, &path)?;
+    }
+    Ok(path)
+}
+
+/// Loads that model.
+///
+/// # Errors
+/// Those of loading.
+pub fn model(options: &Options) -> Result<Embedded> {
+    Ok(load("bench", &Source::File(model_file()?), options, &mut |_| true)?)
+}
+
+/// A prompt that no other sequence has.
+#[must_use]
+pub fn prompt(sequence: usize, tokens: usize) -> Vec<Token> {
+    (0..tokens).map(|at| (1000 + sequence * 331 + at * 17) as Token % 31_000).collect()
+}
+
+/// Decodes `steps` tokens of each of `sequences` sequences without an engine; how long that took, prompts excluded.
+///
+/// # Errors
+/// Those of the model.
+pub fn bare(model: &mut dyn Model, sequences: usize, steps: usize) -> Result<Duration> {
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut candidates = Vec::with_capacity(TOP_K + 1);
+    let mut next = Vec::with_capacity(sequences);
+    for slot in 0..sequences {
+        let prompt = prompt(slot, PROMPT_TOKENS);
+        model.open(slot as u32, &Opening { prompt: &prompt, seed: 0, choice: 0 });
+        let batch: Vec<Entry> = prompt.iter().enumerate().map(|(at, &token)| entry(slot, at, token)).collect();
+        decode(model, &batch)?;
+        next.push(sample(model, PROMPT_TOKENS - 1, &mut candidates, &mut random)?);
+    }
+    let mut batch = Vec::with_capacity(sequences);
+    let start = Instant::now();
+    // The first token of each came with its prompt.
+    for step in 0..steps - 1 {
+        batch.clear();
+        batch.extend(next.iter().enumerate().map(|(slot, &token)| entry(slot, PROMPT_TOKENS + step, token)));
+        decode(model, &batch)?;
+        for (slot, next) in next.iter_mut().enumerate() {
+            *next = sample(model, slot, &mut candidates, &mut random)?;
+        }
+    }
+    let taken = start.elapsed();
+    for slot in 0..sequences {
+        model.release(slot as u32);
+    }
+    Ok(taken)
+}
+
+fn entry(slot: usize, at: usize, token: Token) -> Entry {
+    let row = at + 1 >= PROMPT_TOKENS;
+    Entry { slot: slot as u32, position: at as u32, token, row }
+}
+
+fn decode(model: &mut dyn Model, batch: &[Entry]) -> Result<()> {
+    match model.decode(batch, Time::ZERO) {
+        Ok(()) => Ok(()),
+        Err(stop) => bail!("the model stopped: {stop:?}"),
+    }
+}
+
+/// The best [`TOP_K`] in one pass over the row, then a draw among them.
+fn sample(
+    model: &mut dyn Model,
+    index: usize,
+    candidates: &mut Vec<(f32, Token)>,
+    random: &mut Random,
+) -> Result<Token> {
+    let Row::Logits(logits) = model.row(index, Time::ZERO) else { bail!("the model gave no row") };
+    candidates.clear();
+    let mut least = f32::NEG_INFINITY;
+    for (token, &logit) in logits.iter().enumerate() {
+        if logit > least || candidates.len() < TOP_K {
+            let at = candidates.partition_point(|&(better, _)| better >= logit);
+            candidates.insert(at, (logit, token as Token));
+            candidates.truncate(TOP_K);
+            least = if candidates.len() == TOP_K { candidates[TOP_K - 1].0 } else { f32::NEG_INFINITY };
+        }
+    }
+    let best = candidates[0].0;
+    let weight = |logit: f32| ((logit - best) / TEMPERATURE).exp();
+    let mut left = random.fraction() * candidates.iter().map(|&(logit, _)| weight(logit)).sum::<f32>();
+    for &(logit, token) in candidates.iter() {
+        left -= weight(logit);
+        if left <= 0.0 {
+            return Ok(token);
+        }
+    }
+    Ok(candidates[0].1)
+}
+
+struct Random(u64);
+
+impl Random {
+    fn fraction(&mut self) -> f32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 40) as f32 / (1_u64 << 24) as f32
+    }
+}
+
+/// The middle of some figures.
+#[must_use]
+pub fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
+}
