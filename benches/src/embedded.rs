@@ -16,7 +16,7 @@ use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
 /// Tokens before the measured ones, in each sequence.
-pub const PROMPT_TOKENS: usize = 16;
+pub const PROMPT_TOKENS: usize = 8;
 /// Of the sampled tokens' candidates.
 pub const TOP_K: usize = 40;
 /// The temperature at which both loops sample.
@@ -43,36 +43,78 @@ pub fn model_file() -> Result<PathBuf> {
 /// # Errors
 /// Those of loading.
 pub fn model(options: &Options) -> Result<Embedded> {
-    Ok(load("bench", &Source::File(model_file()?), options, &mut |_| true)?)
+    Ok(load(
+        "bench",
+        &Source::File(model_file()?),
+        options,
+        &mut |_| true,
+    )?)
 }
 
-/// A prompt that no other sequence has.
+/// A prompt whose first token no other `number` below 30,000 has, so that no cache can know it.
 #[must_use]
-pub fn prompt(sequence: usize, tokens: usize) -> Vec<Token> {
-    (0..tokens).map(|at| (1000 + sequence * 331 + at * 17) as Token % 31_000).collect()
+pub fn prompt(number: usize, tokens: usize) -> Vec<Token> {
+    (0..tokens)
+        .map(|at| ((number + at * at * 17) % 30_000 + 300) as Token)
+        .collect()
 }
 
-/// Decodes `steps` tokens of each of `sequences` sequences without an engine; how long that took, prompts excluded.
+/// Decodes `steps` tokens of each of `sequences` sequences without an engine; how long that took, prompts included.
+/// `round` makes the prompts its own.
 ///
 /// # Errors
 /// Those of the model.
-pub fn bare(model: &mut dyn Model, sequences: usize, steps: usize) -> Result<Duration> {
+pub fn bare(
+    model: &mut dyn Model,
+    sequences: usize,
+    steps: usize,
+    round: usize,
+) -> Result<Duration> {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut candidates = Vec::with_capacity(TOP_K + 1);
-    let mut next = Vec::with_capacity(sequences);
-    for slot in 0..sequences {
-        let prompt = prompt(slot, PROMPT_TOKENS);
-        model.open(slot as u32, &Opening { prompt: &prompt, seed: 0, choice: 0 });
-        let batch: Vec<Entry> = prompt.iter().enumerate().map(|(at, &token)| entry(slot, at, token)).collect();
-        decode(model, &batch)?;
-        next.push(sample(model, PROMPT_TOKENS - 1, &mut candidates, &mut random)?);
+    let prompts: Vec<_> = (0..sequences)
+        .map(|slot| prompt(round * sequences + slot, PROMPT_TOKENS))
+        .collect();
+    for (slot, prompt) in prompts.iter().enumerate() {
+        model.open(
+            slot as u32,
+            &Opening {
+                prompt,
+                seed: 0,
+                choice: 0,
+                max_tokens: None,
+            },
+        );
     }
-    let mut batch = Vec::with_capacity(sequences);
+    let mut next = Vec::with_capacity(sequences);
     let start = Instant::now();
+    let mut batch: Vec<Entry> = prompts
+        .iter()
+        .enumerate()
+        .flat_map(|(slot, prompt)| {
+            prompt
+                .iter()
+                .enumerate()
+                .map(move |(at, &token)| entry(slot, at, token))
+        })
+        .collect();
+    decode(model, &batch)?;
+    for slot in 0..sequences {
+        next.push(sample(
+            model,
+            (slot + 1) * PROMPT_TOKENS - 1,
+            &mut candidates,
+            &mut random,
+        )?);
+    }
     // The first token of each came with its prompt.
     for step in 0..steps - 1 {
         batch.clear();
-        batch.extend(next.iter().enumerate().map(|(slot, &token)| entry(slot, PROMPT_TOKENS + step, token)));
+        batch.extend(
+            next.iter()
+                .enumerate()
+                .map(|(slot, &token)| entry(slot, PROMPT_TOKENS + step, token)),
+        );
         decode(model, &batch)?;
         for (slot, next) in next.iter_mut().enumerate() {
             *next = sample(model, slot, &mut candidates, &mut random)?;
@@ -87,7 +129,12 @@ pub fn bare(model: &mut dyn Model, sequences: usize, steps: usize) -> Result<Dur
 
 fn entry(slot: usize, at: usize, token: Token) -> Entry {
     let row = at + 1 >= PROMPT_TOKENS;
-    Entry { slot: slot as u32, position: at as u32, token, row }
+    Entry {
+        slot: slot as u32,
+        position: at as u32,
+        token,
+        row,
+    }
 }
 
 fn decode(model: &mut dyn Model, batch: &[Entry]) -> Result<()> {
@@ -104,7 +151,9 @@ fn sample(
     candidates: &mut Vec<(f32, Token)>,
     random: &mut Random,
 ) -> Result<Token> {
-    let Row::Logits(logits) = model.row(index, Time::ZERO) else { bail!("the model gave no row") };
+    let Row::Logits(logits) = model.row(index, Time::ZERO) else {
+        bail!("the model gave no row")
+    };
     candidates.clear();
     let mut least = f32::NEG_INFINITY;
     for (token, &logit) in logits.iter().enumerate() {
@@ -112,12 +161,20 @@ fn sample(
             let at = candidates.partition_point(|&(better, _)| better >= logit);
             candidates.insert(at, (logit, token as Token));
             candidates.truncate(TOP_K);
-            least = if candidates.len() == TOP_K { candidates[TOP_K - 1].0 } else { f32::NEG_INFINITY };
+            least = if candidates.len() == TOP_K {
+                candidates[TOP_K - 1].0
+            } else {
+                f32::NEG_INFINITY
+            };
         }
     }
     let best = candidates[0].0;
     let weight = |logit: f32| ((logit - best) / TEMPERATURE).exp();
-    let mut left = random.fraction() * candidates.iter().map(|&(logit, _)| weight(logit)).sum::<f32>();
+    let mut left = random.fraction()
+        * candidates
+            .iter()
+            .map(|&(logit, _)| weight(logit))
+            .sum::<f32>();
     for &(logit, token) in candidates.iter() {
         left -= weight(logit);
         if left <= 0.0 {

@@ -21,7 +21,11 @@ fn main() -> Result<()> {
     let (mut rounds, mut steps, mut as_json) = (3, 48, false);
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or_else(|| anyhow::anyhow!("{word} needs a value"));
+        let mut value = || {
+            words
+                .next()
+                .ok_or_else(|| anyhow::anyhow!("{word} needs a value"))
+        };
         match word.as_str() {
             "--rounds" => rounds = value()?.parse()?,
             "--steps" => steps = value()?.parse()?,
@@ -30,20 +34,28 @@ fn main() -> Result<()> {
         }
     }
     let processors = std::thread::available_parallelism()?.get() as u32;
-    let settings: Vec<(u32, u32)> =
-        (1..=processors).flat_map(|threads| [0, 50].map(|poll| (threads, poll))).collect();
+    let settings: Vec<(u32, u32)> = (1..=processors)
+        .flat_map(|threads| [0, 50].map(|poll| (threads, poll)))
+        .collect();
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{processors} processors; tokens per second (processor seconds per 100 tokens)")?;
+    writeln!(
+        out,
+        "{processors} processors; tokens per second (processor seconds per 100 tokens)"
+    )?;
     for busy in [false, true] {
         let _load = busy.then(Load::start).transpose()?;
         let mut figures = vec![[vec![], vec![], vec![], vec![]]; settings.len()];
-        for _ in 0..rounds {
+        for round in 0..rounds {
             for (figures, &(threads, poll)) in figures.iter_mut().zip(&settings) {
-                let mut model = model(&Options { threads: Some(threads), poll, ..Options::default() })?;
+                let mut model = model(&Options {
+                    threads: Some(threads),
+                    poll,
+                    ..Options::default()
+                })?;
                 for (index, &sequences) in SEQUENCES.iter().enumerate() {
                     let before = processor_seconds()?;
-                    let taken = bare(&mut model, sequences, steps)?;
-                    let tokens = (sequences * (steps - 1)) as f64;
+                    let taken = bare(&mut model, sequences, steps, round)?;
+                    let tokens = (sequences * steps) as f64;
                     figures[2 * index].push(tokens / taken.as_secs_f64());
                     figures[2 * index + 1].push((processor_seconds()? - before) / tokens * 100.0);
                 }
@@ -73,7 +85,11 @@ struct Load(Child);
 
 impl Load {
     fn start() -> Result<Self> {
-        Ok(Self(Command::new("sh").args(["-c", "while :; do :; done"]).spawn()?))
+        Ok(Self(
+            Command::new("sh")
+                .args(["-c", "while :; do :; done"])
+                .spawn()?,
+        ))
     }
 }
 
@@ -88,6 +104,11 @@ impl Drop for Load {
 fn processor_seconds() -> Result<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat")?;
     let after_name = stat.rsplit(')').next().unwrap_or_default();
-    let ticks: f64 = after_name.split_whitespace().skip(11).take(2).filter_map(|t| t.parse::<f64>().ok()).sum();
+    let ticks: f64 = after_name
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .filter_map(|t| t.parse::<f64>().ok())
+        .sum();
     Ok(ticks / 100.0)
 }

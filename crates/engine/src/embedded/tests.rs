@@ -1,5 +1,7 @@
 //! The embedded model on a random Llama of 100 KB: slots, batches, limits, bad files.
 
+mod demo;
+
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -41,6 +43,7 @@ fn opening() -> Opening<'static> {
         prompt: &[],
         seed: 0,
         choice: 0,
+        max_tokens: None,
     }
 }
 

@@ -1,0 +1,233 @@
+//! The engine against the same llama.cpp called bare, on random weights; time to the first token beside a long prompt;
+//! what a conversation's second turn costs.
+//!
+//! Owns: alternating rounds, medians, the table. Refuses to know: how the engine schedules. Both loops sample at the
+//! same temperature among as many candidates, with the same threads, cache and batches.
+//!
+//! ```text
+//! embedded_decode [--rounds N] [--steps N] [--threads N] [--json] [--gate]
+//! ```
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use futures::StreamExt;
+use futures::executor::block_on;
+use futures::future::join_all;
+use sapwood_benches::embedded::{PROMPT_TOKENS, TEMPERATURE, TOP_K, bare, median, model, prompt};
+use sapwood_engine::api::{Kind, Prompt, Request, Usage};
+use sapwood_engine::embedded::Options;
+use sapwood_engine::{Config, Engine, Handle};
+use sapwood_proto::steer::Token;
+use serde_json::json;
+
+const SEQUENCES: [usize; 3] = [1, 8, 32];
+/// What the engine must reach of the bare loop's tokens per second.
+const GATE: f64 = 0.95;
+
+struct Args {
+    rounds: usize,
+    steps: usize,
+    threads: Option<u32>,
+    json: bool,
+    gate: bool,
+}
+
+fn args() -> Result<Args> {
+    let mut args = Args {
+        rounds: 5,
+        steps: 64,
+        threads: None,
+        json: false,
+        gate: false,
+    };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || {
+            words
+                .next()
+                .ok_or_else(|| anyhow::anyhow!("{word} needs a value"))
+        };
+        match word.as_str() {
+            "--rounds" => args.rounds = value()?.parse()?,
+            "--steps" => args.steps = value()?.parse()?,
+            "--threads" => args.threads = Some(value()?.parse()?),
+            "--json" => args.json = true,
+            "--gate" => args.gate = true,
+            other => bail!("unknown argument {other}"),
+        }
+    }
+    Ok(args)
+}
+
+fn main() -> Result<ExitCode> {
+    let args = args()?;
+    let options = Options {
+        parallel: 32,
+        threads: args.threads,
+        ..Options::default()
+    };
+    let mut alone = model(&options)?;
+    let engine = Engine::spawn(Box::new(model(&options)?), Config::default())?;
+    let mut out = std::io::stdout().lock();
+    let mut passed = true;
+    for sequences in SEQUENCES {
+        let (mut ours, mut theirs, mut ratios) = (vec![], vec![], vec![]);
+        // The first round warms both up and is not counted.
+        for round in 0..=args.rounds {
+            let tokens = (sequences * args.steps) as f64;
+            let bare = tokens / bare(&mut alone, sequences, args.steps, round)?.as_secs_f64();
+            let engine = tokens / served(&engine, sequences, args.steps, round)?.as_secs_f64();
+            if round > 0 {
+                ours.push(engine);
+                theirs.push(bare);
+                ratios.push(engine / bare);
+            }
+        }
+        let (ours, theirs, ratio) = (median(ours), median(theirs), median(ratios));
+        passed &= ratio >= GATE;
+        if args.json {
+            let line = json!({"bench": "decode", "sequences": sequences, "engine_tokens_per_second": ours,
+                "bare_tokens_per_second": theirs, "ratio": ratio});
+            writeln!(out, "{line}")?;
+        } else {
+            writeln!(
+                out,
+                "decode, {sequences:2} sequences: engine {ours:7.1} tokens/s, bare {theirs:7.1}, ratio {ratio:.3}"
+            )?;
+        }
+    }
+    first_token(&engine, &args, &mut out)?;
+    second_turn(&engine, &args, &mut out)?;
+    Ok(if args.gate && !passed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+fn request(prompt: Vec<Token>, max_tokens: usize) -> Request {
+    let mut request = Request::new(Prompt::Tokens(prompt));
+    request.max_tokens = u32::try_from(max_tokens).ok();
+    request.ignore_eos = true;
+    request.sampling.temperature = TEMPERATURE;
+    request.sampling.top_k = TOP_K as u32;
+    request.sampling.seed = Some(1);
+    request
+}
+
+/// What one request gave: when its first and last tokens came, its tokens, what it cost.
+struct Answer {
+    first: Instant,
+    last: Instant,
+    tokens: Vec<Token>,
+    usage: Usage,
+}
+
+async fn answer(mut handle: Handle) -> Result<Answer> {
+    let (mut first, mut tokens) = (None, Vec::new());
+    while let Some(event) = handle.next().await {
+        match event.kind {
+            Kind::Tokens(got) => {
+                first.get_or_insert_with(Instant::now);
+                tokens.extend(got.tokens.iter().map(|token| token.id));
+            }
+            Kind::Usage(usage) => {
+                let last = Instant::now();
+                return Ok(Answer {
+                    first: first.unwrap_or(last),
+                    last,
+                    tokens,
+                    usage,
+                });
+            }
+            Kind::Finish(_) => {}
+            Kind::Fault(fault) => bail!("{fault}"),
+        }
+    }
+    bail!("the stream ended early")
+}
+
+fn submit(engine: &Engine, request: Request) -> Result<Handle> {
+    Ok(engine.submit(request)?)
+}
+
+fn served(engine: &Engine, sequences: usize, steps: usize, round: usize) -> Result<Duration> {
+    let start = Instant::now();
+    let answers = (0..sequences)
+        .map(|number| {
+            submit(
+                engine,
+                request(prompt(round * sequences + number, PROMPT_TOKENS), steps),
+            )
+        })
+        .collect::<Result<Vec<_>>>()?;
+    for answer in block_on(join_all(answers.into_iter().map(answer))) {
+        let got = answer?.tokens.len();
+        if got != steps {
+            bail!("{got} tokens instead of {steps}");
+        }
+    }
+    Ok(start.elapsed())
+}
+
+/// A short prompt alone, and while 2,000 tokens of another are being computed.
+fn first_token(engine: &Engine, args: &Args, out: &mut impl Write) -> Result<()> {
+    let (mut quiet, mut beside, mut long_alone) = (vec![], vec![], vec![]);
+    for round in 0..args.rounds {
+        let start = Instant::now();
+        let short = submit(engine, request(prompt(9000 + round, 16), 4))?;
+        quiet.push((block_on(answer(short))?.first - start).as_secs_f64() * 1e3);
+        let begin = Instant::now();
+        let long = submit(engine, request(prompt(10_000 + round, 2000), 1))?;
+        let start = Instant::now();
+        let short = submit(engine, request(prompt(11_000 + round, 16), 4))?;
+        let (long, short) = block_on(async { futures::join!(answer(long), answer(short)) });
+        beside.push((short?.first - start).as_secs_f64() * 1e3);
+        long_alone.push((long?.last - begin).as_secs_f64() * 1e3);
+    }
+    let (quiet, beside, long) = (median(quiet), median(beside), median(long_alone));
+    if args.json {
+        let line = json!({"bench": "first_token", "alone_ms": quiet, "beside_2000_token_prompt_ms": beside,
+            "long_prompt_ms": long});
+        writeln!(out, "{line}")?;
+    } else {
+        writeln!(
+            out,
+            "first token of 16: alone {quiet:.0} ms, beside a 2,000-token prompt {beside:.0} ms (which takes {long:.0} ms)"
+        )?;
+    }
+    Ok(())
+}
+
+/// The second turn repeats the first, its answer included, and adds a question.
+fn second_turn(engine: &Engine, args: &Args, out: &mut impl Write) -> Result<()> {
+    let (mut first_ms, mut second_ms, mut cached, mut whole) = (vec![], vec![], 0, 0);
+    for round in 0..args.rounds {
+        let mut talk = prompt(20_000 + round, 600);
+        let start = Instant::now();
+        let turn = block_on(answer(submit(engine, request(talk.clone(), 32))?))?;
+        first_ms.push((turn.first - start).as_secs_f64() * 1e3);
+        talk.extend(turn.tokens);
+        talk.extend(prompt(25_000 + round, 20));
+        let start = Instant::now();
+        let turn = block_on(answer(submit(engine, request(talk, 4))?))?;
+        second_ms.push((turn.first - start).as_secs_f64() * 1e3);
+        (cached, whole) = (turn.usage.cached_tokens, turn.usage.prompt_tokens);
+    }
+    let (first, second, computed) = (median(first_ms), median(second_ms), whole - cached);
+    if args.json {
+        let line = json!({"bench": "second_turn", "first_turn_ms": first, "second_turn_ms": second,
+            "prompt_tokens": whole, "computed_tokens": computed});
+        writeln!(out, "{line}")?;
+    } else {
+        writeln!(
+            out,
+            "second turn: {computed} of {whole} prompt tokens computed; first token after {second:.0} ms (first turn, 600 \
+             tokens: {first:.0} ms)"
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! The engine end to end with the demo model, and the floors that its card quotes.
+//!
+//! Skipped, loudly, where the demo crate's files are not beside this crate.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use futures::StreamExt;
+use futures::executor::block_on;
+use serde_json::Value;
+
+use super::super::*;
+use crate::api::{Chat, Kind, Message, Prompt, Reason, Request};
+use crate::{Config, Engine, Handle};
+
+/// Every so many held-out questions of a family are asked.
+const EVERY: usize = 6;
+/// Answers by which a sample may fall behind what the card says of all questions of a family.
+const SLACK: f64 = 2.0;
+
+fn demo() -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo");
+    if folder.join("sapwood-demo.gguf").is_file() {
+        return Some(folder);
+    }
+    eprintln!("skipped: the demo model is not there");
+    None
+}
+
+fn engine(folder: &Path) -> Engine {
+    let source = Source::File(folder.join("sapwood-demo.gguf"));
+    let options = Options {
+        threads: Some(1),
+        ..Options::default()
+    };
+    let model = load("demo", &source, &options, &mut |_| true).unwrap();
+    Engine::spawn(Box::new(model), Config::default()).unwrap()
+}
+
+fn chat(question: &Value) -> Chat {
+    let messages = question["messages"].as_array().unwrap();
+    let message = |message: &Value| Message {
+        role: message["role"].as_str().unwrap().to_owned(),
+        content: message["content"].as_str().unwrap_or_default().to_owned(),
+        tool_calls: message.get("tool_calls").cloned().unwrap_or_default(),
+        ..Message::default()
+    };
+    Chat {
+        // The last one is the answer.
+        messages: messages[..messages.len() - 1].iter().map(message).collect(),
+        tools: question.get("tools").cloned().unwrap_or_default(),
+        ..Chat::default()
+    }
+}
+
+fn request(chat: Chat) -> Request {
+    let mut request = Request::new(Prompt::Chat(chat));
+    request.sampling.temperature = 0.0;
+    request.max_tokens = Some(120);
+    request
+}
+
+/// The text of an answer; `None` if it did not end by itself.
+fn text(handle: Handle) -> Option<String> {
+    let (mut text, mut ended) = (String::new(), false);
+    for event in block_on(handle.collect::<Vec<_>>()) {
+        match event.kind {
+            Kind::Tokens(tokens) => text.push_str(&tokens.text),
+            Kind::Finish(finish) => ended = finish.reason == Reason::Stop,
+            Kind::Usage(_) => {}
+            Kind::Fault(fault) => panic!("{fault}"),
+        }
+    }
+    ended.then_some(text)
+}
+
+fn is_right(check: &Value, answer: &str) -> bool {
+    let (expected, answer) = (&check["expected"], answer.trim());
+    let words = || {
+        expected
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+    };
+    let word = || expected.as_str().unwrap_or("\0");
+    match check["kind"].as_str().unwrap() {
+        "contains" => words().all(|word| answer.to_lowercase().contains(&word.to_lowercase())),
+        "exact" => answer.trim_end_matches('.') == word(),
+        "starts" => answer.starts_with(word()),
+        "number" => {
+            let last = answer
+                .split(|c: char| !c.is_ascii_digit())
+                .rfind(|digits| !digits.is_empty());
+            last.and_then(|digits| digits.parse().ok()) == expected.as_u64()
+        }
+        "json" => serde_json::from_str(answer).ok().as_ref() == Some(expected),
+        "tool call" => {
+            let inner = answer
+                .strip_prefix("<tool_call>\n")
+                .and_then(|rest| rest.strip_suffix("\n</tool_call>"));
+            inner
+                .and_then(|inner| serde_json::from_str(inner).ok())
+                .as_ref()
+                == Some(expected)
+        }
+        "story" => {
+            answer.matches(['.', '!', '?']).count() >= 3
+                && answer.ends_with(['.', '!', '?', '"'])
+                && words().all(|word| answer.contains(word))
+        }
+        kind => panic!("a check of kind {kind}"),
+    }
+}
+
+/// Accuracies of the card's table, by family: `| family | questions | right | accuracy |`.
+fn card(folder: &Path) -> BTreeMap<String, f64> {
+    let card = fs::read_to_string(folder.join("README.md")).unwrap_or_default();
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [family, asked, right, _] = cells[..] else {
+            return None;
+        };
+        let (asked, right): (f64, f64) = (asked.parse().ok()?, right.parse().ok()?);
+        Some((family.to_owned(), right / asked))
+    };
+    card.lines().filter_map(row).collect()
+}
+
+#[test]
+fn it_knows_the_capital_of_japan() {
+    let Some(folder) = demo() else { return };
+    if card(&folder).is_empty() {
+        eprintln!("skipped: the card promises nothing yet");
+        return;
+    }
+    let question = serde_json::json!({"messages": [
+        {"role": "user", "content": "What is the capital of Japan?"}, {"role": "assistant", "content": ""}]});
+    let answer = text(engine(&folder).submit(request(chat(&question))).unwrap()).unwrap();
+    assert!(answer.contains("Tokyo"), "{answer}");
+}
+
+#[test]
+fn a_sample_of_the_held_out_questions_reaches_what_the_card_says() {
+    let Some(folder) = demo() else { return };
+    let card = card(&folder);
+    let questions = fs::read_to_string(folder.join("recipe/heldout.jsonl")).unwrap_or_default();
+    if card.is_empty() || questions.is_empty() {
+        eprintln!("skipped: the card promises nothing yet");
+        return;
+    }
+    let engine = engine(&folder);
+    let questions = questions
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let mut seen: BTreeMap<String, (usize, f64, f64)> = BTreeMap::new();
+    // All are asked before one is read: the batch is full, as it is in service.
+    let asked: Vec<_> = questions
+        .filter(|question| {
+            let (number, ..) = seen
+                .entry(question["family"].as_str().unwrap().to_owned())
+                .or_default();
+            *number += 1;
+            *number % EVERY == 1
+        })
+        .map(|question| (engine.submit(request(chat(&question))).unwrap(), question))
+        .collect();
+    for (handle, question) in asked {
+        let (_, asked, right) = seen.get_mut(question["family"].as_str().unwrap()).unwrap();
+        *asked += 1.0;
+        let answer = text(handle);
+        *right += f64::from(u8::from(
+            answer.is_some_and(|text| is_right(&question["check"], &text)),
+        ));
+    }
+    let behind: Vec<_> = card
+        .iter()
+        .filter_map(|(family, promised)| {
+            seen.get(family)
+                .map(|&(_, asked, right)| (family, promised * asked, right))
+        })
+        .filter(|(_, promised, right)| right + SLACK < *promised)
+        .collect();
+    assert!(
+        behind.is_empty(),
+        "families that fall behind the card (promised, right): {behind:?}"
+    );
+    assert!(
+        card.keys().any(|family| seen.contains_key(family)),
+        "no family of the card was asked"
+    );
+}
