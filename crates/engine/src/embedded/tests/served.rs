@@ -1,0 +1,72 @@
+//! The embedded model behind the engine, as it is used: threads, batches, kept prefixes.
+
+use futures::StreamExt;
+use futures::executor::block_on;
+use sapwood_proto::steer::Token;
+
+use super::{TEXT, loaded, options};
+use crate::api::{Kind, Prompt, Request, Usage};
+use crate::{Config, Engine, Handle};
+
+fn engine() -> Engine {
+    Engine::spawn(Box::new(loaded(&options())), Config::default()).unwrap()
+}
+
+fn request(prompt: Vec<Token>, max_tokens: u32) -> Request {
+    let mut request = Request::new(Prompt::Tokens(prompt));
+    request.sampling.temperature = 0.0;
+    request.ignore_eos = true;
+    request.max_tokens = Some(max_tokens);
+    request
+}
+
+fn answer(handle: Handle) -> (Vec<Token>, Usage) {
+    let mut tokens = Vec::new();
+    for event in block_on(handle.collect::<Vec<_>>()) {
+        match event.kind {
+            Kind::Tokens(got) => tokens.extend(got.tokens.iter().map(|token| token.id)),
+            Kind::Finish(_) => {}
+            Kind::Usage(usage) => return (tokens, usage),
+            Kind::Fault(fault) => panic!("{fault}"),
+        }
+    }
+    panic!("the stream ended early");
+}
+
+#[test]
+fn a_second_turn_computes_only_what_is_new() {
+    let engine = engine();
+    let first = TEXT.repeat(8);
+    let (answered, usage) = answer(engine.submit(request(first.clone(), 20)).unwrap());
+    assert_eq!((answered.len(), usage.cached_tokens), (20, 0));
+    let second = [first, answered, TEXT.to_vec()].concat();
+    let tokens = second.len() as u32;
+    let (_, usage) = answer(engine.submit(request(second, 1)).unwrap());
+    assert!(tokens - usage.cached_tokens < 50, "{usage:?}");
+}
+
+#[test]
+fn more_requests_than_slots_are_all_answered_alike() {
+    let engine = engine();
+    let handles: Vec<Handle> = (0..12)
+        .map(|number| {
+            engine
+                .submit(request([&[number], TEXT].concat(), 30))
+                .unwrap()
+        })
+        .collect();
+    let together: Vec<_> = handles.into_iter().map(|handle| answer(handle).0).collect();
+    for (number, tokens) in together.iter().enumerate() {
+        assert_eq!(tokens.len(), 30, "request {number}");
+    }
+}
+
+#[test]
+fn dropping_the_engine_in_the_middle_of_work_ends_its_thread() {
+    let engine = engine();
+    let prompt = TEXT.repeat(40);
+    let handle = engine.submit(request(prompt, 20)).unwrap();
+    drop(engine);
+    // Whatever it had published, the stream ends.
+    let _ = block_on(handle.collect::<Vec<_>>());
+}
