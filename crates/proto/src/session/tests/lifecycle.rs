@@ -1,0 +1,439 @@
+//! Section 2 of the Evergreen page: how a session lives and ends.
+
+use std::sync::Arc;
+
+use super::harness::*;
+use crate::code::Code;
+use crate::evergreen::{Message, Reason, Status};
+use crate::session::{CancelledBy, Config, CursorId, Output, Read, Session, Side, Start};
+use crate::time::Time;
+
+fn closed(session: &mut Session) -> Option<Option<Arc<Status>>> {
+    outputs(session)
+        .into_iter()
+        .find_map(|output| match output {
+            Output::Close(status) => Some(status),
+            _ => None,
+        })
+}
+
+#[test]
+fn ev_101_ev_106_one_machine_is_one_session_and_either_side_may_abort_it() {
+    for side in [Side::Client, Side::Server] {
+        let mut session = Session::new(side, Config::default(), T0);
+        feed(&mut session, [leaf("p", 0, "x")]).unwrap();
+        session.abort(Status::new(Reason::Cancelled, "enough"));
+        let status = closed(&mut session).unwrap().unwrap();
+        assert_eq!(reason(&status), Reason::Cancelled);
+        assert_eq!(session.retained_bytes(), 0, "all nodes are dropped");
+        assert_eq!(
+            feed(&mut session, [leaf("", 0, "x")]),
+            Ok(()),
+            "nothing is judged any more"
+        );
+        assert!(outputs(&mut session).is_empty() && session.next_message(T0).is_none());
+    }
+}
+
+#[test]
+fn ev_102_order_inside_a_message_means_nothing_and_an_empty_one_is_legal() {
+    let list = [
+        tree("t", 0, &["a", "o1"]),
+        more("a", 0, "1"),
+        leaf("a", 1, "2"),
+    ];
+    let calls = [
+        action("f", "in=t", "out=o2"),
+        action("g", "in=a", "out=o1"),
+        action("LIST_ACTIONS", "", "actions=l"),
+    ];
+    let mut seen = Vec::new();
+    for order in orders(&list) {
+        for actions in orders(&calls) {
+            let mut session = server();
+            session.handle(Message::default(), T0).unwrap();
+            session
+                .handle(
+                    Message {
+                        fragments: order.clone(),
+                        actions,
+                        wire_bytes: 0,
+                    },
+                    T0,
+                )
+                .unwrap();
+            let mut names: Vec<String> = starts(&mut session)
+                .iter()
+                .map(|start| start.name.to_string())
+                .collect();
+            names.sort();
+            seen.push((names, texts(&mut session, "a"), content(&mut session, "t")));
+        }
+    }
+    seen.dedup();
+    assert_eq!(seen.len(), 1);
+}
+
+#[test]
+fn ev_104_ev_105_sessions_share_nothing_and_ids_are_free_again() {
+    let (mut one, mut other) = (server(), server());
+    feed(&mut one, [leaf("p", 0, "one")]).unwrap();
+    feed(&mut other, [leaf("p", 0, "other")]).unwrap();
+    assert_eq!(
+        (texts(&mut one, "p"), texts(&mut other, "p")),
+        (vec!["one".into()], vec!["other".into()])
+    );
+    one.abort(Status::new(Reason::Cancelled, "enough"));
+    assert_eq!(one.retained_bytes(), 0);
+    assert_eq!(texts(&mut other, "p"), ["other"]);
+    let mut next = server();
+    feed(&mut next, [leaf("p", 0, "next")]).unwrap();
+    assert_eq!(texts(&mut next, "p"), ["next"]);
+}
+
+/// EV-901
+#[test]
+fn ev_107_a_failing_action_aborts_the_session_and_all_others() {
+    let mut session = server();
+    session
+        .handle(
+            actions([action("f", "", "out=a"), action("g", "in=p", "out=b")]),
+            T0,
+        )
+        .unwrap();
+    let all = starts(&mut session);
+    let text = of("text/plain", "").unwrap();
+    session
+        .write(all[1].outputs[0].1, &text, "not sent".into())
+        .unwrap();
+    let cursor = session.open(all[1].inputs[0].1, Some(all[1].action));
+    assert!(matches!(session.read(cursor), Read::Pending));
+    session.fail(all[0].action, Status::new(Reason::BadConfig, "no"));
+    let status = closed(&mut session).unwrap().unwrap();
+    assert_eq!(
+        (reason(&status), status.detail("action")),
+        (Reason::BadConfig, Some("f"))
+    );
+    assert!(
+        session.next_message(T0).is_none(),
+        "queued output is dropped"
+    );
+    assert!(matches!(session.read(cursor), Read::Failed(found) if found == status));
+    // The first abort wins.
+    session.fail(all[1].action, Status::new(Reason::Function, "late"));
+    assert!(outputs(&mut session).is_empty());
+    assert_eq!(session.abort(Status::new(Reason::Function, "late")), status);
+}
+
+#[test]
+fn ev_109_after_half_close_running_actions_go_on_and_then_the_session_ends_well() {
+    let mut session = server();
+    feed(&mut session, [leaf("p", 0, "x")]).unwrap();
+    act(&mut session, action("f", "in=p", "out=o")).unwrap();
+    let start = start(&mut session);
+    session.end_of_input(T0);
+    assert_eq!(closed(&mut session), None, "an action runs");
+    feed(&mut session, [leaf("", 0, "x")]).unwrap();
+    assert_eq!(
+        read_node(&mut session, start.inputs[0].1, Some(start.action)).1,
+        Stop::End
+    );
+    let text = of("text/plain", "").unwrap();
+    session
+        .write(start.outputs[0].1, &text, "y".into())
+        .unwrap();
+    session.finish(start.action);
+    assert_eq!(closed(&mut session), None, "an output is not sent");
+    assert_eq!(sent(&mut session).len(), 1);
+    assert_eq!(closed(&mut session), Some(None));
+    let mut idle = server();
+    idle.end_of_input(T0);
+    assert_eq!(closed(&mut idle), Some(None), "nothing to do: over at once");
+}
+
+/// Runs `message`, opens each action's inputs, and says that all wait.
+fn parked(session: &mut Session, message: Message) -> Vec<(Start, Vec<CursorId>)> {
+    session.handle(message, T0).unwrap();
+    let mut all = Vec::new();
+    for start in starts(session) {
+        let cursors: Vec<CursorId> = start
+            .inputs
+            .iter()
+            .map(|(_, node)| session.open(*node, Some(start.action)))
+            .collect();
+        for cursor in &cursors {
+            drain(session, *cursor, &mut Vec::new());
+        }
+        session.waiting(start.action, true);
+        all.push((start, cursors));
+    }
+    all
+}
+
+#[test]
+fn ev_110_what_can_no_longer_come_fails_its_reader_and_is_named() {
+    for (list, missing) in [
+        (vec![], "p"),
+        (vec![more("p", 0, "a")], "p@1"),
+        (vec![more("p", 0, "a"), leaf("p", 2, "c")], "p@1"),
+        (vec![tree("p", 0, &["c1", "c2"]), leaf("c1", 0, "x")], "c2"),
+        (vec![branch("p", 0, &["c1"]), leaf("c1", 0, "x")], "p@1"),
+    ] {
+        for parks_first in [true, false] {
+            let mut session = server();
+            let message = Message {
+                fragments: list.clone(),
+                actions: vec![action("f", "in=p", "out=o")],
+                wire_bytes: 0,
+            };
+            let all = if parks_first {
+                parked(&mut session, message)
+            } else {
+                session.handle(message, T0).unwrap();
+                Vec::new()
+            };
+            session.end_of_input(T0);
+            let events = outputs(&mut session);
+            let cursor = if let Some((_, cursors)) = all.first() {
+                assert!(
+                    matches!(events[..], [Output::Ready(id)] if id == cursors[0]),
+                    "{events:?}"
+                );
+                cursors[0]
+            } else {
+                let node = session.node("p").unwrap();
+                session.open(node, None)
+            };
+            let mut items = Vec::new();
+            let read = loop {
+                match session.read(cursor) {
+                    Read::Piece(piece) => items.push(piece),
+                    other => break other,
+                }
+            };
+            let Read::Failed(status) = read else {
+                panic!("{missing}: {read:?}")
+            };
+            assert_eq!(
+                (status.code, reason(&status)),
+                (Code::FailedPrecondition, Reason::IncompleteInput)
+            );
+            assert!(
+                status.message.contains(missing),
+                "{} names {missing}",
+                status.message
+            );
+        }
+    }
+}
+
+#[test]
+fn ev_110_at_most_16_missing_items_are_named_and_unread_ones_are_no_error() {
+    let ids: Vec<String> = (0..40).map(|at| format!("missing{at}")).collect();
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let mut session = server();
+    feed(&mut session, [tree("p", 0, &ids), leaf("read", 0, "x")]).unwrap();
+    act(&mut session, action("f", "in=read other=p", "out=o")).unwrap();
+    let start = start(&mut session);
+    session.end_of_input(T0);
+    assert_eq!(
+        read_node(&mut session, start.inputs[0].1, Some(start.action)).1,
+        Stop::End
+    );
+    let cursor = session.open(start.inputs[1].1, Some(start.action));
+    let Read::Failed(status) = session.read(cursor) else {
+        panic!("it can never come")
+    };
+    assert_eq!(
+        status.message.matches("missing").count(),
+        16 + 1,
+        "{}",
+        status.message
+    );
+}
+
+#[test]
+fn ev_110_actions_that_wait_for_one_another_are_ended() {
+    let ring = || actions([action("f", "in=b", "out=a"), action("g", "in=a", "out=b")]);
+    let mut session = server();
+    let all = parked(&mut session, ring());
+    assert!(
+        outputs(&mut session).is_empty(),
+        "before half-close the client could still cancel"
+    );
+    session.end_of_input(T0);
+    for (_, cursors) in &all {
+        assert!(
+            matches!(session.read(cursors[0]), Read::Failed(status) if reason(&status) == Reason::Deadlock)
+        );
+    }
+
+    // An action that does something else as well may still break the ring; only when it waits too, nobody can.
+    let mut session = server();
+    let all = parked(&mut session, ring());
+    session.waiting(all[0].0.action, false);
+    session.end_of_input(T0);
+    assert!(
+        all.iter()
+            .all(|(_, cursors)| matches!(session.read(cursors[0]), Read::Pending))
+    );
+    session.waiting(all[0].0.action, true);
+    assert!(
+        all.iter()
+            .all(|(_, cursors)| matches!(session.read(cursors[0]), Read::Failed(_)))
+    );
+}
+
+#[test]
+fn ev_110_whoever_waits_for_the_living_is_not_stuck() {
+    let mut session = server();
+    let chain = actions([
+        action("f", "in=b", "out=a"),
+        action("g", "in=c", "out=b"),
+        action("h", "", "out=c"),
+    ]);
+    let all = parked(&mut session, chain);
+    // The third runs: it has no input, and says so.
+    session.waiting(all[2].0.action, false);
+    session.end_of_input(T0);
+    assert!(
+        all[..2]
+            .iter()
+            .all(|(_, cursors)| matches!(session.read(cursors[0]), Read::Pending))
+    );
+    let text = of("text/plain", "").unwrap();
+    session
+        .write(all[2].0.outputs[0].1, &text, "x".into())
+        .unwrap();
+    session.finish(all[2].0.action);
+    let mut items = Vec::new();
+    assert_eq!(drain(&mut session, all[1].1[0], &mut items), Stop::End);
+}
+
+#[test]
+fn ev_111_the_idle_limit_counts_neither_messages_nor_running_actions() {
+    let half_hour = 30 * 60 * 1_000;
+    let at = Time::from_millis;
+    let idle_at = |session: &mut Session, now: u64| session.wake_at(at(now));
+    let mut session = server();
+    assert_eq!(idle_at(&mut session, 0), Some(at(half_hour)));
+    session.handle(Message::default(), at(1_000)).unwrap();
+    assert_eq!(idle_at(&mut session, 1_000), Some(at(half_hour + 1_000)));
+    session
+        .handle(actions([action("f", "in=p", "out=o")]), at(2_000))
+        .unwrap();
+    let start = start(&mut session);
+    assert_eq!(idle_at(&mut session, 2_000), None, "an action runs");
+    session.tick(at(half_hour * 5));
+    assert!(session.aborted().is_none());
+    // Waiting for what nobody sends is not running.
+    let cursor = session.open(start.inputs[0].1, Some(start.action));
+    assert!(matches!(session.read(cursor), Read::Pending));
+    session.waiting(start.action, true);
+    let now = half_hour * 5 + 10;
+    assert_eq!(idle_at(&mut session, now), Some(at(now + half_hour)));
+    session.tick(at(now + half_hour - 1));
+    assert!(session.aborted().is_none());
+    session.tick(at(now + half_hour));
+    assert_eq!(reason(session.aborted().unwrap()), Reason::IdleTimeout);
+}
+
+#[test]
+fn ev_950_deadlines_bound_the_session_and_an_action() {
+    let at = Time::from_millis;
+    let mut session = server_with(|config, _| config.deadline = Some(at(500)));
+    act(&mut session, action("f", "", "out=o")).unwrap();
+    assert_eq!(
+        start(&mut session).deadline,
+        Some(at(500)),
+        "reaches whoever runs it"
+    );
+    assert_eq!(session.wake_at(T0), Some(at(500)));
+    session.tick(at(499));
+    assert!(session.aborted().is_none());
+    session.tick(at(500));
+    let status = session.aborted().unwrap();
+    assert_eq!(
+        (status.code, reason(status)),
+        (Code::DeadlineExceeded, Reason::Deadline)
+    );
+
+    let options = crate::generated::sapwood::v1::ActionOptions {
+        timeout: Some(prost_types::Duration {
+            seconds: 0,
+            nanos: 100_000_000,
+        }),
+    };
+    let any = prost_types::Any {
+        type_url: "type.googleapis.com/sapwood.v1.ActionOptions".into(),
+        value: prost::Message::encode_to_vec(&options),
+    };
+    let timed = crate::evergreen::Action {
+        configs: vec![any],
+        ..action("f", "in=p", "out=o")
+    };
+    let mut session = server_with(|config, _| config.partial_failure = true);
+    session
+        .handle(actions([timed, action("g", "", "out=o2")]), at(50))
+        .unwrap();
+    let all = starts(&mut session);
+    assert_eq!(
+        (all[0].deadline, all[1].deadline),
+        (Some(at(150)), None),
+        "from its receipt, waiting included"
+    );
+    assert_eq!(session.wake_at(at(50)), Some(at(150)));
+    session.tick(at(150));
+    let events = outputs(&mut session);
+    let late = |output: &Output| matches!(output, Output::Cancel { by: CancelledBy::Deadline, action } if *action == all[0].action);
+    assert!(events.iter().any(late), "{events:?}");
+    assert_eq!(content(&mut session, "o").1, Stop::Failed(Reason::Deadline));
+    assert!(
+        session.aborted().is_none() && session.unfinished() == 1,
+        "others go on"
+    );
+}
+
+/// EV-972
+#[test]
+fn ev_972_a_client_reads_with_the_same_limits_and_an_early_end_is_truncation() {
+    let mut client = Session::new(Side::Client, Config::default(), T0);
+    let node = client.node("r").unwrap();
+    let call = crate::session::Call {
+        name: "f".into(),
+        outputs: vec![("out".into(), node)],
+        ..Default::default()
+    };
+    client.call(call).unwrap();
+    let cursor = client.open(node, None);
+    assert!(matches!(client.read(cursor), Read::Pending));
+    feed(&mut client, [more("r", 0, "half of an ")]).unwrap();
+    let mut items = Vec::new();
+    drain(&mut client, cursor, &mut items);
+    outputs(&mut client);
+    client.end_of_input(T0);
+    let events = outputs(&mut client);
+    assert!(
+        matches!(events[..], [Output::Ready(_), Output::Close(None)]),
+        "{events:?}"
+    );
+    let Read::Failed(status) = client.read(cursor) else {
+        panic!("never a normal end")
+    };
+    assert_eq!(
+        (status.code, reason(&status)),
+        (Code::Truncated, Reason::Truncated)
+    );
+    assert_eq!(
+        content(&mut client, "r").0.len(),
+        1,
+        "what has come can be read again"
+    );
+
+    let mut client = Session::new(Side::Client, Config::default(), T0);
+    assert_eq!(
+        feed(&mut client, [leaf("p", 0, "a"), leaf("p", 1, "b")]),
+        Err(Reason::SeqPastFinal),
+        "a server is not trusted"
+    );
+}
