@@ -1,8 +1,11 @@
 //! Tests of the session machine, one file per section of the Evergreen page.
 
 mod actions;
+mod failures;
+mod flow;
 mod harness;
 mod lifecycle;
+mod limits;
 mod metadata;
 mod nodes;
 mod reading;

@@ -1,7 +1,5 @@
 //! What the session's tests share: messages in few words, and a peer that reads everything.
 
-#![allow(dead_code, reason = "tests use it in parts")]
-
 use std::sync::Arc;
 
 use bytes::Bytes;
