@@ -368,81 +368,8 @@ fn ev_904_the_session_counts_what_goes_through_it() {
 /// EV-903
 #[test]
 fn ev_901_ev_902_the_table_of_reasons_is_as_the_page_has_it() {
-    // Code number, scope, close code, reasons: section 9.
-    let table: &[(u8, Scope, u16, &str)] = &[
-        (
-            3,
-            Scope::Session,
-            1008,
-            "BAD_ID BAD_SEQ SEQ_PAST_FINAL NODE_KIND NODE_OWNER CYCLE ACTION_CYCLE",
-        ),
-        (
-            3,
-            Scope::Session,
-            1008,
-            "METADATA_MISSING METADATA_REPEATED METADATA_CONFLICT",
-        ),
-        (3, Scope::Session, 1007, "BAD_MESSAGE"),
-        (
-            3,
-            Scope::Action,
-            1008,
-            "DUPLICATE_PARAM UNKNOWN_PARAM MISSING_INPUT PARAM_LIMIT BAD_NAME TARGET_REQUIRED",
-        ),
-        (
-            3,
-            Scope::Action,
-            1008,
-            "UNKNOWN_CONFIG DUPLICATE_CONFIG BAD_CONFIG BAD_ROLE BAD_TEXT BAD_TOKENS",
-        ),
-        (
-            3,
-            Scope::Action,
-            1008,
-            "UNSUPPORTED_MIMETYPE PROMPT_TOO_LONG REF_SCHEME",
-        ),
-        (
-            5,
-            Scope::Action,
-            1008,
-            "UNKNOWN_ACTION UNKNOWN_TARGET UNKNOWN_CONTROLLER REF_NOT_FOUND",
-        ),
-        (5, Scope::Connection, 1008, "NO_SESSION"),
-        (6, Scope::Session, 1008, "OUTPUT_NOT_NEW"),
-        (7, Scope::Action, 1008, "REF_DENIED"),
-        (8, Scope::Session, 1009, "MESSAGE_TOO_LARGE"),
-        (
-            8,
-            Scope::Session,
-            1008,
-            "RETAINED_LIMIT NODE_LIMIT CHILD_LIMIT FRAGMENT_LIMIT DEPTH_LIMIT REORDER_LIMIT",
-        ),
-        (8, Scope::Session, 1008, "SLOW_READER"),
-        (
-            8,
-            Scope::Action,
-            1008,
-            "FLATTEN_LIMIT ACTION_LIMIT REF_LIMIT",
-        ),
-        (
-            9,
-            Scope::Action,
-            1008,
-            "INCOMPLETE_INPUT DEADLOCK NO_TEMPLATE NODE_RELEASED",
-        ),
-        (1, Scope::Action, 1008, "CANCELLED"),
-        (4, Scope::Action, 1011, "DEADLINE"),
-        (4, Scope::Session, 1001, "IDLE_TIMEOUT"),
-        (10, Scope::Connection, 1008, "SUPERSEDED"),
-        (13, Scope::Action, 1011, "FUNCTION CONTROLLER"),
-        (14, Scope::Action, 1013, "REF_FETCH ENGINE_BUSY"),
-        (14, Scope::Session, 1001, "GOING_AWAY"),
-        // Ours, not the page's.
-        (14, Scope::Action, 1011, "TRUNCATED"),
-        (12, Scope::Action, 1008, "UNIMPLEMENTED"),
-    ];
     let mut named = 0;
-    for (code, scope, close, names) in table {
+    for (code, scope, close, names) in REASONS {
         for name in names.split(' ') {
             let reason = Reason::from_name(name).expect(name);
             assert_eq!(
@@ -455,3 +382,77 @@ fn ev_901_ev_902_the_table_of_reasons_is_as_the_page_has_it() {
     }
     assert_eq!(named, Reason::ALL.len());
 }
+
+/// Code number, scope, close code, reasons: section 9.
+const REASONS: &[(u8, Scope, u16, &str)] = &[
+    (
+        3,
+        Scope::Session,
+        1008,
+        "BAD_ID BAD_SEQ SEQ_PAST_FINAL NODE_KIND NODE_OWNER CYCLE ACTION_CYCLE",
+    ),
+    (
+        3,
+        Scope::Session,
+        1008,
+        "METADATA_MISSING METADATA_REPEATED METADATA_CONFLICT",
+    ),
+    (3, Scope::Session, 1007, "BAD_MESSAGE"),
+    (
+        3,
+        Scope::Action,
+        1008,
+        "DUPLICATE_PARAM UNKNOWN_PARAM MISSING_INPUT PARAM_LIMIT BAD_NAME TARGET_REQUIRED",
+    ),
+    (
+        3,
+        Scope::Action,
+        1008,
+        "UNKNOWN_CONFIG DUPLICATE_CONFIG BAD_CONFIG BAD_ROLE BAD_TEXT BAD_TOKENS",
+    ),
+    (
+        3,
+        Scope::Action,
+        1008,
+        "UNSUPPORTED_MIMETYPE PROMPT_TOO_LONG REF_SCHEME",
+    ),
+    (
+        5,
+        Scope::Action,
+        1008,
+        "UNKNOWN_ACTION UNKNOWN_TARGET UNKNOWN_CONTROLLER REF_NOT_FOUND",
+    ),
+    (5, Scope::Connection, 1008, "NO_SESSION"),
+    (6, Scope::Session, 1008, "OUTPUT_NOT_NEW"),
+    (7, Scope::Action, 1008, "REF_DENIED"),
+    (8, Scope::Session, 1009, "MESSAGE_TOO_LARGE"),
+    (
+        8,
+        Scope::Session,
+        1008,
+        "RETAINED_LIMIT NODE_LIMIT CHILD_LIMIT FRAGMENT_LIMIT DEPTH_LIMIT REORDER_LIMIT",
+    ),
+    (8, Scope::Session, 1008, "SLOW_READER"),
+    (
+        8,
+        Scope::Action,
+        1008,
+        "FLATTEN_LIMIT ACTION_LIMIT REF_LIMIT",
+    ),
+    (
+        9,
+        Scope::Action,
+        1008,
+        "INCOMPLETE_INPUT DEADLOCK NO_TEMPLATE NODE_RELEASED",
+    ),
+    (1, Scope::Action, 1008, "CANCELLED"),
+    (4, Scope::Action, 1011, "DEADLINE"),
+    (4, Scope::Session, 1001, "IDLE_TIMEOUT"),
+    (10, Scope::Connection, 1008, "SUPERSEDED"),
+    (13, Scope::Action, 1011, "FUNCTION CONTROLLER"),
+    (14, Scope::Action, 1013, "REF_FETCH ENGINE_BUSY"),
+    (14, Scope::Session, 1001, "GOING_AWAY"),
+    // Ours, not the page's.
+    (14, Scope::Action, 1011, "TRUNCATED"),
+    (12, Scope::Action, 1008, "UNIMPLEMENTED"),
+];
