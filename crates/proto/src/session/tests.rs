@@ -8,4 +8,6 @@ mod lifecycle;
 mod limits;
 mod metadata;
 mod nodes;
+mod properties;
 mod reading;
+mod transcripts;
