@@ -252,3 +252,6 @@ impl Drop for Handle {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -132,7 +132,10 @@ impl Owner {
         self.heed(now);
         self.park_and_rouse(now);
         self.admit(now);
-        self.ask_pre(now);
+        if self.ask_pre(now) {
+            // A fork is cheapest while its branches end where their parent does.
+            self.admit(now);
+        }
         let computed = self.pass(now);
         let after = self.clock.as_ref().map_or(now, |clock| clock());
         self.gather(after);
@@ -140,6 +143,12 @@ impl Owner {
         self.report.wake_at = self.wake_at(now);
         self.count(now, computed);
         self.report.clone()
+    }
+
+    /// Nothing is in progress and nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.jobs.is_empty() && self.sequences.is_empty() && self.outgoing.is_empty()
     }
 
     /// Gives every event of the step to its reader, and only then wakes the readers (D-6).

@@ -137,8 +137,9 @@ impl Sequence {
 }
 
 impl Owner {
-    /// Asks `pre` of every running steerer whose round begins.
-    pub(super) fn ask_pre(&mut self, now: Time) {
+    /// Asks `pre` of every running steerer whose round begins. True if one of them forked.
+    pub(super) fn ask_pre(&mut self, now: Time) -> bool {
+        let born = self.numbers;
         let mut order = std::mem::take(&mut self.scratch.order);
         order.clear();
         order.extend(
@@ -154,6 +155,7 @@ impl Owner {
         }
         self.scratch.order = order;
         self.find_deadlocks();
+        self.numbers > born
     }
 
     fn ask_pre_of(&mut self, key: Key, now: Time) {

@@ -1,4 +1,8 @@
 //! The owner, stepped by hand with virtual time and scripted models.
 
+mod cache;
+mod faults;
 mod harness;
 mod life;
+mod load;
+mod steering;

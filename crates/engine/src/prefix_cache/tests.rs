@@ -1,1 +1,213 @@
+//! The cache against a naive one that writes down who holds what.
 
+use proptest::prelude::*;
+
+use super::*;
+
+const SLOTS: u32 = 5;
+const CELLS: u32 = 60;
+
+fn cache(truncates: bool) -> PrefixCache {
+    PrefixCache::new(
+        Capacity {
+            slots: SLOTS,
+            cells: CELLS,
+            batch_tokens: 8,
+        },
+        truncates,
+    )
+}
+
+#[test]
+fn a_prefix_is_found_among_live_and_kept_slots_and_the_longest_wins() {
+    let mut cache = cache(true);
+    let live = cache.take().unwrap();
+    cache.append(live, &[1, 2, 3, 4]);
+    let kept = cache.take().unwrap();
+    cache.append(kept, &[1, 2, 3, 4, 5, 6]);
+    cache.keep(kept, None);
+    let found = |prompt: &[Token]| {
+        cache
+            .find(prompt)
+            .map(|found| (found.slot, found.tokens, found.kept, found.whole))
+    };
+    assert_eq!(found(&[1, 2, 3, 4, 5, 6, 7]), Some((kept, 6, true, true)));
+    assert_eq!(found(&[1, 2, 9]), Some((live, 2, false, false)));
+    assert_eq!(
+        found(&[1, 2, 3, 4]),
+        Some((live, 3, false, false)),
+        "the last token is always computed"
+    );
+    assert_eq!((found(&[2]), found(&[1]), found(&[])), (None, None, None));
+}
+
+#[test]
+fn a_model_that_cannot_cut_back_goes_on_only_where_a_slot_ends() {
+    let mut cache = cache(false);
+    let kept = cache.take().unwrap();
+    cache.append(kept, &[1, 2, 3]);
+    cache.keep(kept, None);
+    assert_eq!(cache.find(&[1, 2, 9]), None);
+    assert_eq!(
+        cache.find(&[1, 2, 3]),
+        None,
+        "its last token would have to be computed again"
+    );
+    assert_eq!(cache.find(&[1, 2, 3, 4]).map(|found| found.tokens), Some(3));
+}
+
+#[test]
+fn the_least_recently_used_goes_first_and_a_key_keeps_its_own_warm() {
+    let mut cache = cache(true);
+    let slots: Vec<Slot> = (0..3).map(|_| cache.take().unwrap()).collect();
+    for (&slot, key) in slots.iter().zip([Some(7), None, None]) {
+        cache.append(slot, &[slot, 1]);
+        cache.keep(slot, key);
+    }
+    cache.warm(7);
+    assert_eq!(cache.evict(Some(slots[1])), Some(slots[2]));
+    assert_eq!(cache.evict(None), Some(slots[1]));
+    assert_eq!(cache.evict(None), Some(slots[0]));
+    assert_eq!((cache.evict(None), cache.used()), (None, 0));
+}
+
+/// What the naive cache knows of a slot: its tokens as (token, identity of the cell), and whether it is live.
+type Naive = Vec<Option<(Vec<(Token, u64)>, bool)>>;
+
+fn check(cache: &PrefixCache, naive: &Naive) {
+    let all = |only_live: bool| {
+        let cells = naive
+            .iter()
+            .flatten()
+            .filter(|place| place.1 || !only_live)
+            .flat_map(|place| &place.0);
+        cells
+            .map(|cell| cell.1)
+            .collect::<std::collections::BTreeSet<_>>()
+            .len()
+    };
+    assert_eq!(cache.used(), all(false), "cells in use");
+    assert_eq!(
+        cache.room(),
+        CELLS as usize - all(true),
+        "room beside what is pinned"
+    );
+    for (slot, place) in (0..).zip(naive) {
+        let tokens: Vec<Token> = place
+            .iter()
+            .flat_map(|place| &place.0)
+            .map(|cell| cell.0)
+            .collect();
+        assert_eq!(cache.place(slot).tokens, tokens);
+        assert_eq!(cache.place(slot).cells.len(), tokens.len());
+        assert_eq!(cache.place(slot).held == Held::Free, place.is_none());
+    }
+    // No cell is free and held, and each is counted as often as it is held.
+    let mut held = vec![0; CELLS as usize];
+    cache
+        .places
+        .iter()
+        .flat_map(|place| &place.cells)
+        .for_each(|&cell| held[cell as usize] += 1);
+    cache
+        .free
+        .iter()
+        .for_each(|&cell| assert_eq!(held[cell as usize], 0));
+    assert!(
+        cache
+            .cells
+            .iter()
+            .zip(&held)
+            .all(|(cell, &held)| cell.held == held)
+    );
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Take,
+    Append(usize, usize),
+    Fork(usize, usize),
+    Truncate(usize, usize),
+    Keep(usize),
+    Release(usize),
+    Evict,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let (slot, count) = (0..SLOTS as usize, 0..20_usize);
+    prop_oneof![
+        Just(Act::Take),
+        (slot.clone(), count.clone()).prop_map(|(slot, count)| Act::Append(slot, count)),
+        (slot.clone(), count.clone()).prop_map(|(slot, count)| Act::Fork(slot, count)),
+        (slot.clone(), count).prop_map(|(slot, count)| Act::Truncate(slot, count)),
+        slot.clone().prop_map(Act::Keep),
+        slot.prop_map(Act::Release),
+        Just(Act::Evict),
+    ]
+}
+
+fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
+    let live = |naive: &Naive, slot: usize| naive[slot].as_ref().is_some_and(|place| place.1);
+    match act {
+        Act::Take => {
+            let slot = cache.take();
+            assert_eq!(slot.is_some(), naive.iter().any(Option::is_none));
+            if let Some(slot) = slot {
+                assert!(naive[slot as usize].is_none(), "no slot is given twice");
+                naive[slot as usize] = Some((Vec::new(), true));
+            }
+        }
+        Act::Append(slot, count) if live(naive, slot) && cache.room() >= count => {
+            for evicted in cache.evict_for(count) {
+                assert!(!live(naive, evicted as usize), "what runs is never evicted");
+                naive[evicted as usize] = None;
+            }
+            let tokens: Vec<Token> = (0..count as u32).map(|token| token % 3).collect();
+            cache.append(slot as u32, &tokens);
+            let place = naive[slot].as_mut().unwrap();
+            for token in tokens {
+                *cells += 1;
+                place.0.push((token, *cells));
+            }
+        }
+        Act::Fork(from, count) => {
+            let Some((held, _)) = naive[from].clone() else {
+                return;
+            };
+            let Some(to) = cache.take() else { return };
+            let count = count.min(held.len());
+            cache.fork(from as u32, to, count);
+            naive[to as usize] = Some((held[..count].to_vec(), true));
+        }
+        Act::Truncate(slot, count) if live(naive, slot) => {
+            cache.truncate(slot as u32, count);
+            naive[slot].as_mut().unwrap().0.truncate(count);
+        }
+        Act::Keep(slot) if live(naive, slot) => {
+            cache.keep(slot as u32, None);
+            naive[slot].as_mut().unwrap().1 = false;
+        }
+        Act::Release(slot) if live(naive, slot) => {
+            cache.release(slot as u32);
+            naive[slot] = None;
+        }
+        Act::Evict => {
+            if let Some(slot) = cache.evict(None) {
+                assert!(!live(naive, slot as usize));
+                naive[slot as usize] = None;
+            }
+        }
+        _ => {}
+    }
+}
+
+proptest! {
+    #[test]
+    fn references_balance_and_no_slot_is_given_twice(acts in prop::collection::vec(act(), 0..80)) {
+        let (mut cache, mut naive, mut cells) = (cache(true), vec![None; SLOTS as usize], 0);
+        for act in acts {
+            play(&mut cache, &mut naive, act, &mut cells);
+            check(&cache, &naive);
+        }
+    }
+}

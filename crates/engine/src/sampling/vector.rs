@@ -216,10 +216,10 @@ pub(super) fn exp(x: f32) -> f32 {
     let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
     let whole = shifted - ROUND;
     let rest = bounded - whole * LN_2_HIGH - whole * LN_2_LOW;
-    let mut sum = 1.0 / 720.0;
-    for factor in [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
-        sum = sum * rest + factor;
-    }
+    // The first seven terms of the series, inmost first.
+    let sum = 1.0 / 720.0 * rest + 1.0 / 120.0;
+    let sum = (sum * rest + 1.0 / 24.0) * rest + 1.0 / 6.0;
+    let sum = ((sum * rest + 0.5) * rest + 1.0) * rest + 1.0;
     let exponent = shifted
         .to_bits()
         .wrapping_sub(ROUND.to_bits())

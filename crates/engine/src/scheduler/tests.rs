@@ -1,1 +1,210 @@
+use proptest::prelude::*;
 
+use super::*;
+
+/// Seats everybody in turn; who runs leaves at once.
+fn order(scheduler: &mut Scheduler) -> Vec<Key> {
+    let mut seated = Vec::new();
+    while let Some(key) = scheduler.next(|_| true) {
+        scheduler.seat(key);
+        scheduler.remove(key);
+        seated.push(key);
+    }
+    seated
+}
+
+#[test]
+fn priority_then_turns_of_callers_then_arrival() {
+    let mut scheduler = Scheduler::new(1);
+    let arrivals = [
+        (1, 0, 7),
+        (2, 0, 7),
+        (3, 0, 7),
+        (4, 0, 8),
+        (5, 3, 7),
+        (6, -1, 9),
+    ];
+    for (key, priority, caller) in arrivals {
+        scheduler.submit(key, priority, caller);
+    }
+    assert_eq!(order(&mut scheduler), [5, 4, 1, 2, 3, 6]);
+}
+
+#[test]
+fn a_caller_that_comes_anew_does_not_overtake_those_that_take_turns() {
+    let mut scheduler = Scheduler::new(1);
+    scheduler.submit(1, 0, 1);
+    scheduler.submit(2, 0, 1);
+    let mut seated = Vec::new();
+    for newcomer in 10..14 {
+        let key = scheduler.next(|_| true).unwrap();
+        scheduler.seat(key);
+        scheduler.remove(key);
+        seated.push(key);
+        scheduler.submit(newcomer, 0, newcomer as u64);
+    }
+    assert_eq!(seated[..2], [1, 2]);
+}
+
+#[test]
+fn who_ran_before_goes_first_and_who_does_not_fit_is_not_overtaken() {
+    let mut scheduler = Scheduler::new(1);
+    scheduler.submit(1, 0, 0);
+    scheduler.submit(2, 0, 0);
+    scheduler.seat(1);
+    assert_eq!(scheduler.next(|_| true), None, "no seat");
+    scheduler.preempt(1);
+    assert_eq!(scheduler.next(|_| true), Some(1));
+    assert_eq!(scheduler.next(|_| true), Some(1), "asking changes nothing");
+    scheduler.seat(1);
+    scheduler.park(1);
+    assert_eq!(
+        scheduler.next(|_| true),
+        Some(2),
+        "a parked sequence holds no seat"
+    );
+    scheduler.unpark(1);
+    assert_eq!(scheduler.next(|_| true), Some(1));
+    assert_eq!(
+        scheduler.next(|key| key != 1),
+        Some(2),
+        "who waits for a sibling is passed over"
+    );
+}
+
+#[test]
+fn victims_are_the_parked_then_the_lowest_then_the_youngest_and_never_the_last() {
+    let mut scheduler = Scheduler::new(4);
+    for (key, priority) in [(1, 0), (2, 5), (3, 0), (4, 0)] {
+        scheduler.submit(key, priority, 0);
+        scheduler.seat(key);
+    }
+    scheduler.park(1);
+    let mut victims = Vec::new();
+    let mut gone = Vec::new();
+    while let Some(victim) = scheduler.victim(true, |key| !gone.contains(&key)) {
+        victims.push(victim);
+        gone.push(victim);
+        scheduler.preempt(victim);
+    }
+    assert_eq!(victims, [1, 4, 3]);
+    assert_eq!(scheduler.victim(false, |key| key == 2), None);
+}
+
+const BUDGET: Budget = Budget {
+    batch: 512,
+    alone: 256,
+    step: 128,
+    prefill_min: 64,
+    room: 10_000,
+};
+
+fn shares(work: &[(Key, usize)], budget: &Budget) -> (bool, Vec<(Key, usize)>) {
+    let work: Vec<Work> = work
+        .iter()
+        .map(|&(key, pending)| Work { key, pending })
+        .collect();
+    let mut shares = Vec::new();
+    let fits = plan(&work, budget, &mut shares);
+    (
+        fits,
+        shares
+            .iter()
+            .map(|share| (share.key, share.tokens))
+            .collect(),
+    )
+}
+
+#[test]
+fn decodes_come_first_and_prompts_get_what_is_left() {
+    let many: Vec<(Key, usize)> = (0..100).map(|key| (key, 1)).chain([(100, 900)]).collect();
+    let tight = |room| Budget { room, ..BUDGET };
+    let cases = [
+        (vec![(0, 1), (1, 1)], BUDGET, true, vec![(0, 1), (1, 1)]),
+        (vec![(0, 900)], BUDGET, true, vec![(0, 256)]),
+        (vec![(0, 1), (1, 900)], BUDGET, true, vec![(0, 1), (1, 127)]),
+        // The oldest prompt gets its quarter, the shortest the rest.
+        (
+            vec![(0, 900), (1, 20), (2, 500)],
+            BUDGET,
+            true,
+            vec![(1, 20), (2, 172), (0, 64)],
+        ),
+        (vec![(0, 1), (1, 900)], tight(5), true, vec![(0, 1), (1, 4)]),
+        (vec![(0, 1), (1, 900)], tight(1), false, vec![(0, 1)]),
+        (vec![(0, 1), (1, 1)], tight(1), false, vec![(0, 1)]),
+        (vec![], BUDGET, true, vec![]),
+    ];
+    for (work, budget, fits, expected) in cases {
+        assert_eq!(shares(&work, &budget), (fits, expected), "{work:?}");
+    }
+    assert_eq!(
+        shares(&many, &BUDGET).1.last(),
+        Some(&(100, 64)),
+        "the minimum holds beside 100 decodes"
+    );
+}
+
+proptest! {
+    #[test]
+    fn a_plan_keeps_its_limits_and_moves_the_oldest(
+        pending in prop::collection::vec(prop_oneof![Just(1_usize), 2..600_usize], 0..40),
+        batch in 40..600_usize, alone in 1..600_usize, step in 1..200_usize, prefill_min in 1..100_usize, room in 0..800_usize,
+    ) {
+        let budget = Budget { batch, alone, step, prefill_min, room };
+        let work: Vec<Work> = pending.iter().enumerate().map(|(key, &pending)| Work { key, pending }).collect();
+        let mut shares = Vec::new();
+        let fits = plan(&work, &budget, &mut shares);
+        let total: usize = shares.iter().map(|share| share.tokens).sum();
+        prop_assert!(total <= batch && total <= room);
+        let mut keys: Vec<Key> = shares.iter().map(|share| share.key).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        prop_assert_eq!(keys.len(), shares.len(), "one share each");
+        prop_assert!(shares.iter().all(|share| (1..=pending[share.key]).contains(&share.tokens)));
+        if fits {
+            let share = |key: Key| shares.iter().any(|share| share.key == key);
+            prop_assert!(work.iter().filter(|work| work.pending == 1).all(|work| share(work.key)));
+            let oldest = work.iter().find(|work| work.pending > 1);
+            let full = work.iter().filter(|work| work.pending == 1).count() == batch;
+            prop_assert!(full || oldest.is_none_or(|work| share(work.key)), "the oldest prompt gets on");
+        }
+    }
+
+    /// Whatever happens, whoever keeps waiting among equals is seated: nobody is passed over for ever.
+    #[test]
+    fn nothing_starves(arrivals in prop::collection::vec((0..4_u64, 0..3_u8), 1..60), seats in 1..4_usize) {
+        let mut scheduler = Scheduler::new(seats);
+        let mut seen = Vec::new();
+        let mut running: Vec<Key> = Vec::new();
+        for (key, &(caller, what)) in arrivals.iter().enumerate() {
+            scheduler.submit(key, 0, caller);
+            while let Some(next) = scheduler.next(|_| true) {
+                prop_assert!(!running.contains(&next), "no seat is given twice");
+                scheduler.seat(next);
+                running.push(next);
+            }
+            prop_assert!(running.len() <= seats);
+            prop_assert_eq!(scheduler.running_count(), running.len());
+            match what {
+                0 => { scheduler.preempt(running.remove(0)); }
+                1 => { let done = running.remove(0); scheduler.remove(done); seen.push(done); }
+                _ => { let slow = running.remove(0); scheduler.park(slow); scheduler.unpark(slow); }
+            }
+        }
+        // From here on only finishing: everybody gets a seat within as many turns as there are sequences.
+        for _ in 0..=arrivals.len() {
+            while let Some(next) = scheduler.next(|_| true) {
+                scheduler.seat(next);
+                running.push(next);
+            }
+            for done in running.drain(..) {
+                scheduler.remove(done);
+                seen.push(done);
+            }
+        }
+        seen.sort_unstable();
+        prop_assert_eq!(seen, (0..arrivals.len()).collect::<Vec<_>>());
+        prop_assert!(scheduler.last_turn.is_empty(), "no caller is remembered for ever");
+    }
+}

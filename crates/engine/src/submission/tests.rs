@@ -1,6 +1,169 @@
 use super::*;
+use crate::model::Model;
+use crate::scripted::{Config, Scripted};
+
+fn refused(change: impl FnOnce(&mut Request)) -> Option<(&'static str, String)> {
+    let mut request = Request::new(Prompt::Text("hello".to_owned()));
+    change(&mut request);
+    let model = Scripted::new(Config {
+        context_tokens: 32,
+        ..Config::default()
+    })
+    .unwrap();
+    let prepared = prepare(request, &model.info(), &*model.vocabulary(), || 7);
+    prepared
+        .err()
+        .map(|refusal| (refusal.reason, refusal.message))
+}
+
+/// A field, a value at its limit, and one past it.
+type Case = (&'static str, fn(&mut Request), fn(&mut Request));
+
+/// D-20.
+#[test]
+fn ev_603_each_field_is_taken_at_its_limit_and_refused_past_it_by_name() {
+    let cases: &[Case] = &[
+        (
+            "temperature",
+            |r| r.sampling.temperature = 100.0,
+            |r| r.sampling.temperature = 100.5,
+        ),
+        (
+            "temperature",
+            |r| r.sampling.temperature = 0.0,
+            |r| r.sampling.temperature = -0.1,
+        ),
+        ("temperature", |_| (), |r| r.sampling.temperature = f32::NAN),
+        (
+            "top_p",
+            |r| r.sampling.top_p = 1.0,
+            |r| r.sampling.top_p = 1.1,
+        ),
+        (
+            "top_p",
+            |r| r.sampling.top_p = 0.01,
+            |r| r.sampling.top_p = 0.0,
+        ),
+        (
+            "min_p",
+            |r| r.sampling.min_p = 0.0,
+            |r| r.sampling.min_p = 1.0,
+        ),
+        (
+            "repetition_penalty",
+            |r| r.sampling.repetition_penalty = 10.0,
+            |r| r.sampling.repetition_penalty = 0.0,
+        ),
+        (
+            "presence_penalty",
+            |r| r.sampling.presence_penalty = -100.0,
+            |r| r.sampling.presence_penalty = -101.0,
+        ),
+        (
+            "frequency_penalty",
+            |r| r.sampling.frequency_penalty = 100.0,
+            |r| r.sampling.frequency_penalty = f32::NAN,
+        ),
+        (
+            "logit_bias",
+            |r| _ = r.sampling.logit_bias.insert(257, -1e9),
+            |r| _ = r.sampling.logit_bias.insert(258, 0.0),
+        ),
+        (
+            "logit_bias",
+            |_| (),
+            |r| _ = r.sampling.logit_bias.insert(1, f32::INFINITY),
+        ),
+        ("n", |r| r.n = 64, |r| r.n = 65),
+        ("n", |r| r.n = 1, |r| r.n = 0),
+        (
+            "stop",
+            |r| r.stop = vec!["x".to_owned(); 64],
+            |r| r.stop = vec!["x".to_owned(); 65],
+        ),
+        (
+            "stop",
+            |r| r.stop = vec!["x".repeat(1024)],
+            |r| r.stop = vec!["x".repeat(1025)],
+        ),
+        ("stop", |_| (), |r| r.stop = vec![String::new()]),
+        (
+            "stop_tokens",
+            |r| r.stop_tokens = vec![257; 256],
+            |r| r.stop_tokens = vec![257; 257],
+        ),
+        ("stop_tokens", |_| (), |r| r.stop_tokens = vec![258]),
+        (
+            "top_logprobs",
+            |r| r.top_logprobs = Some(1000),
+            |r| r.top_logprobs = Some(1001),
+        ),
+        (
+            "min_tokens",
+            |r| (r.min_tokens, r.max_tokens) = (4, Some(4)),
+            |r| (r.min_tokens, r.max_tokens) = (5, Some(4)),
+        ),
+    ];
+    for (field, at_limit, past_it) in cases {
+        assert_eq!(refused(at_limit), None, "{field}");
+        let (reason, message) = refused(past_it).unwrap();
+        assert_eq!(reason, "BAD_CONFIG");
+        assert!(
+            message.starts_with(&format!("{field} must be ")),
+            "{message}"
+        );
+    }
+}
+
+/// EV-609.
+#[test]
+fn d_23_a_prompt_is_refused_iff_it_fills_the_context() {
+    assert_eq!(refused(|r| r.prompt = Prompt::Tokens(vec![1; 31])), None);
+    let (reason, message) = refused(|r| r.prompt = Prompt::Tokens(vec![1; 32])).unwrap();
+    assert_eq!(reason, "PROMPT_TOO_LONG");
+    assert!(
+        message.contains("has 32 tokens") && message.contains("holds 32"),
+        "{message}"
+    );
+    // With the token that begins a text.
+    assert_eq!(refused(|r| r.prompt = Prompt::Text("x".repeat(30))), None);
+    assert_eq!(
+        refused(|r| r.prompt = Prompt::Text("x".repeat(31)))
+            .unwrap()
+            .0,
+        "PROMPT_TOO_LONG"
+    );
+}
 
 #[test]
-fn a_default_request_is_in_range() {
-    assert_eq!(check(&Request::new(Prompt::Tokens(vec![1])), 2), Ok(()));
+fn prompts_of_tokens_are_checked_and_an_empty_one_begins() {
+    assert_eq!(
+        refused(|r| r.prompt = Prompt::Tokens(vec![1, 258]))
+            .unwrap()
+            .0,
+        "BAD_TOKENS"
+    );
+    assert_eq!(refused(|r| r.prompt = Prompt::Tokens(Vec::new())), None);
+}
+
+#[test]
+fn limits_and_seed_are_settled() {
+    let model = Scripted::new(Config {
+        context_tokens: 32,
+        ..Config::default()
+    })
+    .unwrap();
+    let terms = |max_tokens, seed| {
+        let mut request = Request::new(Prompt::Tokens(vec![1; 12]));
+        (request.max_tokens, request.sampling.seed) = (max_tokens, seed);
+        let submission = prepare(request, &model.info(), &*model.vocabulary(), || 7).unwrap();
+        (submission.terms.max_tokens, submission.terms.seed)
+    };
+    assert_eq!(terms(None, None), (20, 7));
+    assert_eq!(terms(Some(5), Some(3)), (5, 3));
+    assert_eq!(
+        terms(Some(500), None),
+        (20, 7),
+        "never more than the context leaves"
+    );
 }

@@ -93,3 +93,114 @@ fn a_dropped_handle_leaves_the_batch_before_the_next_step() {
     assert_eq!(report.batch().collect::<Vec<_>>(), [1]);
     assert!(!read(&mut stays).choices.is_empty());
 }
+
+#[test]
+fn stop_tokens_end_and_are_told_but_not_shown() {
+    let mut request = say("abcd");
+    request.stop_tokens = vec![99];
+    let answer = Bench::new(Script::default()).answer(request);
+    assert_eq!(
+        (answer.text(), &answer.choices[0].1[..]),
+        ("ab", &[97, 98, 99][..])
+    );
+    let stop = Some(Stop::Token(99));
+    assert_eq!(
+        answer.choices[0].2,
+        Some(Finish {
+            reason: Reason::Stop,
+            stop
+        })
+    );
+}
+
+#[test]
+fn before_min_tokens_nothing_stops_and_with_ignore_eos_the_end_does_not() {
+    let script = Script {
+        script: Name::Text,
+        text: "ab".to_owned(),
+        ..Script::default()
+    };
+    let mut request = say("x");
+    (request.min_tokens, request.max_tokens, request.stop) = (5, Some(9), vec!["a".to_owned()]);
+    let answer = Bench::new(script.clone()).answer(request);
+    assert!(answer.text().starts_with("ab"));
+    assert!(answer.choices[0].1.len() >= 5 && !answer.choices[0].1[..5].contains(&257));
+    let mut request = say("x");
+    (request.ignore_eos, request.max_tokens) = (true, Some(4));
+    let answer = Bench::new(script).answer(request);
+    assert_eq!(answer.choices[0].1, [97, 98, 257, 257]);
+    assert_eq!(
+        answer.choices[0].2,
+        Some(Finish {
+            reason: Reason::Length,
+            stop: None
+        })
+    );
+}
+
+#[test]
+fn lm_411_a_bias_of_100_wins_with_logprob_zero_and_one_of_minus_100_forbids() {
+    let mut bench = Bench::new(Script::default());
+    let mut request = say("ab");
+    request.sampling.logit_bias.insert(257, 100.0);
+    request.top_logprobs = Some(3);
+    let mut handle = bench.submit(request);
+    bench.settle();
+    let Some(Kind::Tokens(tokens)) = handle.try_next().map(|event| event.kind) else {
+        panic!("no token")
+    };
+    assert_eq!((tokens.tokens[0].id, tokens.tokens[0].logprob), (257, 0.0));
+    assert_eq!(tokens.tokens[0].top.len(), 3);
+    let mut request = say("ab");
+    request.sampling.logit_bias.insert(97, -100.0);
+    let answer = bench.answer(request);
+    assert!(!answer.choices[0].1.contains(&97));
+}
+
+#[test]
+fn tr_1105_pauses_hangs_errors_and_cuts_come_as_the_script_says() {
+    let script = r#"{"script": "steps", "rules": [
+        {"match": "hang", "steps": [{"text": "a"}, {"hang": true}]},
+        {"match": "cut", "steps": [{"text": "a"}, {"cut": "close"}]},
+        {"match": "fail", "steps": [{"error": {"code": "upstream-failed", "message": "no"}}]},
+        {"match": "slow", "steps": [{"text": "a"}, {"sleep_ms": 500}, {"text": "b"}, {"finish": "length"}]}]}"#;
+    let script: Script = serde_json::from_str(script).unwrap();
+    let mut bench = Bench::new(script);
+    let mut hangs = bench.submit(say("hang"));
+    let before = bench.now;
+    let slow = bench.answer(say("slow"));
+    assert_eq!(
+        (slow.text(), slow.choices[0].2.as_ref().unwrap().reason),
+        ("ab", Reason::Length)
+    );
+    assert!(bench.now.since(before).as_millis() >= 500);
+    let cut = bench.answer(say("cut"));
+    assert_eq!(
+        (cut.text(), cut.fault.as_ref().unwrap().reason),
+        ("a", crate::api::CUT_CLOSE)
+    );
+    assert_eq!(
+        bench.answer(say("fail")).fault.unwrap().code.name(),
+        "upstream-failed"
+    );
+    assert_eq!(bench.answer(say("else")).fault.unwrap().reason, "NO_RULE");
+    assert!(read(&mut hangs).usage.is_none(), "it hangs on");
+    drop(hangs);
+    assert_eq!(bench.step().cancelled.len(), 1);
+    assert!(bench.owner.is_empty());
+}
+
+#[test]
+fn bytes_that_are_no_text_flow_and_none_is_split() {
+    let script = Script {
+        script: Name::Echo,
+        ..Script::default()
+    };
+    let mut bench = Bench::new(script);
+    let mut prompt = vec![256, 0xe2, 0x82];
+    prompt.extend([0xac, 0xff, u32::from(b'a'), 0xc3]);
+    let mut request = say("");
+    request.prompt = crate::api::Prompt::Tokens(prompt);
+    request.max_tokens = Some(6);
+    assert_eq!(bench.answer(request).text(), "€\u{fffd}a\u{fffd}");
+}

@@ -1,0 +1,114 @@
+use futures::task::{ArcWake, waker};
+
+use super::*;
+use crate::api::{Tokens, Usage};
+
+#[derive(Default)]
+struct Count(AtomicU32);
+
+impl ArcWake for Count {
+    fn wake_by_ref(count: &Arc<Self>) {
+        count.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn tokens(choice: u32) -> Event {
+    Event {
+        step: 1,
+        choice,
+        kind: Kind::Tokens(Tokens::default()),
+    }
+}
+
+#[test]
+fn the_quota_is_per_choice_and_the_reader_rings_when_half_is_read() {
+    let bell = Arc::new(Bell::default());
+    let (mut sender, mut handle) = outbox(2, 4, Arc::clone(&bell));
+    for _ in 0..4 {
+        assert!(sender.has_room(0));
+        sender.publish(tokens(0));
+    }
+    assert!(!sender.has_room(0) && sender.has_room(1));
+    assert!(!sender.has_room(2), "there is no third choice");
+    sender.park();
+    handle.try_next();
+    assert!(
+        sender.has_room(0) && !bell.heard(),
+        "one place is not worth a ring"
+    );
+    handle.try_next();
+    assert!(bell.heard());
+    handle.try_next();
+    assert!(!bell.heard(), "it rings once");
+}
+
+#[test]
+fn readers_are_woken_when_told_and_the_end_comes_after_everything() {
+    let (mut sender, mut handle) = outbox(1, 4, Arc::default());
+    let count = Arc::new(Count::default());
+    let waker = waker(Arc::clone(&count));
+    let mut context = Context::from_waker(&waker);
+    let mut poll = || Pin::new(&mut handle).poll_next(&mut context);
+    assert_eq!(poll(), Poll::Pending);
+    sender.publish(tokens(0));
+    sender.publish(tokens(0));
+    assert_eq!(
+        count.0.load(Ordering::SeqCst),
+        0,
+        "nobody is woken in mid-step"
+    );
+    sender.wake();
+    assert_eq!(count.0.load(Ordering::SeqCst), 1);
+    assert_eq!(poll(), Poll::Ready(Some(tokens(0))));
+    let last = Event {
+        step: 2,
+        choice: 0,
+        kind: Kind::Usage(Usage::default()),
+    };
+    sender.publish(last.clone());
+    sender.end();
+    drop(sender);
+    assert_eq!(
+        [poll(), poll(), poll()],
+        [
+            Poll::Ready(Some(tokens(0))),
+            Poll::Ready(Some(last)),
+            Poll::Ready(None)
+        ]
+    );
+}
+
+#[test]
+fn what_the_reader_wishes_is_seen_and_leaving_is_final() {
+    let bell = Arc::new(Bell::default());
+    let (sender, handle) = outbox(1, 4, Arc::clone(&bell));
+    assert_eq!((sender.wish(), bell.heard()), (Wish::GoOn, false));
+    handle.stop();
+    assert_eq!(
+        (sender.wish(), bell.heard(), bell.heard()),
+        (Wish::Stop, true, false)
+    );
+    drop(handle);
+    assert_eq!((sender.wish(), bell.heard()), (Wish::Gone, true));
+}
+
+#[test]
+fn a_lost_sender_is_a_fault_and_an_ended_one_is_not() {
+    let (sender, mut handle) = outbox(1, 4, Arc::default());
+    drop(sender);
+    let Some(Event {
+        kind: Kind::Fault(fault),
+        ..
+    }) = handle.try_next()
+    else {
+        panic!("no fault")
+    };
+    assert_eq!(
+        (fault.code, fault.reason),
+        (Code::Unavailable, "engine_dead")
+    );
+    let (sender, mut handle) = outbox(1, 4, Arc::default());
+    sender.end();
+    drop(sender);
+    assert_eq!(handle.try_next(), None);
+}

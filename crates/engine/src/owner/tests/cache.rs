@@ -1,0 +1,214 @@
+//! Prefixes, shared prompts, and a cache that is too small.
+
+use super::harness::{Bench, read, say};
+use crate::api::Reason;
+use crate::scripted::{Config as Script, Script as Name};
+
+fn computed(reports: &[crate::StepReport]) -> u32 {
+    reports
+        .iter()
+        .map(|report| {
+            report.decoded.len() as u32
+                + report
+                    .prefilled
+                    .iter()
+                    .map(|prefill| prefill.1)
+                    .sum::<u32>()
+        })
+        .sum()
+}
+
+#[test]
+fn the_second_turn_of_a_conversation_pays_only_its_new_tokens() {
+    for truncates in [true, false] {
+        let mut bench = Bench::new(Script {
+            truncates,
+            ..Script::default()
+        });
+        let first = bench.answer(say("a question"));
+        assert_eq!(first.usage.unwrap().cached_tokens, 0);
+        // What was said, end token left out, and a new question.
+        let mut handle = bench.submit(say("a questiona question and more"));
+        let reports = bench.settle();
+        let usage = read(&mut handle).usage.unwrap();
+        assert_eq!(
+            (usage.prompt_tokens, usage.cached_tokens),
+            (30, 21),
+            "{truncates}"
+        );
+        assert_eq!(computed(&reports[..1]), 9);
+        assert_eq!(bench.engine.stats().prefix_hits.get(), 21);
+    }
+}
+
+#[test]
+fn prefixes_are_shared_across_requests_that_run() {
+    let script = Script {
+        script: Name::Tokens,
+        count: 500,
+        ..Script::default()
+    };
+    let mut bench = Bench::new(script);
+    let prompt = "the word ".repeat(40);
+    let _first = bench.submit(say(&prompt));
+    bench.step();
+    let _second = bench.submit(say(&(prompt + "and")));
+    let report = bench.step();
+    assert_eq!(report.prefilled.len(), 1);
+    assert!(report.prefilled[0].1 <= 2, "{report:?}");
+}
+
+#[test]
+fn n_choices_share_one_prefill() {
+    for truncates in [true, false] {
+        let mut bench = Bench::new(Script {
+            truncates,
+            ..Script::default()
+        });
+        let mut request = say(&"p".repeat(200));
+        (request.n, request.max_tokens) = (8, Some(3));
+        let mut handle = bench.submit(request);
+        let reports = bench.settle();
+        let answer = read(&mut handle);
+        assert!(
+            answer
+                .choices
+                .iter()
+                .all(|choice| choice.0 == "ppp"
+                    && choice.2.as_ref().unwrap().reason == Reason::Length)
+        );
+        assert_eq!(answer.choices.len(), 8);
+        let usage = answer.usage.unwrap();
+        assert_eq!((usage.prompt_tokens, usage.completion_tokens), (201, 24));
+        // The prompt once, its last token for each further choice, two decodes for each.
+        assert_eq!(computed(&reports), 201 + 7 + 8 * 2, "{truncates}");
+    }
+}
+
+#[test]
+fn more_choices_than_seats_take_turns() {
+    let mut bench = Bench::new(Script {
+        parallel: 2,
+        kept_prefixes: 1,
+        ..Script::default()
+    });
+    let mut request = say("turns");
+    request.n = 7;
+    let answer = bench.answer(request);
+    assert_eq!(
+        answer
+            .choices
+            .iter()
+            .map(|choice| &*choice.0)
+            .collect::<Vec<_>>(),
+        ["turns"; 7]
+    );
+}
+
+#[test]
+fn choices_of_a_sampled_request_differ_and_repeat_with_their_seed() {
+    let answer = |seed| {
+        let script = Script {
+            script: Name::Tokens,
+            gap: 0.0,
+            vocab: 2000,
+            count: 12,
+            ..Script::default()
+        };
+        let mut request = say("x");
+        (
+            request.n,
+            request.sampling.seed,
+            request.sampling.temperature,
+        ) = (3, Some(seed), 1.0);
+        Bench::new(script).answer(request).choices
+    };
+    let choices = answer(5);
+    assert!(choices[0].1 != choices[1].1 && choices[1].1 != choices[2].1);
+    assert_eq!(answer(5), choices);
+    assert_ne!(answer(6), choices);
+}
+
+/// Many sequences in a cache for few, and each says what it says alone.
+#[test]
+fn a_full_cache_preempts_and_everybody_ends_as_if_alone() {
+    let script = |cells| Script {
+        script: Name::Tokens,
+        gap: 0.0,
+        vocab: 1500,
+        count: 60,
+        context_tokens: 120,
+        parallel: 8,
+        kept_prefixes: 4,
+        cells: Some(cells),
+        ..Script::default()
+    };
+    for truncates in [true, false] {
+        let mut bench = Bench::new(Script {
+            truncates,
+            ..script(150)
+        });
+        let request = |index: u64| {
+            let mut request = say(&"ab".repeat(index as usize + 1));
+            (request.sampling.seed, request.sampling.temperature) = (Some(index), 1.0);
+            request.top_logprobs = Some(2);
+            request
+        };
+        let mut handles: Vec<_> = (0..8).map(|index| bench.submit(request(index))).collect();
+        let preempted: usize = bench
+            .settle()
+            .iter()
+            .map(|report| report.preempted.len())
+            .sum();
+        assert!(preempted > 0);
+        assert_eq!(bench.engine.stats().preemptions.get(), preempted as u64);
+        for (handle, index) in handles.iter_mut().zip(0..) {
+            let alone = Bench::new(script(2000)).answer(request(index));
+            assert_eq!(read(handle).choices, alone.choices, "{index}");
+        }
+    }
+}
+
+#[test]
+fn the_lowest_priority_gives_way() {
+    let script = Script {
+        script: Name::Tokens,
+        count: 60,
+        context_tokens: 100,
+        parallel: 3,
+        cells: Some(110),
+        ..Script::default()
+    };
+    let mut bench = Bench::new(script);
+    let handles: Vec<_> = [1, 0, 2]
+        .into_iter()
+        .map(|priority| {
+            let mut request = say("0123456789");
+            request.priority = priority;
+            bench.submit(request)
+        })
+        .collect();
+    let reports = bench.settle();
+    let preempted: Vec<u64> = reports
+        .iter()
+        .flat_map(|report| report.preempted.clone())
+        .collect();
+    assert_eq!(preempted.first(), Some(&1));
+    assert!(
+        !preempted.contains(&2),
+        "the highest never gives way: {preempted:?}"
+    );
+    assert_eq!(handles.len(), 3);
+}
+
+#[test]
+fn the_end_of_the_context_is_length() {
+    let mut bench = Bench::new(Script {
+        script: Name::Tokens,
+        context_tokens: 20,
+        ..Script::default()
+    });
+    let answer = bench.answer(say("12345"));
+    assert_eq!(answer.choices[0].2.as_ref().unwrap().reason, Reason::Length);
+    assert_eq!(answer.usage.unwrap().completion_tokens, 14);
+}

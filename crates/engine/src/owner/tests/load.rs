@@ -1,0 +1,413 @@
+//! Many requests at once: batch mates, long prompts, slow readers, and a simulation of all of it.
+
+use std::time::Duration;
+
+use super::harness::{Answer, Bench, read, say};
+use crate::Config;
+use crate::api::{Kind, Reason, Request};
+use crate::ranking::mix;
+use crate::scripted::{Config as Script, Script as Name, Tokenizer};
+
+/// Says letters that sampling chooses, so that every difference shows.
+fn wandering() -> Script {
+    Script {
+        script: Name::Tokens,
+        tokenizer: Some(Tokenizer::Bytes),
+        gap: 0.0,
+        count: 40,
+        parallel: 16,
+        kept_prefixes: 8,
+        ..Script::default()
+    }
+}
+
+fn sampled(text: &str, seed: u64) -> Request {
+    let mut request = say(text);
+    (
+        request.sampling.temperature,
+        request.sampling.top_p,
+        request.sampling.seed,
+    ) = (0.9, 0.95, Some(seed));
+    request
+}
+
+#[test]
+fn d_21_batch_mates_change_nothing() {
+    let alone = Bench::new(wandering()).answer(sampled("mine", 3));
+    for mates in [1, 5, 15] {
+        let mut bench = Bench::new(wandering());
+        let others: Vec<_> = (0..mates)
+            .map(|seed| bench.submit(sampled("other", seed)))
+            .collect();
+        bench.step();
+        let mut mine = bench.submit(sampled("mine", 3));
+        bench.settle();
+        let answer = read(&mut mine);
+        assert_eq!(answer.choices, alone.choices, "beside {mates}");
+        drop(others);
+    }
+}
+
+#[test]
+fn a_long_prefill_does_not_stall_running_streams() {
+    let mut bench = Bench::new(Script {
+        script: Name::Tokens,
+        tokenizer: Some(Tokenizer::Bytes),
+        count: 500,
+        ..Script::default()
+    });
+    let _running: Vec<_> = (0..4)
+        .map(|seed| bench.submit(sampled("run", seed)))
+        .collect();
+    bench.step();
+    let mut long = bench.submit(sampled(&"long ".repeat(400), 9));
+    let mut steps = 0;
+    while read(&mut long).choices.is_empty() {
+        let report = bench.step();
+        steps += 1;
+        assert_eq!(
+            report.decoded.len(),
+            4,
+            "everybody who runs gets a token in every step"
+        );
+        let prefill: u32 = report.prefilled.iter().map(|prefill| prefill.1).sum();
+        assert!(
+            prefill <= 128,
+            "a step beside streams stays short: {prefill}"
+        );
+    }
+    assert!((2001 / 128..=2001 / 64).contains(&steps), "{steps}");
+}
+
+#[test]
+fn a_short_prompt_overtakes_a_long_one() {
+    let mut bench = Bench::new(wandering());
+    let mut long = bench.submit(sampled(&"x".repeat(3000), 1));
+    bench.step();
+    let mut short = bench.submit(sampled("short", 2));
+    bench.step();
+    assert_eq!(
+        read(&mut short).choices.len(),
+        1,
+        "its first token comes in its first step"
+    );
+    assert!(read(&mut long).choices.is_empty());
+}
+
+/// D-6, D-7.
+#[test]
+fn a_slow_reader_parks_alone_and_loses_nothing() {
+    let script = Script {
+        script: Name::Tokens,
+        count: 100,
+        parallel: 2,
+        ..Script::default()
+    };
+    let mut bench = Bench::with(
+        script,
+        Config {
+            outbox_events: 8,
+            ..Config::default()
+        },
+    );
+    let mut slow = bench.submit(say("slow"));
+    let mut brisk: Vec<_> = (0..3)
+        .map(|seed| bench.submit(sampled("brisk", seed)))
+        .collect();
+    let (mut answers, mut parked) = (vec![Answer::default(); 3], 0);
+    for _ in 0..400 {
+        parked += bench
+            .step()
+            .parked
+            .iter()
+            .filter(|&&number| number == 0)
+            .count();
+        for (handle, answer) in brisk.iter_mut().zip(&mut answers) {
+            while let Some(event) = handle.try_next() {
+                answer.take(event);
+            }
+        }
+    }
+    assert_eq!(parked, 1, "it is parked once, and holds no seat");
+    assert!(
+        answers
+            .iter()
+            .all(|answer| answer.usage.unwrap().completion_tokens == 101)
+    );
+    assert_eq!(bench.engine.stats().streams_parked.get(), 1);
+    let mut answer = Answer::default();
+    while answer.usage.is_none() {
+        let event = slow.try_next();
+        if let Some(event) = event {
+            answer.take(event);
+        } else {
+            bench.step();
+        }
+    }
+    assert_eq!(answer.usage.unwrap().completion_tokens, 101);
+    let alone = Bench::new(Script {
+        script: Name::Tokens,
+        count: 100,
+        ..Script::default()
+    });
+    assert_eq!(answer.text(), { alone }.answer(say("slow")).text());
+}
+
+#[test]
+fn time_ends_requests_that_run_and_requests_that_wait() {
+    let script = Script {
+        script: Name::Tokens,
+        count: 1000,
+        tokens_per_s: 10.0,
+        parallel: 1,
+        ..Script::default()
+    };
+    let mut bench = Bench::with(
+        script,
+        Config {
+            queue_timeout_ms: 2000,
+            ..Config::default()
+        },
+    );
+    let mut request = say("x");
+    request.timeout = Some(Duration::from_millis(3050));
+    let (mut runs, mut waits) = (bench.submit(request), bench.submit(say("y")));
+    bench.settle();
+    let runs = read(&mut runs);
+    assert_eq!(
+        (runs.fault.as_ref().unwrap().reason, runs.choices[0].1.len()),
+        ("timeout", 31)
+    );
+    let waits = read(&mut waits).fault.unwrap();
+    assert_eq!(
+        (waits.reason, waits.code.name()),
+        ("queue_timeout", "unavailable")
+    );
+    assert_eq!(bench.engine.stats().cancelled_timeout.get(), 2);
+}
+
+#[test]
+fn a_stop_keeps_what_there_is() {
+    let mut bench = Bench::new(Script {
+        script: Name::Text,
+        text: "one STOP".to_owned(),
+        ..Script::default()
+    });
+    let mut request = say("x");
+    (request.stop, request.n) = (vec!["STOPPED".to_owned()], 2);
+    let mut handle = bench.submit(request);
+    for _ in 0..8 {
+        bench.step();
+    }
+    handle.stop();
+    bench.step();
+    let answer = read(&mut handle);
+    for (text, _, finish) in &answer.choices {
+        assert!(
+            text.starts_with("one S"),
+            "held-back text is released: {text}"
+        );
+        assert_eq!(finish.as_ref().unwrap().reason, Reason::Cancelled);
+    }
+    assert!(answer.usage.is_some());
+}
+
+#[test]
+fn ev_609_a_full_queue_refuses_and_has_room_again() {
+    let script = Script {
+        script: Name::Tokens,
+        parallel: 1,
+        ..Script::default()
+    };
+    let config = Config {
+        queue_requests: 2,
+        queue_tokens: 100,
+        ..Config::default()
+    };
+    let mut bench = Bench::with(script, config);
+    let _first = bench.submit(say("a"));
+    let second = bench.submit(say("b"));
+    let refusal = bench.engine.submit(say("c")).unwrap_err();
+    assert_eq!(
+        (refusal.reason, refusal.code.name()),
+        ("ENGINE_BUSY", "overloaded")
+    );
+    bench.step();
+    let long = bench.engine.submit(say(&"~".repeat(100))).unwrap_err();
+    assert_eq!(
+        long.reason, "ENGINE_BUSY",
+        "too many tokens beside the one that waits"
+    );
+    drop(second);
+    bench.step();
+    let _alone = bench.submit(say(&"~".repeat(100)));
+    let stats = bench.engine.stats();
+    assert_eq!(
+        (stats.rejected_queue.get(), stats.rejected_tokens.get()),
+        (1, 1)
+    );
+}
+
+/// Seeded randomness of the simulation.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: u64) -> u64 {
+        self.0 = mix(self.0);
+        self.0 % below
+    }
+}
+
+/// One client of the simulation: what it asked for, and what it has read.
+struct Client {
+    handle: crate::Handle,
+    answer: Answer,
+    seed: u64,
+    text: String,
+    n: u32,
+}
+
+impl Client {
+    fn request(&self) -> Request {
+        let mut request = sampled(&self.text, self.seed);
+        request.n = self.n;
+        request
+    }
+}
+
+/// Clients that come, read at their own pace and leave, over a cache that is too small for them.
+struct Crowd {
+    dice: Dice,
+    bench: Bench,
+    clients: Vec<Client>,
+    done: Vec<Client>,
+}
+
+impl Crowd {
+    fn come(&mut self) {
+        let dice = &mut self.dice;
+        let text = "p".repeat(dice.roll(60) as usize);
+        let (seed, n) = (dice.roll(1000), 1 + dice.roll(3) as u32);
+        let mut request = sampled(&text, seed);
+        request.n = n;
+        (request.priority, request.caller) = (dice.roll(3) as i32, dice.roll(4));
+        let handle = self.bench.submit(request);
+        self.clients.push(Client {
+            handle,
+            answer: Answer::default(),
+            seed,
+            text,
+            n,
+        });
+    }
+
+    fn step(&mut self, seed: u64) {
+        let report = self.bench.step();
+        let mut batch: Vec<u64> = report.batch().collect();
+        batch.sort_unstable();
+        batch.dedup();
+        let shares = report.decoded.len() + report.prefilled.len();
+        assert_eq!(batch.len(), shares, "seed {seed}: one share each");
+        assert!(batch.len() <= 6);
+        for client in &mut self.clients {
+            for _ in 0..self.dice.roll(4) {
+                if let Some(event) = client.handle.try_next() {
+                    client.answer.take(event);
+                }
+            }
+        }
+        let over =
+            |client: &mut Client| client.answer.usage.is_some() || client.answer.fault.is_some();
+        self.done.extend(self.clients.extract_if(.., over));
+    }
+}
+
+fn simulate(seed: u64) {
+    let mut dice = Dice(seed);
+    let script = Script {
+        context_tokens: 200,
+        parallel: 6,
+        kept_prefixes: 4,
+        cells: Some(300 + dice.roll(400) as u32),
+        truncates: dice.roll(2) == 0,
+        count: 30,
+        ..wandering()
+    };
+    let bench = Bench::with(
+        script.clone(),
+        Config {
+            outbox_events: 5,
+            ..Config::default()
+        },
+    );
+    let mut crowd = Crowd {
+        dice,
+        bench,
+        clients: Vec::new(),
+        done: Vec::new(),
+    };
+    for step in 0.. {
+        let open = step < 200;
+        if open && crowd.dice.roll(4) == 0 {
+            crowd.come();
+        }
+        if open && crowd.dice.roll(40) == 0 && !crowd.clients.is_empty() {
+            let gone = crowd.dice.roll(crowd.clients.len() as u64) as usize;
+            drop(crowd.clients.swap_remove(gone));
+        }
+        crowd.step(seed);
+        if !open && crowd.clients.is_empty() {
+            break;
+        }
+        assert!(
+            step < 20_000,
+            "seed {seed}: {} clients wait for ever",
+            crowd.clients.len()
+        );
+    }
+    crowd.bench.settle();
+    assert!(
+        crowd.bench.owner.is_empty(),
+        "seed {seed}: something is left behind"
+    );
+    for client in crowd.done.iter().step_by(7) {
+        let script = Script {
+            cells: None,
+            ..script.clone()
+        };
+        let alone = Bench::new(script).answer(client.request());
+        assert_eq!(
+            alone.choices, client.answer.choices,
+            "seed {seed}: batch mates changed an answer"
+        );
+    }
+}
+
+#[test]
+fn a_simulated_crowd_is_served_and_everybody_gets_what_it_would_get_alone() {
+    for seed in 0..6 {
+        simulate(seed);
+    }
+}
+
+#[test]
+fn each_step_is_published_whole() {
+    let mut bench = Bench::new(wandering());
+    let mut handles: Vec<_> = (0..8)
+        .map(|seed| bench.submit(sampled("x", seed)))
+        .collect();
+    for _ in 0..20 {
+        let report = bench.step();
+        for handle in &mut handles {
+            let events: Vec<_> = std::iter::from_fn(|| handle.try_next()).collect();
+            assert!(events.iter().all(|event| event.step == report.step));
+            assert_eq!(
+                events
+                    .iter()
+                    .filter(|event| matches!(event.kind, Kind::Tokens(_)))
+                    .count(),
+                1
+            );
+        }
+    }
+}

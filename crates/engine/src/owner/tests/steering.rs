@@ -1,0 +1,689 @@
+//! The call sites of steerers, each proven with a small one.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use sapwood_proto::steer::{Failure, Mask, Mid, Post, Pre, Steer, Steered, Token};
+use sapwood_proto::time::Time;
+
+use super::harness::{Answer, Bench, read, say};
+use crate::api::{Finish, Prompt, Reason, Request};
+use crate::scripted::{Config as Script, Script as Name};
+
+/// What a test steerer was told, in order.
+type Log = Arc<Mutex<Vec<String>>>;
+
+/// Does what its closures say, and writes down what it is told.
+#[derive(Clone)]
+struct Probe {
+    /// Called with the number of the round.
+    pre: fn(u32) -> Steered<Pre>,
+    mid: fn(u32) -> Steered<Option<Mid>>,
+    post: fn(u32, &[Token]) -> Steered<Post>,
+    /// `mid` is not there before so long after its beginning.
+    slow: Duration,
+    round: u32,
+    begun: Time,
+    branch: String,
+    log: Log,
+}
+
+impl Probe {
+    fn new() -> Self {
+        Self {
+            pre: |_| {
+                Ok(Pre::Run {
+                    fast_forward: Vec::new(),
+                })
+            },
+            mid: |_| Ok(Some(free())),
+            post: |_, _| Ok(Post::Continue),
+            slow: Duration::ZERO,
+            round: 0,
+            begun: Time::ZERO,
+            branch: String::new(),
+            log: Log::default(),
+        }
+    }
+
+    fn note(&self, what: impl Into<String>) {
+        self.log
+            .lock()
+            .unwrap()
+            .push(format!("{}{}", self.branch, what.into()));
+    }
+}
+
+impl Steer for Probe {
+    fn pre(&mut self) -> Steered<Pre> {
+        self.note("pre");
+        (self.pre)(self.round)
+    }
+
+    fn mid_begin(&mut self, now: Time) {
+        self.note("begin");
+        self.begun = now;
+    }
+
+    fn mid_poll(&mut self, now: Time) -> Steered<Option<Mid>> {
+        if now.since(self.begun) < self.slow {
+            return Ok(None);
+        }
+        let mid = (self.mid)(self.round)?;
+        if mid.is_some() {
+            self.round += 1;
+        }
+        Ok(mid)
+    }
+
+    fn post(&mut self, backtrack: u32, tokens: &[Token], sampled: bool) -> Steered<Post> {
+        self.note(format!("post {backtrack} {tokens:?} {sampled}"));
+        (self.post)(backtrack, tokens)
+    }
+
+    fn fork(&mut self, index: u32) -> Steered<Box<dyn Steer>> {
+        let branch = format!("{}{index}:", self.branch);
+        Ok(Box::new(Self {
+            branch,
+            ..self.clone()
+        }))
+    }
+}
+
+fn free() -> Mid {
+    Mid::Sample {
+        mask: None,
+        bias: Vec::new(),
+        temperature: None,
+    }
+}
+
+fn letters(allowed: &[u8]) -> Option<Mask> {
+    let mut mask = Mask::none(258);
+    allowed
+        .iter()
+        .for_each(|&letter| mask.allow(Token::from(letter)));
+    Some(mask)
+}
+
+fn steered(text: &str, probe: &Probe) -> Request {
+    let mut request = say(text);
+    request.steer = Some(Box::new(probe.clone()));
+    request
+}
+
+fn echo() -> Bench {
+    Bench::new(Script::default())
+}
+
+fn controller() -> Option<Finish> {
+    Some(Finish {
+        reason: Reason::Controller,
+        stop: None,
+    })
+}
+
+fn fault_of(answer: &Answer) -> (&str, &str) {
+    let fault = answer.fault.as_ref().unwrap();
+    assert_eq!(fault.code.name(), "controller-failed");
+    (fault.reason, &fault.message)
+}
+
+#[test]
+fn ai_801_a_round_is_pre_begin_post_and_a_steerer_that_allows_all_changes_nothing() {
+    let probe = Probe::new();
+    let answer = echo().answer(steered("ab", &probe));
+    let log = probe.log.lock().unwrap().clone();
+    // The end-of-sequence token is not the end of a steered sequence (AI-804): what follows is the script's end again.
+    assert_eq!(
+        &log[..6],
+        [
+            "pre",
+            "begin",
+            "post 0 [97] true",
+            "pre",
+            "begin",
+            "post 0 [98] true"
+        ]
+    );
+    assert!(answer.text().starts_with("ab"));
+}
+
+#[test]
+fn ai_802_a_mask_is_obeyed_and_the_script_yields_to_the_best_allowed() {
+    let mut probe = Probe::new();
+    probe.mid = |round| {
+        let mask = if round == 1 { letters(b"xyz") } else { None };
+        Ok(Some(Mid::Sample {
+            mask,
+            bias: vec![(Token::from(b'y'), 90.0)],
+            temperature: None,
+        }))
+    };
+    // A bias of 90 beats the script wherever the mask lets it.
+    let mut request = steered("ab", &probe);
+    request.max_tokens = Some(3);
+    assert_eq!(echo().answer(request).text(), "yyy");
+    probe.mid = |round| {
+        Ok(Some(if round == 1 {
+            Mid::Sample {
+                mask: letters(b"z"),
+                bias: vec![],
+                temperature: None,
+            }
+        } else {
+            free()
+        }))
+    };
+    let mut request = steered("abc", &probe);
+    request.max_tokens = Some(3);
+    assert_eq!(echo().answer(request).text(), "azc");
+}
+
+#[test]
+fn lm_411_the_only_token_a_mask_leaves_has_logprob_zero() {
+    let mut probe = Probe::new();
+    probe.mid = |_| {
+        Ok(Some(Mid::Sample {
+            mask: letters(b"q"),
+            bias: vec![],
+            temperature: None,
+        }))
+    };
+    let mut request = steered("ab", &probe);
+    (request.max_tokens, request.top_logprobs) = (Some(1), Some(2));
+    let mut bench = echo();
+    let mut handle = bench.submit(request);
+    bench.settle();
+    let Some(crate::api::Kind::Tokens(tokens)) = handle.try_next().map(|event| event.kind) else {
+        panic!("no token")
+    };
+    assert_eq!(
+        (tokens.tokens[0].logprob, &tokens.tokens[0].top[..]),
+        (0.0, &[(113, 0.0)][..])
+    );
+}
+
+#[test]
+fn ai_804_a_lone_end_of_sequence_ends_and_another_stands_as_a_space() {
+    let mut probe = Probe::new();
+    probe.mid = |round| {
+        let mut mask = Mask::none(258);
+        mask.allow(257);
+        Ok(Some(if round == 2 {
+            Mid::Sample {
+                mask: Some(mask),
+                bias: vec![],
+                temperature: None,
+            }
+        } else {
+            free()
+        }))
+    };
+    let answer = echo().answer(steered("abcdef", &probe));
+    assert_eq!(
+        (answer.text(), answer.choices[0].2.as_ref().unwrap().reason),
+        ("ab", Reason::Stop)
+    );
+    probe = Probe::new();
+    let mut request = steered("a", &probe);
+    request.max_tokens = Some(3);
+    let answer = echo().answer(request);
+    assert_eq!(
+        answer.choices[0].1,
+        [97, 257, 257],
+        "the end is told and the sequence goes on"
+    );
+    probe.post = |_, tokens| {
+        Ok(if tokens == [257] {
+            Post::Stop
+        } else {
+            Post::Continue
+        })
+    };
+    let answer = echo().answer(steered("a", &probe));
+    assert_eq!(answer.choices[0].1, [97, 257]);
+    assert_eq!(
+        answer.choices[0].2,
+        Some(Finish {
+            reason: Reason::Stop,
+            stop: None
+        })
+    );
+}
+
+#[test]
+fn ai_823_fast_forward_tokens_are_appended_in_one_pass_and_marked() {
+    let mut probe = Probe::new();
+    probe.pre = |round| {
+        Ok(Pre::Run {
+            fast_forward: if round == 1 {
+                vec![120, 121, 122]
+            } else {
+                Vec::new()
+            },
+        })
+    };
+    probe.post = |_, _| Ok(Post::Continue);
+    let mut bench = echo();
+    let mut request = steered("abcdefgh", &probe);
+    request.max_tokens = Some(6);
+    let mut handle = bench.submit(request);
+    let reports = bench.settle();
+    assert_eq!(
+        read(&mut handle).text(),
+        "axyzef",
+        "the script goes by position"
+    );
+    // Prompt; the first token with the three forced; then one each.
+    let passes: Vec<usize> = reports
+        .iter()
+        .map(|r| r.decoded.len() + r.prefilled.iter().map(|p| p.1 as usize).sum::<usize>())
+        .collect();
+    assert_eq!(&passes[..4], [9, 4, 1, 0]);
+}
+
+#[test]
+fn ai_822_a_splice_takes_back_tokens_and_text_and_appends_others() {
+    let mut probe = Probe::new();
+    probe.mid = |round| {
+        Ok(Some(match round {
+            3 => Mid::Splice {
+                backtrack: 2,
+                tokens: vec![88],
+            },
+            5 => Mid::Splice {
+                backtrack: 1,
+                tokens: Vec::new(),
+            },
+            7 => Mid::Stop,
+            _ => free(),
+        }))
+    };
+    for truncates in [true, false] {
+        let mut bench = Bench::new(Script {
+            truncates,
+            ..Script::default()
+        });
+        let answer = bench.answer(steered("abcdefgh", &probe));
+        // a b c, back to a, X; then by position: c, taken back; c again, stop.
+        assert_eq!(
+            (answer.text(), answer.choices[0].2.clone()),
+            ("aXc", controller()),
+            "{truncates}"
+        );
+        assert_eq!(
+            answer.usage.unwrap().completion_tokens,
+            6,
+            "every token ever appended (AI-824)"
+        );
+    }
+    let told = probe
+        .log
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|line| line.contains("false"))
+        .cloned()
+        .collect::<Vec<_>>();
+    assert_eq!(&told[..2], ["post 2 [88] false", "post 1 [] false"]);
+}
+
+#[test]
+fn ai_826_a_splice_past_the_beginning_or_out_of_the_vocabulary_fails() {
+    let mut probe = Probe::new();
+    probe.mid = |round| {
+        Ok(Some(if round == 1 {
+            Mid::Splice {
+                backtrack: 2,
+                tokens: vec![],
+            }
+        } else {
+            free()
+        }))
+    };
+    assert_eq!(
+        fault_of(&echo().answer(steered("ab", &probe))),
+        ("bad-result", "backtrack 2 past the beginning")
+    );
+    probe.mid = |_| {
+        Ok(Some(Mid::Splice {
+            backtrack: 0,
+            tokens: vec![258],
+        }))
+    };
+    assert_eq!(
+        fault_of(&echo().answer(steered("ab", &probe))).0,
+        "bad-result"
+    );
+    probe.mid = |_| {
+        Ok(Some(Mid::Sample {
+            mask: Some(Mask::all(7)),
+            bias: vec![],
+            temperature: None,
+        }))
+    };
+    assert_eq!(
+        fault_of(&echo().answer(steered("ab", &probe))).0,
+        "bad-result"
+    );
+    probe.mid = |_| {
+        Ok(Some(Mid::Sample {
+            mask: Some(Mask::none(258)),
+            bias: vec![],
+            temperature: None,
+        }))
+    };
+    assert_eq!(
+        fault_of(&echo().answer(steered("ab", &probe))).0,
+        "constraint_failed"
+    );
+}
+
+/// AI-933.
+#[test]
+fn ai_821_a_fork_gives_whole_choices_that_go_their_own_ways_and_share_the_cache() {
+    let mut probe = Probe::new();
+    probe.pre = |round| {
+        Ok(if round == 2 {
+            Pre::Fork(3)
+        } else {
+            Pre::Run {
+                fast_forward: Vec::new(),
+            }
+        })
+    };
+    probe.post = |_, tokens| {
+        Ok(if tokens == [257] {
+            Post::Stop
+        } else {
+            Post::Continue
+        })
+    };
+    for truncates in [true, false] {
+        let mut bench = Bench::new(Script {
+            truncates,
+            ..Script::default()
+        });
+        let mut handle = bench.submit(steered("abcd", &probe));
+        let reports = bench.settle();
+        let answer = read(&mut handle);
+        let texts: Vec<&str> = answer.choices.iter().map(|choice| &*choice.0).collect();
+        assert_eq!(texts, ["abcd"; 3], "every choice is whole");
+        assert_eq!(answer.usage.unwrap().completion_tokens, 5 + 3 + 3);
+        let computed: u32 = reports
+            .iter()
+            .flat_map(|r| &r.prefilled)
+            .map(|prefill| prefill.1)
+            .sum();
+        assert!(
+            computed <= 5 + 3 * 3,
+            "{truncates}: forks compute their prefix again: {computed}"
+        );
+    }
+}
+
+#[test]
+fn too_many_forks_fail() {
+    let mut probe = Probe::new();
+    probe.pre = |_| Ok(Pre::Fork(65));
+    assert_eq!(fault_of(&echo().answer(steered("ab", &probe))).0, "limit");
+}
+
+#[test]
+fn further_choices_get_forks_of_the_steerer() {
+    let probe = Probe::new();
+    let mut request = steered("ab", &probe);
+    (request.n, request.max_tokens) = (3, Some(2));
+    let answer = echo().answer(request);
+    assert_eq!(
+        answer
+            .choices
+            .iter()
+            .map(|choice| &*choice.0)
+            .collect::<Vec<_>>(),
+        ["ab"; 3]
+    );
+    let log = probe.log.lock().unwrap();
+    assert_eq!(
+        log.iter().filter(|line| line.starts_with("2:post")).count(),
+        2
+    );
+}
+
+/// Suspends while its flag is up.
+struct Waiter(Arc<Mutex<bool>>, Probe);
+
+impl Steer for Waiter {
+    fn pre(&mut self) -> Steered<Pre> {
+        if *self.0.lock().unwrap() {
+            Ok(Pre::Suspend)
+        } else {
+            self.1.pre()
+        }
+    }
+    fn mid_begin(&mut self, now: Time) {
+        self.1.mid_begin(now);
+    }
+    fn mid_poll(&mut self, now: Time) -> Steered<Option<Mid>> {
+        self.1.mid_poll(now)
+    }
+    fn post(&mut self, backtrack: u32, tokens: &[Token], sampled: bool) -> Steered<Post> {
+        self.1.post(backtrack, tokens, sampled)
+    }
+    fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
+        Ok(Box::new(Self(Arc::default(), self.1.clone())))
+    }
+}
+
+#[test]
+fn ai_813_a_suspended_sequence_costs_no_pass_and_four_steps_of_it_are_a_deadlock() {
+    let flag = Arc::new(Mutex::new(false));
+    let mut bench = echo();
+    let mut request = say("abcd");
+    request.max_tokens = Some(4);
+    request.steer = Some(Box::new(Waiter(Arc::clone(&flag), Probe::new())));
+    let mut handle = bench.submit(request);
+    let batches = |bench: &mut Bench, steps: u32| -> Vec<usize> {
+        (0..steps).map(|_| bench.step().batch().count()).collect()
+    };
+    assert_eq!(batches(&mut bench, 2), [1, 1]);
+    *flag.lock().unwrap() = true;
+    assert_eq!(batches(&mut bench, 3), [0, 0, 0]);
+    assert!(
+        bench.owner.step(bench.now).wake_at.is_none() || read(&mut handle).fault.is_some(),
+        "the fourth is one too many"
+    );
+    let mut request = say("abcd");
+    *flag.lock().unwrap() = true;
+    request.max_tokens = Some(2);
+    request.steer = Some(Box::new(Waiter(Arc::clone(&flag), Probe::new())));
+    let mut handle = bench.submit(request);
+    let report = bench.step();
+    assert_eq!(report.suspended.len(), 1);
+    assert!(report.wake_at.unwrap() > bench.now, "it does not spin");
+    batches(&mut bench, 2);
+    *flag.lock().unwrap() = false;
+    bench.settle();
+    assert_eq!(
+        read(&mut handle).text(),
+        "ab",
+        "three steps are not a deadlock"
+    );
+}
+
+#[test]
+fn a_deadlock_is_told_as_such() {
+    let mut probe = Probe::new();
+    probe.pre = |_| Ok(Pre::Suspend);
+    let answer = echo().answer(steered("ab", &probe));
+    assert_eq!(fault_of(&answer).0, "deadlock");
+}
+
+#[test]
+fn ai_812_a_late_steerer_keeps_its_row_and_delays_nobody() {
+    let mut probe = Probe::new();
+    probe.slow = Duration::from_millis(3);
+    let mut bench = echo();
+    let mut slow = steered("ab", &probe);
+    slow.max_tokens = Some(2);
+    let (mut slow, mut quick) = (bench.submit(slow), bench.submit(say("0123456789")));
+    let mut batches = Vec::new();
+    for _ in 0..6 {
+        let report = bench.step();
+        batches.push((report.batch().collect::<Vec<_>>(), report.late));
+    }
+    let expected = [
+        (vec![0, 1], vec![0]),
+        (vec![1], vec![0]),
+        (vec![1], vec![0]),
+        // The row of the first pass is used three steps later, without a pass; the next round begins.
+        (vec![1], vec![]),
+        (vec![0, 1], vec![0]),
+    ];
+    let batches: Vec<(Vec<u64>, Vec<u64>)> = batches
+        .into_iter()
+        .map(|(mut batch, late)| {
+            batch.sort_unstable();
+            (batch, late)
+        })
+        .collect();
+    assert_eq!(&batches[..5], expected);
+    bench.settle();
+    assert_eq!(
+        (read(&mut slow).text(), read(&mut quick).text()),
+        ("ab", "0123456789")
+    );
+}
+
+#[test]
+fn ai_812_past_its_time_in_eleven_steps_it_fails_and_before_its_time_it_may_take_long() {
+    let late = |step_ms: u64| {
+        let mut probe = Probe::new();
+        probe.slow = Duration::from_secs(3600);
+        let mut bench = echo();
+        let mut handle = bench.submit(steered("ab", &probe));
+        let mut steps = 0;
+        loop {
+            bench.now = bench.now + Duration::from_millis(step_ms);
+            bench.owner.step(bench.now);
+            steps += 1;
+            let answer = read(&mut handle);
+            if answer.fault.is_some() {
+                return (steps, fault_of(&answer).0.to_owned());
+            }
+        }
+    };
+    // The first step begins `mid`; each later one is 30 ms on and finds it late.
+    assert_eq!(late(30), (12, "timeout".to_owned()));
+    // At 5 ms a step it is late from the sixth on.
+    assert_eq!(late(5), (16, "timeout".to_owned()));
+}
+
+#[test]
+fn a_steerer_that_fails_or_panics_ends_its_request_only() {
+    let mut probes = vec![Probe::new(); 6];
+    probes[0].pre = |_| {
+        Err(Failure {
+            reason: "trap",
+            message: "broken".to_owned(),
+        })
+    };
+    probes[1].mid = |_| {
+        Err(Failure {
+            reason: "trap",
+            message: "broken".to_owned(),
+        })
+    };
+    probes[2].post = |_, _| {
+        Err(Failure {
+            reason: "trap",
+            message: "broken".to_owned(),
+        })
+    };
+    probes[3].pre = |_| panic!("broken");
+    probes[4].mid = |_| panic!("broken");
+    probes[5].post = |_, _| panic!("broken");
+    for probe in probes {
+        let mut bench = echo();
+        let (mut failing, mut mate) = (
+            bench.submit(steered("ab", &probe)),
+            bench.submit(say("fine")),
+        );
+        bench.settle();
+        assert_eq!(fault_of(&read(&mut failing)).0, "trap");
+        assert_eq!(read(&mut mate).text(), "fine");
+    }
+}
+
+#[test]
+fn pre_and_mid_can_stop_and_noop_waits_without_a_pass() {
+    let mut probe = Probe::new();
+    probe.pre = |round| {
+        Ok(if round == 2 {
+            Pre::Stop
+        } else {
+            Pre::Run {
+                fast_forward: vec![],
+            }
+        })
+    };
+    let answer = echo().answer(steered("abcd", &probe));
+    assert_eq!(
+        (answer.text(), answer.choices[0].2.clone()),
+        ("ab", controller())
+    );
+    let mut probe = Probe::new();
+    probe.mid = |round| Ok(Some(if round % 2 == 0 { Mid::Noop } else { free() }));
+    let mut bench = echo();
+    let mut request = steered("abcd", &probe);
+    request.max_tokens = Some(4);
+    let mut handle = bench.submit(request);
+    let passes: usize = bench
+        .settle()
+        .iter()
+        .map(|report| report.batch().count())
+        .sum();
+    assert_eq!((read(&mut handle).text(), passes), ("abcd", 4));
+}
+
+#[test]
+fn a_steered_sequence_survives_preemption() {
+    let mut probe = Probe::new();
+    probe.mid = |round| {
+        Ok(Some(Mid::Sample {
+            mask: if round % 3 == 0 { letters(b"k") } else { None },
+            bias: vec![],
+            temperature: None,
+        }))
+    };
+    let alone = {
+        let mut request = Request::new(Prompt::Text("steady".to_owned()));
+        request.sampling.temperature = 0.0;
+        request.max_tokens = Some(30);
+        request.steer = Some(Box::new(probe.clone()));
+        echo().answer(request)
+    };
+    let script = Script {
+        script: Name::Echo,
+        context_tokens: 64,
+        cells: Some(64),
+        parallel: 4,
+        ..Script::default()
+    };
+    let mut bench = Bench::new(script);
+    let mut first = say(&"x".repeat(25));
+    first.priority = 1;
+    let mut other = bench.submit(first);
+    let mut request = steered("steady", &probe);
+    request.max_tokens = Some(30);
+    let mut handle = bench.submit(request);
+    let preempted: usize = bench
+        .settle()
+        .iter()
+        .map(|report| report.preempted.len())
+        .sum();
+    assert!(preempted > 0, "the test needs a full cache");
+    assert_eq!(read(&mut handle).choices, alone.choices);
+    assert_eq!(read(&mut other).text(), "x".repeat(25));
+}
