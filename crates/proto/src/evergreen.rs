@@ -8,6 +8,8 @@
 //!   bytes ──protobuf / json / msgpack──► Message ──► session ──► Message ──dialect──► bytes
 //! ```
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod limits;
 mod message;
 pub mod metadata;

@@ -22,6 +22,8 @@ mod clock;
 mod closure;
 mod cursor;
 mod flow;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod half_close;
 mod outbound;
 mod port;
@@ -210,8 +212,11 @@ impl Session {
     /// The node with this id, mentioned by this call if it was not known.
     ///
     /// # Errors
-    /// `BAD_ID`, `NODE_LIMIT` or `RETAINED_LIMIT`; nothing is aborted.
+    /// `BAD_ID`, `NODE_LIMIT` or `RETAINED_LIMIT`, and nothing is aborted; or the status of an aborted session.
     pub fn node(&mut self, id: &str) -> Result<NodeKey, Status> {
+        if let Phase::Aborted(status) = &self.phase {
+            return Err(Status::clone(status));
+        }
         let limits = Arc::clone(&self.config.limits);
         self.store.mention(id, &limits)
     }

@@ -10,7 +10,7 @@ use super::{Phase, Session};
 
 #[derive(Debug, Default)]
 pub(super) struct Inbound {
-    paused: bool,
+    pub(super) paused: bool,
     /// While the unread bytes of all nodes are above this, counting anew may change the answer.
     recount_at: u64,
 }

@@ -1,0 +1,448 @@
+//! Lists of operations on a session, made from any bytes, for the fuzzer and for tests.
+//!
+//! Owns: the reading of bytes as operations, and what has to hold after each of them. Refuses to know: messages on
+//! the wire; `evergreen::fuzz` has those. Built for tests and fuzzing alone.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{
+    ActionKey, CancelledBy, Config, CursorId, NodeKey, Output, Phase, Read, Session, Side,
+};
+use crate::evergreen::{
+    Action, Chunk, Fragment, Id, Limits, Message, Metadata, MetadataMode, Param, Payload, Reason,
+    Status,
+};
+use crate::time::Time;
+
+/// Plays `bytes` as operations on a server's session, with a client that takes what it sends.
+///
+/// # Panics
+/// If an invariant of the machine does not hold.
+pub fn ops(bytes: &[u8]) {
+    let mut play = Play::new(Tape(bytes));
+    while !play.tape.0.is_empty() {
+        play.step();
+        play.settle();
+        play.check();
+    }
+    play.nothing_was_slept_through();
+}
+
+/// The bytes that are left; zeros after the end.
+struct Tape<'a>(&'a [u8]);
+
+impl Tape<'_> {
+    fn next(&mut self) -> u8 {
+        let Some((&first, rest)) = self.0.split_first() else {
+            return 0;
+        };
+        self.0 = rest;
+        first
+    }
+
+    fn below(&mut self, most: u8) -> u8 {
+        self.next() % most
+    }
+
+    fn flag(&mut self) -> bool {
+        self.next() & 1 == 1
+    }
+
+    fn id(&mut self) -> Id {
+        let at = self.below(18);
+        // Two ids are bad, and one might be ours.
+        match at {
+            16 => Id::new(),
+            17 => Id::from("~5a9da00d.0"),
+            at => Id::from(format!("n{at}")),
+        }
+    }
+}
+
+/// A cursor with what it gave so far.
+struct Reader {
+    id: CursorId,
+    root: NodeKey,
+    bytes: usize,
+    pending: bool,
+}
+
+struct Play<'a> {
+    tape: Tape<'a>,
+    server: Session,
+    client: Session,
+    now: Time,
+    running: Vec<(ActionKey, Vec<NodeKey>)>,
+    readers: Vec<Reader>,
+    closed: bool,
+}
+
+impl<'a> Play<'a> {
+    fn new(mut tape: Tape<'a>) -> Self {
+        let modes = [
+            MetadataMode::Strict,
+            MetadataMode::Lenient,
+            MetadataMode::PerChunk,
+        ];
+        let limits = Limits {
+            max_nodes: 64,
+            max_depth: 6,
+            max_visits: 64,
+            max_early_fragments: 4,
+            max_actions: 4,
+            retained_bytes: 20_000,
+            outbound_queue_bytes: 600,
+            coalesce_bytes: 200,
+            inbound_high_bytes: 100,
+            inbound_low_bytes: 20,
+            cycle_visits: u32::from(tape.below(8)),
+            ..Limits::default()
+        };
+        let config = Config {
+            limits: Arc::new(limits),
+            metadata: modes[usize::from(tape.below(3))],
+            partial_failure: tape.flag(),
+            coalesce: tape.flag(),
+            deadline: tape.flag().then(|| Time::from_millis(500_000)),
+            entropy: 0,
+        };
+        Self {
+            server: Session::new(Side::Server, config, Time::ZERO),
+            client: Session::new(Side::Client, Config::default(), Time::ZERO),
+            tape,
+            now: Time::ZERO,
+            running: Vec::new(),
+            readers: Vec::new(),
+            closed: false,
+        }
+    }
+
+    fn step(&mut self) {
+        match self.tape.below(16) {
+            0..4 => self.send_fragment(),
+            4 | 5 => self.send_action(),
+            6 => self.open(),
+            7 | 8 => self.read(),
+            9 => {
+                if let Some(at) = self.pick(self.readers.len()) {
+                    let reader = self.readers.swap_remove(at);
+                    self.server.close(reader.id);
+                }
+            }
+            10 | 11 => self.produce(),
+            12 => self.end_action(),
+            13 => self.deliver(),
+            14 => self.pass_time(),
+            _ => match self.tape.below(8) {
+                0 => self.server.end_of_input(self.now),
+                1 => self.server.drain(),
+                2 => self.server.finish_sending(),
+                _ => {
+                    if let Some(at) = self.pick(self.running.len()) {
+                        let waiting = self.tape.flag();
+                        self.server.waiting(self.running[at].0, waiting);
+                    }
+                }
+            },
+        }
+    }
+
+    fn pick(&mut self, len: usize) -> Option<usize> {
+        let at = usize::from(self.tape.next());
+        (len > 0).then(|| at % len)
+    }
+
+    fn send_fragment(&mut self) {
+        let tape = &mut self.tape;
+        let (id, seq, last) = (
+            tape.id(),
+            i32::from(tape.below(7)) - i32::from(tape.below(50) == 0),
+            tape.flag(),
+        );
+        let shape = tape.below(8);
+        let children = if shape < 3 {
+            (0..=shape).map(|_| tape.id()).collect()
+        } else {
+            Vec::new()
+        };
+        let chunk = (2..7).contains(&shape).then(|| chunk(tape, seq));
+        let fragment = Fragment {
+            id,
+            seq,
+            last,
+            children,
+            chunk,
+        };
+        let message = Message {
+            fragments: vec![fragment],
+            ..Message::default()
+        };
+        let _ = self.server.handle(message, self.now);
+    }
+
+    fn send_action(&mut self) {
+        let tape = &mut self.tape;
+        let name = ["f", "g", "CANCEL", "LIST_ACTIONS", "DROP", ""][usize::from(tape.below(6))];
+        let mut params = |most: u8| -> Vec<Param> {
+            let count = tape.below(most);
+            let names = ["action", "result", "__status__", "a", "b"];
+            (0..count)
+                .map(|_| Param::new(names[usize::from(tape.below(5))], tape.id()))
+                .collect()
+        };
+        let action = Action {
+            name: name.into(),
+            inputs: params(4),
+            outputs: params(4),
+            ..Action::default()
+        };
+        let message = Message {
+            actions: vec![action],
+            ..Message::default()
+        };
+        let _ = self.server.handle(message, self.now);
+    }
+
+    fn open(&mut self) {
+        let id = self.tape.id();
+        let reader = self
+            .pick(self.running.len() + 1)
+            .and_then(|at| self.running.get(at))
+            .map(|(key, _)| *key);
+        if let Ok(root) = self.server.node(&id) {
+            let id = self.server.open(root, reader);
+            self.readers.push(Reader {
+                id,
+                root,
+                bytes: 0,
+                pending: false,
+            });
+        }
+    }
+
+    fn read(&mut self) {
+        let Some(at) = self.pick(self.readers.len()) else {
+            return;
+        };
+        let reader = &mut self.readers[at];
+        for _ in 0..8 {
+            match self.server.read(reader.id) {
+                Read::Piece(piece) => reader.bytes += piece.data.len(),
+                Read::Pending => reader.pending = true,
+                Read::End | Read::Failed(_) => return,
+            }
+        }
+    }
+
+    fn produce(&mut self) {
+        let Some(at) = self.pick(self.running.len()) else {
+            return;
+        };
+        let (action, outputs) = &self.running[at];
+        let (action, outputs) = (*action, outputs.clone());
+        let Some(node) = self.pick(outputs.len()).map(|at| outputs[at]) else {
+            return;
+        };
+        let metadata = Arc::new(Metadata::of("text/plain"));
+        match self.tape.below(4) {
+            0 | 1 => {
+                let data = Bytes::from(vec![b'x'; usize::from(self.tape.next())]);
+                let _ = self.server.write(node, &metadata, data);
+            }
+            2 => {
+                if let Ok(child) = self.server.make(Some(action)) {
+                    let listed = self.server.list(node, &[child]).is_ok();
+                    if listed {
+                        self.running[at].1.push(child);
+                    }
+                }
+            }
+            _ => {
+                let _ = self.server.end(node, &metadata);
+            }
+        }
+    }
+
+    fn end_action(&mut self) {
+        let Some(at) = self.pick(self.running.len()) else {
+            return;
+        };
+        let (action, _) = self.running.swap_remove(at);
+        let reasons = [Reason::BadConfig, Reason::SeqPastFinal, Reason::GoingAway];
+        match self.tape.below(6) {
+            at @ 0..3 => self
+                .server
+                .fail(action, Status::new(reasons[usize::from(at)], "made up")),
+            _ => self.server.finish(action),
+        }
+    }
+
+    fn deliver(&mut self) {
+        for _ in 0..=self.tape.below(4) {
+            let Some(message) = self.server.next_message(self.now) else {
+                return;
+            };
+            let mut bytes = Vec::new();
+            crate::evergreen::protobuf::encode(&message, &mut bytes);
+            assert_eq!(
+                bytes.len(),
+                crate::evergreen::protobuf::encoded_len(&message),
+                "lengths are told truly"
+            );
+            let message =
+                crate::evergreen::protobuf::decode(&*bytes).expect("we send what can be decoded");
+            let taken = self.client.handle(message, self.now);
+            assert!(taken.is_ok(), "a client takes what we send: {taken:?}");
+        }
+    }
+
+    fn pass_time(&mut self) {
+        self.now = self.now + std::time::Duration::from_secs(u64::from(self.tape.next()));
+        let _ = self.server.wake_at(self.now);
+        self.server.tick(self.now);
+    }
+
+    /// Does what the machine asks for.
+    fn settle(&mut self) {
+        while let Some(output) = self.server.poll() {
+            assert!(!self.closed, "nothing follows a close: {output:?}");
+            match output {
+                Output::Start(start) => {
+                    self.running.push((
+                        start.action,
+                        start.outputs.iter().map(|(_, node)| *node).collect(),
+                    ));
+                }
+                Output::Cancel {
+                    action,
+                    by: CancelledBy::Peer,
+                } => {
+                    self.running.retain(|(key, _)| *key != action);
+                    self.server.finish(action);
+                }
+                Output::Cancel {
+                    action,
+                    by: CancelledBy::Deadline,
+                } => {
+                    self.running.retain(|(key, _)| *key != action);
+                }
+                Output::Ready(id) => {
+                    let ready = self.readers.iter_mut().find(|reader| reader.id == id);
+                    ready.into_iter().for_each(|reader| reader.pending = false);
+                }
+                Output::Close(_) => self.closed = true,
+                Output::Writable | Output::Resume | Output::Done(_) | Output::HalfClose => {}
+            }
+        }
+    }
+
+    fn check(&mut self) {
+        let session = &self.server;
+        assert_eq!(self.closed, session.is_closed(), "an end is told at once");
+        if let Phase::Aborted(_) = session.phase {
+            assert_eq!(
+                session.retained_bytes(),
+                0,
+                "an aborted session holds nothing"
+            );
+            assert!(self.server.next_message(self.now).is_none());
+            return;
+        }
+        let parked = session
+            .cursors
+            .iter()
+            .filter(|(_, cursor)| cursor.parked.is_some())
+            .count();
+        assert_eq!(session.parked, parked, "parked cursors are counted");
+        let nodes = (0..session.store.len()).map(|at| session.store.get(NodeKey(at as u32)));
+        let unread: u64 = nodes.clone().map(|node| node.unread).sum();
+        assert_eq!(session.store.unread, unread, "unread bytes are counted");
+        let waiters: usize = nodes.map(|node| node.waiters.len()).sum();
+        assert_eq!(waiters, parked, "each parked cursor waits at one node");
+        let waiting = session
+            .actions
+            .iter()
+            .filter(|(_, entry)| entry.waiting)
+            .count();
+        assert_eq!(
+            session.actions.any_runs(),
+            waiting < session.actions.len(),
+            "waiting actions are counted"
+        );
+        if session.inbound.paused {
+            assert_eq!(session.parked, 0, "no pause while a reader waits");
+        }
+    }
+
+    /// A reader that still waits has seen all that there is.
+    fn nothing_was_slept_through(&mut self) {
+        for reader in std::mem::take(&mut self.readers) {
+            if !reader.pending || self.server.is_closed() {
+                continue;
+            }
+            let again = self.server.open(reader.root, None);
+            let mut bytes = 0;
+            while let Read::Piece(piece) = self.server.read(again) {
+                bytes += piece.data.len();
+            }
+            assert!(
+                self.server.is_closed() || bytes == reader.bytes,
+                "{bytes} bytes, {} seen",
+                reader.bytes
+            );
+            self.server.close(again);
+        }
+    }
+}
+
+fn chunk(tape: &mut Tape<'_>, seq: i32) -> Chunk {
+    let mimetypes = ["text/plain", "TEXT/plain", "image/png", ""];
+    let metadata = (seq == 0 || tape.below(8) == 0).then(|| {
+        Arc::new(Metadata::of(
+            mimetypes[usize::from(tape.below(4) * tape.below(2))],
+        ))
+    });
+    let payload = match tape.below(10) {
+        0 => None,
+        1 => Some(Payload::Ref("data:,abc".into())),
+        2 => Some(Payload::Ref("file:///x".into())),
+        3 => Some(Payload::Status(Some(Arc::new(Status::new(
+            Reason::Function,
+            "theirs",
+        ))))),
+        _ => Some(Payload::Data(Bytes::from(vec![
+            b'y';
+            usize::from(tape.below(40))
+        ]))),
+    };
+    Chunk { metadata, payload }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_corpus_is_replayed() {
+        let folder =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/session_ops");
+        let mut files = 0;
+        for entry in std::fs::read_dir(folder).expect("a committed corpus") {
+            super::ops(&std::fs::read(entry.unwrap().path()).unwrap());
+            files += 1;
+        }
+        assert!(files > 0);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(600))]
+
+        /// EV-110, EV-303, EV-505, EV-706, EV-802, EV-901
+        #[test]
+        fn any_list_of_operations_keeps_the_invariants(bytes in prop::collection::vec(any::<u8>(), 0..900)) {
+            super::ops(&bytes);
+        }
+    }
+}
