@@ -3,10 +3,13 @@
 //! Owns: the tree of commands, and how flags become a layer of the configuration. Refuses to know: what the commands
 //! do; each stands in a file of its own.
 
+mod chat;
 mod completions;
 mod config;
 mod doctor;
 mod key;
+mod run;
+mod serve;
 
 use std::path::PathBuf;
 
@@ -44,6 +47,12 @@ struct Common {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Serve models on one port until told to go
+    Serve(serve::Serve),
+    /// Talk to a model; line by line when standard input is no terminal
+    Chat(chat::Chat),
+    /// Call a function and write what it gives, as it comes
+    Run(run::Run),
     /// Look at this machine and say what would keep Sapwood from working
     Doctor(doctor::Doctor),
     /// Show the configuration in force
@@ -165,11 +174,26 @@ pub(crate) fn main() -> Result<Exit, Failure> {
         }
     };
     match cli.command {
+        Command::Serve(command) => wait(command.run(cli.common)),
+        Command::Chat(command) => wait(command.run(&cli.common)),
+        Command::Run(command) => wait(command.run(&cli.common)),
         Command::Doctor(command) => command.run(&cli.common),
         Command::Config(command) => command.run(&cli.common),
         Command::Key(command) => command.run(),
         Command::Completions(command) => command.run(&mut Cli::command()),
     }
+}
+
+/// Drives a command that talks to sockets, models or people.
+fn wait(command: impl Future<Output = Result<Exit, Failure>>) -> Result<Exit, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build();
+    let runtime = runtime.map_err(|error| Failure::new(format!("cannot start: {error}")))?;
+    let ended = runtime.block_on(command);
+    // A thread that still reads standard input must not keep the process.
+    runtime.shutdown_background();
+    ended
 }
 
 #[cfg(test)]

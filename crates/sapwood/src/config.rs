@@ -97,9 +97,9 @@ pub(crate) struct Model {
     /// The GGUF file of an embedded model.
     #[serde(default)]
     pub(crate) path: Option<PathBuf>,
-    /// What a scripted model says: see `docs/operating.md`.
+    /// What a scripted model says: the keys of [`sapwood_engine::scripted::Config`].
     #[serde(default)]
-    pub(crate) script: Option<String>,
+    pub(crate) scripted: Option<figment::value::Value>,
     /// Overrides `engine.ctx`.
     #[serde(default)]
     pub(crate) ctx: Option<u32>,
@@ -136,7 +136,7 @@ pub(crate) struct Auth {
     pub(crate) metrics_public: bool,
 }
 
-/// Limits of the listener.
+/// Limits of the listener, and of what may wait.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Limits {
@@ -150,6 +150,12 @@ pub(crate) struct Limits {
     pub(crate) handshake: Span,
     /// A connection without a request for this long is closed.
     pub(crate) idle: Span,
+    /// Requests that may wait for one model; one more is refused.
+    pub(crate) queue_requests: usize,
+    /// Prompt tokens that may wait for one model, together.
+    pub(crate) queue_tokens: usize,
+    /// A request that waits longer fails.
+    pub(crate) queue_timeout: Span,
 }
 
 impl Default for Limits {
@@ -160,6 +166,9 @@ impl Default for Limits {
             header_bytes: 65_536,
             handshake: Span::seconds(10),
             idle: Span::seconds(75),
+            queue_requests: 1_024,
+            queue_tokens: 4_194_304,
+            queue_timeout: Span::seconds(60),
         }
     }
 }

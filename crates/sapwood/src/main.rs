@@ -4,10 +4,14 @@
 //! already knows.
 
 mod cli;
+mod client;
 mod config;
 mod failure;
 mod logs;
+mod models;
 mod output;
+mod progress;
+mod serving;
 
 fn main() -> std::process::ExitCode {
     let exit = cli::main().unwrap_or_else(|failure| {

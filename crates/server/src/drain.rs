@@ -111,14 +111,21 @@ impl Drain {
     /// `unavailable`, reason `draining` (each face has its own spelling), once the grace is over.
     pub fn admit(&self) -> Result<Work, Refusal> {
         // Counted first: a drain that sees zero open pieces must not miss one that was let in a moment ago.
-        self.0.open.send_modify(|open| *open += 1);
-        let work = Work(self.clone());
+        let work = self.hold();
         if self.phase() < Phase::Refusing {
             return Ok(work);
         }
         self.0.refused.fetch_add(1, Ordering::Relaxed);
         let message = "The server is shutting down and takes no new work: try another one.";
         Err(Refusal::new(Code::Unavailable, "draining", message))
+    }
+
+    /// Takes in work that belongs to something admitted before, an action of a live session for example. The holder
+    /// looks at the phase itself.
+    #[must_use]
+    pub fn hold(&self) -> Work {
+        self.0.open.send_modify(|open| *open += 1);
+        Work(self.clone())
     }
 
     /// Resolves once the server is in `phase` or past it. Never misses a phase, may be dropped and called again.

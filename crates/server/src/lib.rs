@@ -10,6 +10,7 @@
 mod access;
 mod activity;
 pub mod auth;
+pub mod counting;
 pub mod descriptors;
 pub mod drain;
 mod gate;

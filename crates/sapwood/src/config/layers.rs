@@ -114,7 +114,10 @@ impl Layers {
                 toml: Toml::string(&text),
             });
         }
-        let figment = figment.merge(environment()).merge(flags.clone());
+        let figment = figment
+            .merge(environment())
+            .merge(server_key())
+            .merge(flags.clone());
         Ok(Self { figment, flags })
     }
 
@@ -196,7 +199,7 @@ impl Provider for File {
     }
 }
 
-/// `SAPWOOD_ENGINE__THREADS=2` is `engine.threads = 2`; two short names are for clients.
+/// `SAPWOOD_ENGINE__THREADS=2` is `engine.threads = 2`; two names are shorter.
 fn environment() -> Env {
     Env::prefixed(PREFIX)
         .ignore(&["config", "commit"])
@@ -207,11 +210,18 @@ fn environment() -> Env {
         })
 }
 
+/// `SAPWOOD_API_KEY` is the key that a client presents and a server asks for, so that both work in one shell.
+fn server_key() -> Env {
+    Env::prefixed(PREFIX)
+        .only(&["api_key"])
+        .map(|_| "auth.key".into())
+}
+
 /// The variable that sets a key.
 fn variable(key: &str) -> String {
     match key {
         "client.server" => "SAPWOOD_SERVER".into(),
-        "client.key" => "SAPWOOD_API_KEY".into(),
+        "client.key" | "auth.key" => "SAPWOOD_API_KEY".into(),
         _ => format!("{PREFIX}{}", key.replace('.', "__").to_uppercase()),
     }
 }

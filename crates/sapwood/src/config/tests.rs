@@ -62,7 +62,8 @@ fn oa_912_file_environment_and_flags_win_in_this_order_and_are_remembered() {
             ("engine.parallel", "flag --parallel"),
             ("client.server", "environment SAPWOOD_SERVER"),
             ("drain.grace", "default"),
-            ("auth.key", "default"),
+            ("auth.key", "environment SAPWOOD_API_KEY"),
+            ("auth.key_file", "default"),
         ] {
             assert_eq!(layers.origin(key).to_string(), origin, "{key}");
         }

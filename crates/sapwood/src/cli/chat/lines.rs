@@ -1,0 +1,81 @@
+//! Where the questions come from: an editor with history on a terminal, plain lines otherwise.
+//!
+//! Owns: reading a line. Refuses to know: what it means.
+
+use std::io::IsTerminal;
+
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
+use tokio::io::{AsyncBufReadExt, BufReader, Stdin};
+
+use crate::failure::Failure;
+use crate::output;
+
+/// The source of lines.
+pub(super) enum Lines {
+    /// `None` while a line is being edited.
+    Terminal(Option<Box<DefaultEditor>>),
+    Pipe(tokio::io::Lines<BufReader<Stdin>>),
+}
+
+/// What was read.
+pub(super) enum Line {
+    Text(String),
+    Interrupted,
+    End,
+}
+
+impl Lines {
+    pub(super) fn open() -> Result<Self, Failure> {
+        if std::io::stdin().is_terminal() {
+            let editor = DefaultEditor::new().map_err(|error| broken(&error))?;
+            return Ok(Self::Terminal(Some(Box::new(editor))));
+        }
+        Ok(Self::Pipe(BufReader::new(tokio::io::stdin()).lines()))
+    }
+
+    /// Tells a person where they are.
+    pub(super) fn greet(&self, place: &str) {
+        if matches!(self, Self::Terminal(_)) {
+            output::whisper(format!("{place}. /help tells what there is."));
+        }
+    }
+
+    pub(super) async fn next(&mut self) -> Result<Line, Failure> {
+        match self {
+            Self::Pipe(lines) => {
+                let line = lines.next_line().await;
+                let line =
+                    line.map_err(|error| Failure::new(format!("cannot read the input: {error}")))?;
+                Ok(line.map_or(Line::End, Line::Text))
+            }
+            Self::Terminal(place) => {
+                let Some(mut editor) = place.take() else {
+                    return Ok(Line::End);
+                };
+                // Editing blocks, so it has a thread of its own while a session's keep-alive goes on beside it.
+                let edited = tokio::task::spawn_blocking(move || {
+                    let read = editor.readline("> ");
+                    if let Ok(line) = &read {
+                        let _ = editor.add_history_entry(line);
+                    }
+                    (editor, read)
+                });
+                let (editor, read) = edited
+                    .await
+                    .map_err(|error| Failure::new(error.to_string()))?;
+                *place = Some(editor);
+                match read {
+                    Ok(line) => Ok(Line::Text(line)),
+                    Err(ReadlineError::Interrupted) => Ok(Line::Interrupted),
+                    Err(ReadlineError::Eof) => Ok(Line::End),
+                    Err(error) => Err(broken(&error)),
+                }
+            }
+        }
+    }
+}
+
+fn broken(error: &ReadlineError) -> Failure {
+    Failure::new(format!("cannot read from the terminal: {error}"))
+}

@@ -1,0 +1,206 @@
+//! `sapwood run NAME`: calls a function and writes what it gives, as it comes.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use futures::{StreamExt, stream};
+use sapwood_kernel::{Chunk, Kernel, Mime, Node, Port};
+use serde_json::json;
+use tokio::io::AsyncReadExt;
+
+use super::{ClientFlags, Common, ModelFlags};
+use crate::client::{self, told};
+use crate::config::layers::Flags;
+use crate::failure::{Exit, Failure};
+use crate::output;
+
+#[derive(Debug, Args)]
+pub(super) struct Run {
+    /// The function, as `sapwood models` and LIST_ACTIONS name it
+    name: String,
+    /// An input: NAME=TEXT, NAME=@FILE, or NAME=- for standard input; may be repeated
+    #[arg(long, short, value_name = "NAME=VALUE")]
+    input: Vec<String>,
+    /// Which output to write; the main one if not given
+    #[arg(long, value_name = "NAME")]
+    port: Option<String>,
+    /// Write to this file instead of standard output
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Write one JSON object per piece, and one with the totals at the end
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    models: ModelFlags,
+    #[command(flatten)]
+    client: ClientFlags,
+}
+
+impl Run {
+    pub(super) async fn run(self, common: &Common) -> Result<Exit, Failure> {
+        let mut flags = Flags::default();
+        self.models.set(&mut flags)?;
+        self.client.set(&mut flags);
+        let config = common.config(flags)?;
+        let inputs = self
+            .input
+            .iter()
+            .map(|given| input(given))
+            .collect::<Result<Vec<_>, _>>()?;
+        let _logs = crate::logs::Logs::start(client::log_filter(&config, common.log.as_deref()))?;
+        let place = client::open(&config).await?;
+        let mut sink = Sink::open(self.output.as_deref())?;
+        let port = self.port(&place.kernel)?;
+        let mut run = place.kernel.run::<Chunk>(&self.name, inputs).port(port);
+        loop {
+            // Both may be cancelled: an interrupt ends everything, and a piece that was not taken is not lost.
+            let next = tokio::select! {
+                next = run.next() => next,
+                _ = tokio::signal::ctrl_c() => return Err(Failure::exit(Exit::Interrupted, "cancelled")),
+            };
+            match next {
+                // It carries what the totals will say, and no data.
+                Some(Ok(chunk)) if chunk.data.is_empty() => {}
+                Some(Ok(chunk)) if self.json => sink.line(&piece(&chunk))?,
+                // Further choices would be mixed into the first; `--json` keeps them apart.
+                Some(Ok(chunk)) if chunk.choice == 0 => sink.write(&chunk.data)?,
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Err(told(&error)),
+                None => break,
+            }
+        }
+        if self.json {
+            let meta = run.meta();
+            let finish: Vec<_> = meta
+                .finish
+                .values()
+                .map(|reason| reason.name().to_owned())
+                .collect();
+            let model = meta.model.as_ref().map(|model| model.as_str().to_owned());
+            sink.line(
+                &json!({"end": {"model": model, "finish": finish, "usage": meta.usage.to_json()}}),
+            )?;
+        } else {
+            sink.end()?;
+        }
+        Ok(Exit::Ok)
+    }
+}
+
+impl Run {
+    /// The port that `--port` means: users know the names on the wire.
+    fn port(&self, kernel: &Kernel) -> Result<Port, Failure> {
+        let Some(asked) = &self.port else {
+            return Ok(Port::MAIN);
+        };
+        let function = kernel.get(&self.name).map_err(|error| told(&error))?;
+        let spec = function.spec();
+        let found = spec.output_on_wire(asked).or_else(|| spec.output(asked));
+        found.map(|output| output.port.clone()).ok_or_else(|| {
+            let known: Vec<_> = spec
+                .outputs
+                .iter()
+                .map(|output| output.wire.as_str())
+                .collect();
+            Failure::usage(format!(
+                "--port {asked}: {} gives {}",
+                self.name,
+                known.join(", ")
+            ))
+        })
+    }
+}
+
+fn piece(chunk: &Chunk) -> serde_json::Value {
+    let mut line = json!({"mime": chunk.mime.as_str(), "choice": chunk.choice});
+    match std::str::from_utf8(&chunk.data) {
+        Ok(text) => line["text"] = text.into(),
+        Err(_) => line["bytes"] = chunk.data.iter().copied().collect::<Vec<u8>>().into(),
+    }
+    line
+}
+
+fn input(given: &str) -> Result<(String, Node), Failure> {
+    let Some((name, value)) = given.split_once('=') else {
+        return Err(Failure::usage(format!(
+            "--input {given}: write NAME=TEXT, NAME=@FILE or NAME=-"
+        )));
+    };
+    let node = match value.strip_prefix('@') {
+        Some(path) => file(path)?,
+        None if value == "-" => standard_input(),
+        None => Node::from(value),
+    };
+    Ok((name.to_owned(), node))
+}
+
+fn file(path: &str) -> Result<Node, Failure> {
+    let bytes = std::fs::read(path)
+        .map_err(|error| Failure::usage(format!("--input: cannot read {path}: {error}")))?;
+    let json = path.ends_with(".json");
+    Ok(match String::from_utf8(bytes) {
+        Ok(text) if json => Node::from(Chunk::text(text).with_mime(Mime::JSON)),
+        Ok(text) => Node::from(text),
+        Err(error) => Node::from(Chunk::bytes(error.into_bytes())),
+    })
+}
+
+/// Text, passed on as it is typed or piped.
+fn standard_input() -> Node {
+    let pieces = stream::unfold(tokio::io::stdin(), |mut stdin| async move {
+        let mut buffer = vec![0; 8_192];
+        match stdin.read(&mut buffer).await {
+            Ok(0) => None,
+            Ok(count) => {
+                buffer.truncate(count);
+                Some((Ok(Chunk::bytes(buffer).with_mime(Mime::TEXT)), stdin))
+            }
+            Err(error) => Some((Err(sapwood_kernel::Error::function(error)), stdin)),
+        }
+    });
+    Node::new(pieces)
+}
+
+/// Where the data goes.
+enum Sink {
+    Standard { newline: bool },
+    File(File),
+}
+
+impl Sink {
+    fn open(path: Option<&std::path::Path>) -> Result<Self, Failure> {
+        let Some(path) = path else {
+            return Ok(Self::Standard { newline: true });
+        };
+        let file = File::create(path)
+            .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))?;
+        Ok(Self::File(file))
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        match self {
+            Self::Standard { newline } => {
+                *newline = bytes.last().map_or(*newline, |last| *last == b'\n');
+                output::data(bytes)
+            }
+            Self::File(file) => Ok(file.write_all(bytes)?),
+        }
+    }
+
+    fn line(&mut self, value: &serde_json::Value) -> Result<(), Failure> {
+        self.write(format!("{value}\n").as_bytes())
+    }
+
+    /// A terminal's next prompt belongs on a line of its own; files and pipes get the bytes alone.
+    fn end(self) -> Result<(), Failure> {
+        use std::io::IsTerminal;
+        match self {
+            Self::Standard { newline: false } if std::io::stdout().is_terminal() => {
+                output::data("\n")
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! `sapwood serve`: models behind one port, until told to go.
+//!
+//! ```text
+//!   configuration ─► port ─► server (answers while models load) ─► models ─► signal ─► drain ─► exit code
+//! ```
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use sapwood_kernel::Kernel;
+use sapwood_server::{Server, Shared, drain, listener, origin};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::Notify;
+
+use super::{Common, ModelFlags};
+use crate::config::layers::{Flags, Layers, list};
+use crate::config::{Config, keys};
+use crate::failure::{Exit, Failure};
+use crate::logs::Logs;
+use crate::models::Planned;
+use crate::{models, output, serving};
+
+#[derive(Debug, Args)]
+pub(super) struct Serve {
+    /// The one address for HTTP and gRPC; port 0 takes a free one
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Option<String>,
+    /// Serve the functions of another server too: evergreen+http://HOST:PORT; may be repeated
+    #[arg(long, value_name = "URL")]
+    upstream: Vec<String>,
+    /// Callers must present this key
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<String>,
+    /// Callers must present a key of this file, made with `sapwood key new`
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// Listen beyond this machine although no key is configured
+    #[arg(long)]
+    insecure: bool,
+    #[command(flatten)]
+    models: ModelFlags,
+}
+
+impl Serve {
+    fn layers(&self, common: &Common) -> Result<Layers, Failure> {
+        let mut flags = Flags::default();
+        flags.set("listen", "--listen", self.listen.clone());
+        if !self.upstream.is_empty() {
+            let urls = self.upstream.iter().map(|url| url.as_str().into());
+            flags.set("upstreams", "--upstream", Some(list(urls)));
+        }
+        flags.set("auth.key", "--api-key", self.api_key.clone());
+        let file = self
+            .key_file
+            .as_ref()
+            .map(|path| path.to_string_lossy().into_owned());
+        flags.set("auth.key_file", "--key-file", file);
+        flags.set("insecure", "--insecure", self.insecure.then_some(true));
+        self.models.set(&mut flags)?;
+        common.layers(flags)
+    }
+
+    pub(super) async fn run(self, common: Common) -> Result<Exit, Failure> {
+        let config = self.layers(&common)?.config()?;
+        let planned = models::plan(&config)?;
+        let keys = keys::load(&config.auth)?;
+        let logs = Logs::start(&config.log)?;
+        let listener = listen(&config).await?;
+        let address = listener
+            .local_addr()
+            .map_err(|error| Failure::new(error.to_string()))?;
+        if !address.ip().is_loopback() && keys.is_empty() && !config.insecure {
+            return Err(Failure::usage(format!(
+                "{address} can be reached from other machines and no key is configured: set --api-key or --key-file, \
+                 or say --insecure if that is meant"
+            )));
+        }
+        let broken = |error: sapwood_server::server::BuildError| Failure::new(error.to_string());
+        let builder = Server::builder(server_config(&config, address), keys).map_err(broken)?;
+        let shared = builder.shared().clone();
+        let kernel = serving::kernel(&config, &planned)?;
+        let server = builder.build().map_err(broken)?;
+        let reload = Reload {
+            serve: self,
+            common,
+            logs,
+            auth: Arc::clone(&shared.auth),
+        };
+        let signals = Signals::install()?;
+        announce(address, &planned);
+        let stop = Arc::new(Notify::new());
+        let served = server.serve(listener, {
+            let stop = Arc::clone(&stop);
+            async move { stop.notified().await }
+        });
+        // Nothing is awaited twice and nothing is lost: whichever arm ends first ends the process.
+        tokio::select! {
+            outcome = served => Ok(if outcome.cut > 0 { Exit::Cut } else { Exit::Ok }),
+            failure = load(kernel, planned, shared) => Err(failure),
+            failure = signals.watch(reload, stop) => Err(failure),
+        }
+    }
+}
+
+/// Loads the models while the port already answers (OA-902). Ends only if one cannot be loaded.
+async fn load(kernel: Kernel, planned: Vec<Planned>, shared: Shared) -> Failure {
+    planned
+        .iter()
+        .for_each(|model| shared.health.loading(&model.name));
+    let loaded = serving::load(&kernel, planned, |name, engine| {
+        shared.metrics.watch(engine.clone());
+        let watched = engine.clone();
+        shared
+            .health
+            .running(name, Box::new(move || watched.stalled_for()));
+        tracing::info!(model = name, "loaded");
+    });
+    match loaded.await {
+        Ok(()) => std::future::pending().await,
+        Err(failure) => failure,
+    }
+}
+
+async fn listen(config: &Config) -> Result<TcpListener, Failure> {
+    let address = &config.listen;
+    TcpListener::bind(address).await.map_err(|error| {
+        let what = match error.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                "the port is in use; stop the other program, or choose another port with --listen HOST:PORT".into()
+            }
+            std::io::ErrorKind::PermissionDenied => {
+                "that needs more rights; choose a port above 1023 with --listen HOST:PORT".into()
+            }
+            std::io::ErrorKind::InvalidInput => "that is no address; write HOST:PORT".into(),
+            _ => format!("{error}; choose another address with --listen HOST:PORT"),
+        };
+        Failure::exit(Exit::Listen, format!("cannot listen on {address}: {what}"))
+    })
+}
+
+fn server_config(config: &Config, address: SocketAddr) -> sapwood_server::Config {
+    let limits = &config.limits;
+    sapwood_server::Config {
+        listener: listener::Config {
+            connections: limits.connections,
+            streams_per_connection: limits.streams_per_connection,
+            handshake: limits.handshake.get(),
+            idle: limits.idle.get(),
+            header_bytes: limits.header_bytes,
+        },
+        drain: drain::Config {
+            grace: config.drain.grace.get(),
+            deadline: config.drain.deadline.get(),
+            ..drain::Config::default()
+        },
+        origin: origin::Config {
+            origins: config.browser.origins.clone(),
+            hosts: config.browser.hosts.clone(),
+            loopback: address.ip().is_loopback(),
+        },
+        engine_watchdog: config.engine.watchdog.get(),
+        metrics_public: config.auth.metrics_public,
+    }
+}
+
+fn announce(address: SocketAddr, planned: &[Planned]) {
+    let names: Vec<_> = planned.iter().map(|model| model.name.as_str()).collect();
+    tracing::info!(url = %format_args!("http://{address}"), models = names.join(", "), "listening");
+    output::whisper(format!(
+        "Talk to it: sapwood chat --server http://{address}"
+    ));
+}
+
+/// What SIGHUP does: the keys and the log filter are read again; everything else needs a restart.
+struct Reload {
+    serve: Serve,
+    common: Common,
+    logs: Logs,
+    auth: Arc<sapwood_server::auth::Auth>,
+}
+
+impl Reload {
+    fn run(&self) -> Result<(), Failure> {
+        let config = self.serve.layers(&self.common)?.config()?;
+        let keys = keys::load(&config.auth)?;
+        // Without this a file emptied by mistake would open the server to everybody.
+        if keys.is_empty() && self.auth.required() {
+            return Err(Failure::usage(
+                "the configuration holds no key any more; the old ones stay",
+            ));
+        }
+        self.logs.replace(&config.log)?;
+        self.auth.replace(keys);
+        Ok(())
+    }
+}
+
+/// The signals of OA-904. Installed before the port is announced: whoever knows of the server may stop it.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn install() -> Result<Self, Failure> {
+        let listen = |kind| {
+            signal(kind).map_err(|error| Failure::new(format!("cannot watch signals: {error}")))
+        };
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
+    }
+
+    /// The first SIGTERM or SIGINT drains, the second ends the process; SIGHUP reloads.
+    async fn watch(mut self, reload: Reload, stop: Arc<Notify>) -> Failure {
+        let mut told = false;
+        loop {
+            // Waiting for a signal may be cancelled: what arrived meanwhile is still there at the next call.
+            tokio::select! {
+                _ = self.terminate.recv() => {}
+                _ = self.interrupt.recv() => {}
+                _ = self.hangup.recv() => {
+                    match reload.run() {
+                        Ok(()) => tracing::info!("reloaded keys and log filter"),
+                        Err(failure) => tracing::error!(%failure, "not reloaded"),
+                    }
+                    continue;
+                }
+            }
+            if told {
+                return Failure::exit(Exit::Interrupted, "ended at once, as asked twice");
+            }
+            told = true;
+            output::whisper("Finishing what runs; interrupt again to end at once.");
+            stop.notify_one();
+        }
+    }
+}

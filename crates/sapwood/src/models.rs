@@ -1,0 +1,216 @@
+//! From the configuration to engines that run.
+//!
+//! Owns: which models there are, the checks before anything starts, loading with progress. Refuses to know: who calls
+//! them.
+
+#[cfg(feature = "embedded")]
+use sapwood_engine::embedded;
+use sapwood_engine::{Engine, scripted};
+
+use crate::config::{Backend, Config, Model};
+use crate::failure::{Exit, Failure};
+
+/// One model that can be loaded.
+#[derive(Clone, Debug)]
+pub(crate) struct Planned {
+    /// The name under which it is called.
+    pub(crate) name: String,
+    source: Source,
+    /// Read only where llama.cpp is built in.
+    #[cfg_attr(
+        not(feature = "embedded"),
+        allow(dead_code, reason = "nothing to apply them to")
+    )]
+    size: Size,
+    limits: sapwood_engine::Config,
+}
+
+/// How much of it runs at a time; 0 leaves it to the model or the machine.
+#[cfg_attr(
+    not(feature = "embedded"),
+    allow(dead_code, reason = "nothing to apply them to")
+)]
+#[derive(Clone, Copy, Debug)]
+struct Size {
+    ctx: u32,
+    threads: u32,
+    parallel: u32,
+}
+
+#[cfg(feature = "embedded")]
+impl Size {
+    fn options(self) -> embedded::Options {
+        let unless_zero = |value: u32| (value > 0).then_some(value);
+        embedded::Options {
+            context_tokens: unless_zero(self.ctx),
+            threads: unless_zero(self.threads),
+            parallel: self.parallel,
+            ..embedded::Options::default()
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    #[cfg(feature = "embedded")]
+    File(std::path::PathBuf),
+    #[cfg(feature = "demo-model")]
+    Demo,
+    Scripted(Box<scripted::Config>),
+}
+
+/// The models that the configuration names, or the demo model. Nothing is loaded yet.
+///
+/// # Errors
+/// [`Exit::Usage`] if a scripted model does not read; [`Exit::Model`] if this binary cannot run what is asked for.
+pub(crate) fn plan(config: &Config) -> Result<Vec<Planned>, Failure> {
+    if config.models.is_empty() {
+        return Ok(vec![demo(config)?]);
+    }
+    config
+        .models
+        .iter()
+        .map(|model| planned(config, model))
+        .collect()
+}
+
+fn planned(config: &Config, model: &Model) -> Result<Planned, Failure> {
+    let size = Size {
+        ctx: model.ctx.unwrap_or(config.engine.ctx),
+        threads: model.threads.unwrap_or(config.engine.threads),
+        parallel: model.parallel.unwrap_or(config.engine.parallel),
+    };
+    let source = match model.backend {
+        Backend::Scripted => Source::Scripted(Box::new(script(model, size)?)),
+        Backend::Embedded => weights(model)?,
+    };
+    Ok(Planned {
+        name: model.name.clone(),
+        source,
+        size,
+        limits: limits(config),
+    })
+}
+
+/// What a scripted model says; its name, context and parallelism stand outside.
+fn script(model: &Model, size: Size) -> Result<scripted::Config, Failure> {
+    let wrong = |why: figment::Error| {
+        let key = why.path.join(".");
+        Failure::usage(format!(
+            "models `{}`: scripted.{key}: {}",
+            model.name, why.kind
+        ))
+    };
+    let mut script = match &model.scripted {
+        Some(value) => value.deserialize().map_err(wrong)?,
+        None => scripted::Config::default(),
+    };
+    script.name.clone_from(&model.name);
+    script.parallel = size.parallel;
+    if size.ctx > 0 {
+        script.context_tokens = size.ctx;
+    }
+    Ok(script)
+}
+
+fn limits(config: &Config) -> sapwood_engine::Config {
+    sapwood_engine::Config {
+        queue_requests: config.limits.queue_requests,
+        queue_tokens: config.limits.queue_tokens,
+        queue_timeout_ms: u64::try_from(config.limits.queue_timeout.get().as_millis())
+            .unwrap_or(u64::MAX),
+        ..sapwood_engine::Config::default()
+    }
+}
+
+#[cfg(feature = "embedded")]
+fn weights(model: &Model) -> Result<Source, Failure> {
+    Ok(Source::File(model.path.clone().unwrap_or_default()))
+}
+
+#[cfg(not(feature = "embedded"))]
+fn weights(model: &Model) -> Result<Source, Failure> {
+    let message = format!(
+        "cannot load the model `{}`: this binary was built without the embedded engine; build it with `cargo xtask \
+         serve`, or with --features cli,embedded",
+        model.name
+    );
+    Err(Failure::exit(Exit::Model, message))
+}
+
+#[cfg(feature = "demo-model")]
+fn demo(config: &Config) -> Result<Planned, Failure> {
+    let crate::config::Engine {
+        ctx,
+        threads,
+        parallel,
+        ..
+    } = config.engine;
+    let size = Size {
+        ctx,
+        threads,
+        parallel,
+    };
+    let name = config
+        .default_model
+        .clone()
+        .unwrap_or_else(|| "demo".into());
+    Ok(Planned {
+        name,
+        source: Source::Demo,
+        size,
+        limits: limits(config),
+    })
+}
+
+#[cfg(not(feature = "demo-model"))]
+fn demo(_: &Config) -> Result<Planned, Failure> {
+    let message = "no model is configured, and this binary was built without the demo model; name a GGUF file with \
+                   --model PATH, or build with `cargo xtask serve`";
+    Err(Failure::exit(Exit::Model, message))
+}
+
+impl Planned {
+    /// Loads the model and starts its engine. Slow: call it where blocking is allowed. `progress` is told the share
+    /// done and stops the loading by answering false.
+    ///
+    /// # Errors
+    /// [`Exit::Model`] with one line that says what to do.
+    pub(crate) fn load(self, progress: &mut dyn FnMut(f32) -> bool) -> Result<Engine, Failure> {
+        let Self {
+            name,
+            source,
+            limits,
+            ..
+        } = self;
+        let failed = |why: String| {
+            Failure::exit(
+                Exit::Model,
+                format!("cannot load the model `{name}`: {why}"),
+            )
+        };
+        let model: Box<dyn sapwood_engine::model::Model> = match source {
+            Source::Scripted(script) => {
+                progress(1.0);
+                Box::new(scripted::Scripted::new(*script).map_err(|why| failed(why.to_string()))?)
+            }
+            #[cfg(feature = "demo-model")]
+            Source::Demo => {
+                let source = embedded::Source::Bytes(sapwood_demo::MODEL);
+                Box::new(
+                    embedded::load(&name, &source, &options, progress)
+                        .map_err(|why| failed(why.to_string()))?,
+                )
+            }
+            #[cfg(feature = "embedded")]
+            Source::File(path) => {
+                let source = embedded::Source::File(path);
+                Box::new(
+                    embedded::load(&name, &source, &options, progress)
+                        .map_err(|why| failed(why.to_string()))?,
+                )
+            }
+        };
+        Engine::spawn(model, limits).map_err(|why| failed(format!("no thread for it ({why})")))
+    }
+}

@@ -1,0 +1,11 @@
+//! The command as a user has it: the real binary, its exit codes, what it prints where.
+//!
+//! Models are scripted, ports are free ones, the environment is empty.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod basics;
+mod calls;
+mod chat;
+mod process;
+mod server;

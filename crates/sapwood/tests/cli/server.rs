@@ -1,0 +1,155 @@
+//! `sapwood serve`: what keeps it from starting, what it answers, how it goes.
+
+use std::path::Path;
+
+use rustix::process::Signal;
+
+use crate::process::{Serving, folder, run};
+
+/// A folder whose configuration serves a scripted model that repeats what it is told.
+pub(crate) fn with_echo(name: &str, more: &str) -> std::path::PathBuf {
+    let here = folder(name);
+    write_config(&here, more);
+    here
+}
+
+fn write_config(here: &Path, more: &str) {
+    let text = format!(
+        "test_functions = true\n{more}\n[[models]]\nname = \"parrot\"\nbackend = \"scripted\"\n\
+         scripted = {{ script = \"echo\" }}\n"
+    );
+    std::fs::write(here.join("sapwood.toml"), text).unwrap();
+}
+
+#[test]
+fn what_cannot_start_says_why_in_one_line() {
+    let here = with_echo("cannot-start", "");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let no_model = folder("no-model");
+    for (folder, arguments, code, parts) in [
+        (
+            &here,
+            &["--listen", &address][..],
+            6,
+            ["in use", "--listen"],
+        ),
+        (&here, &["--listen", "nowhere"], 6, ["nowhere", "HOST:PORT"]),
+        (
+            &here,
+            &["--listen", "0.0.0.0:0"],
+            2,
+            ["--api-key", "--insecure"],
+        ),
+        (&here, &["--log", "=nonsense="], 2, ["log", "filter"]),
+        (&here, &["--default-model", "cat"], 2, ["cat", "parrot"]),
+        (
+            &here,
+            &["--key-file", "none.toml"],
+            2,
+            ["none.toml", "key_file"],
+        ),
+        (
+            &here,
+            &["--upstream", "lmtp://x/y"],
+            2,
+            ["lmtp", "not built yet"],
+        ),
+        (&no_model, &["--model", "=x"], 2, ["--model", "NAME=PATH"]),
+    ] {
+        let ended = run(folder, &[&["serve"], arguments].concat());
+        assert_eq!(ended.code, code, "{arguments:?}: {ended:?}");
+        assert_eq!(ended.err.lines().count(), 1, "{arguments:?}: {ended:?}");
+        for part in parts {
+            assert!(
+                ended.err.contains(part),
+                "{arguments:?}: {part} is missing in {ended:?}"
+            );
+        }
+    }
+}
+
+#[cfg(not(feature = "embedded"))]
+#[test]
+fn a_binary_without_an_engine_says_how_to_get_one() {
+    let here = folder("no-engine");
+    for arguments in [
+        &["serve", "--model", "x.gguf"][..],
+        &["serve"],
+        &["chat", "--model", "x.gguf"],
+    ] {
+        let ended = run(&here, arguments);
+        assert_eq!(ended.code, 5, "{arguments:?}: {ended:?}");
+        assert!(
+            ended.err.contains("cargo xtask serve") && ended.err.lines().count() == 1,
+            "{ended:?}"
+        );
+    }
+}
+
+/// OA-904, OA-804.
+#[test]
+fn oa_904_sigterm_drains_and_exits_0() {
+    let here = with_echo("drains", "[drain]\ngrace = \"0s\"");
+    let mut serving = Serving::start(&here, &[]);
+    serving.wait_for("loaded");
+    assert!(
+        serving
+            .get("/readyz?verbose", "")
+            .contains("{\"status\":\"ok\",\"parts\":{\"parrot\":\"ok\"}}")
+    );
+    assert!(
+        serving
+            .get("/metrics", "")
+            .contains("sapwood_requests_running{model=\"parrot\"} 0\n")
+    );
+    assert!(serving.get("/", "").contains("<code>parrot</code>"));
+    let access = serving.wait_for("request");
+    assert_eq!(
+        (&access["route"], &access["status"]),
+        (&"/readyz".into(), &200.into()),
+        "{access}"
+    );
+    serving.signal(Signal::TERM);
+    let (code, log) = serving.end();
+    assert_eq!(code, 0, "{log}");
+    assert!(log.contains("\"message\":\"drained\""), "{log}");
+}
+
+#[test]
+fn oa_904_a_second_signal_ends_at_once_with_130() {
+    let here = with_echo("twice", "[drain]\ngrace = \"1h\"");
+    let mut serving = Serving::start(&here, &[]);
+    serving.signal(Signal::INT);
+    serving.wait_for("draining");
+    assert!(
+        serving.get("/readyz", "").starts_with("HTTP/1.1 503"),
+        "unready at once"
+    );
+    serving.signal(Signal::INT);
+    assert_eq!(serving.end().0, 130);
+}
+
+/// OA-904: SIGHUP reloads keys and log filter without dropping connections.
+#[test]
+fn oa_905_keys_change_on_sighup_and_never_vanish() {
+    let here = with_echo("hangup", "[auth]\nkey = \"one\"");
+    let mut serving = Serving::start(&here, &[]);
+    let asks = |serving: &Serving, key: &str| {
+        let answer = serving.get("/version", &format!("authorization: Bearer {key}\r\n"));
+        answer[9..12].parse::<u16>().unwrap()
+    };
+    assert_eq!((asks(&serving, "one"), asks(&serving, "two")), (200, 401));
+    write_config(&here, "[auth]\nkey = \"two\"");
+    serving.signal(Signal::HUP);
+    serving.wait_for("reloaded keys and log filter");
+    assert_eq!((asks(&serving, "one"), asks(&serving, "two")), (401, 200));
+    write_config(&here, "");
+    serving.signal(Signal::HUP);
+    serving.wait_for("not reloaded");
+    assert_eq!(
+        asks(&serving, "none"),
+        401,
+        "an emptied file must not open the server"
+    );
+}

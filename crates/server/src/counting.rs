@@ -1,0 +1,144 @@
+//! Counts how calls of models end, once for each call, whichever way it came in (OA-801's `requests_total`).
+//!
+//! Owns: the layer that does it. Refuses to know: faces' own numbers, and what is in an answer.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use futures::Stream;
+use prometheus::IntCounterVec;
+use sapwood_kernel::{Call, Chunk, Chunks, Layer, Name, Next, Result};
+
+use crate::metrics::{Face, Metrics};
+
+/// A layer for the kernel of one face.
+#[derive(Clone, Debug)]
+pub struct Counting {
+    requests: IntCounterVec,
+    face: Face,
+}
+
+impl Counting {
+    /// Counts into `metrics`, as work that came through `face`.
+    #[must_use]
+    pub fn new(metrics: &Metrics, face: Face) -> Self {
+        Self {
+            requests: metrics.requests.clone(),
+            face,
+        }
+    }
+}
+
+impl Layer for Counting {
+    fn call(&self, call: Call, next: Next) -> Chunks {
+        if !next.spec().model {
+            return next.call(call);
+        }
+        let model = next.spec().name.clone();
+        let end = End {
+            counting: self.clone(),
+            model,
+            code: "cancelled",
+            begun: false,
+        };
+        Box::pin(Counted {
+            chunks: next.call(call),
+            end,
+        })
+    }
+}
+
+/// A call of a model on its way.
+struct Counted {
+    chunks: Chunks,
+    end: End,
+}
+
+impl Stream for Counted {
+    type Item = Result<Chunk>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.end.begun = true;
+        let item = ready!(self.chunks.as_mut().poll_next(cx));
+        match &item {
+            Some(Ok(_)) => {}
+            Some(Err(error)) => self.end.code = error.code().name(),
+            None if self.end.code == "cancelled" => self.end.code = "ok",
+            None => {}
+        }
+        Poll::Ready(item)
+    }
+}
+
+/// Counts when it goes, so that a call that is dropped counts too; one that never began does not.
+struct End {
+    counting: Counting,
+    model: Name,
+    code: &'static str,
+    begun: bool,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if self.begun {
+            let labels = [self.counting.face.name(), self.model.as_str(), self.code];
+            self.counting.requests.with_label_values(&labels).inc();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::{StreamExt, stream};
+    use sapwood_kernel::{Error, Kernel, Mime, Output, Port, Spec, raw};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn oa_801_calls_of_models_are_counted_once_by_how_they_end() {
+        let metrics = Metrics::new().unwrap();
+        let kernel = Kernel::new();
+        let model = |name: &'static str, items: fn() -> Vec<Result<Chunk>>| {
+            let mut spec = Spec::new(name, "").outputs([Output::new(Port::MAIN, Mime::TEXT)]);
+            spec.model = true;
+            raw(spec, move |_| {
+                stream::iter(items())
+                    .chain(stream::pending().take(usize::from(name == "hangs")))
+                    .boxed()
+            })
+        };
+        kernel
+            .add(model("good", || vec![Ok(Chunk::text("a"))]))
+            .unwrap();
+        kernel
+            .add(model("bad", || {
+                vec![Ok(Chunk::text("a")), Err(Error::Deadline)]
+            }))
+            .unwrap();
+        kernel
+            .add(model("hangs", || vec![Ok(Chunk::text("a"))]))
+            .unwrap();
+        kernel.layer(Counting::new(&metrics, Face::Evergreen));
+        assert_eq!(kernel.run::<String>("good", ()).await.unwrap(), "a");
+        assert!(kernel.run::<String>("bad", ()).await.is_err());
+        drop(kernel.run::<String>("good", ()));
+        let mut cut = kernel.run::<String>("hangs", ());
+        cut.next().await.unwrap().unwrap();
+        drop(cut);
+        let count = |model, code| {
+            metrics
+                .requests
+                .with_label_values(&["evergreen", model, code])
+                .get()
+        };
+        assert_eq!(
+            [
+                count("good", "ok"),
+                count("bad", "deadline-exceeded"),
+                count("hangs", "cancelled")
+            ],
+            [1; 3]
+        );
+        assert_eq!(count("good", "cancelled"), 0);
+    }
+}
