@@ -1,6 +1,7 @@
 //! Benchmarks; each is a binary under `src/bin`. What several of them share stands here.
 //!
-//! Owns: loads, anchors to compare with. Refuses to know: how what is measured works inside.
+//! Owns: loads, anchors to compare with, child processes to measure. Refuses to know: how what is measured works inside.
 
 #[cfg(feature = "embedded")]
 pub mod embedded;
+pub mod evergreen;

@@ -48,6 +48,7 @@ mod model;
 mod name;
 mod node;
 mod run;
+pub mod session;
 mod spec;
 
 pub use self::args::{Args, IntoArgs};

@@ -123,7 +123,7 @@ struct Asked {
 }
 
 impl Demand {
-    fn add(&self, port: Option<&Port>) {
+    pub(crate) fn add(&self, port: Option<&Port>) {
         let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match port {
             None => asked.all = true,

@@ -3,4 +3,5 @@
 //! Owns: transports and typed clients of every protocol, reconnecting, balancing.
 //! Refuses to know: kernels, engines, servers.
 
+pub mod evergreen;
 mod generated;

@@ -25,6 +25,7 @@ mod flow;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod half_close;
+mod live;
 mod outbound;
 mod port;
 mod produce;
@@ -50,6 +51,7 @@ use self::store::{Owner, Piece as Fragmented, Store};
 use crate::evergreen::{Fragment, Id, Message, Payload, Reason, Status};
 use crate::time::Time;
 
+pub use self::live::{Live, Wakers};
 pub use self::port::{
     ActionKey, Call, CancelledBy, Config, CursorId, NodeKey, Output, Piece, Read, Side, Start,
     Stats, WriteError,
@@ -207,6 +209,12 @@ impl Session {
         self.clock.sent(now);
         self.after_sending();
         message
+    }
+
+    /// Whether [`Self::next_message`] may give one.
+    #[must_use]
+    pub fn has_message(&self) -> bool {
+        !self.is_closed() && self.outbound.is_sendable()
     }
 
     /// The node with this id, mentioned by this call if it was not known.

@@ -13,6 +13,7 @@ pub mod auth;
 pub mod counting;
 pub mod descriptors;
 pub mod drain;
+pub mod evergreen;
 mod gate;
 mod grpc;
 pub mod health;

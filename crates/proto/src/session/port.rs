@@ -24,6 +24,20 @@ pub struct ActionKey(pub(super) Key);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CursorId(pub(super) Key);
 
+impl CursorId {
+    /// The id as a number, for shells whose own cursors are numbers.
+    #[must_use]
+    pub const fn to_bits(self) -> u64 {
+        self.0.to_bits()
+    }
+
+    /// The id that `bits` was made from; any other number is a stale id.
+    #[must_use]
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(Key::from_bits(bits))
+    }
+}
+
 /// Which end of the connection this machine is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {

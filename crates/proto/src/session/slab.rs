@@ -10,6 +10,23 @@ pub(super) struct Key {
     generation: u32,
 }
 
+impl Key {
+    pub(super) const fn to_bits(self) -> u64 {
+        (self.generation as u64) << 32 | self.index as u64
+    }
+
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "each half is cut out of the number"
+    )]
+    pub(super) const fn from_bits(bits: u64) -> Self {
+        Self {
+            index: bits as u32,
+            generation: (bits >> 32) as u32,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Place<T> {
     generation: u32,

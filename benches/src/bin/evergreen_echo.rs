@@ -1,0 +1,220 @@
+//! Session echo over gRPC against a bare tonic echo of the same messages (EV-981, EV-982, EV-984).
+//!
+//! Owns: the alternating rounds, the medians, the gate. Refuses to know: how either server works inside. Both run in
+//! processes of their own with the same settings; one client drives them in turn, one fragment per message.
+//!
+//! ```text
+//! evergreen_echo [--quick] [--json] [--gate] [--rounds N] [--seconds S] [--idle SESSIONS]
+//! ```
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use sapwood_benches::evergreen::child::Server;
+use sapwood_benches::evergreen::load::{self, Shape};
+use sapwood_benches::evergreen::{bare, session};
+use serde_json::json;
+use tokio::net::TcpListener;
+use tonic::transport::Channel;
+
+/// What is measured: name, payload, window, and the least ratio to the bare echo that passes the gate.
+const CASES: [(&str, usize, usize, f64); 4] = [
+    ("32 B, window 16", 32, 16, 0.8),
+    ("32 B, window 256", 32, 256, 0.8),
+    ("64 KiB, window 16", 64 * 1024, 16, 0.9),
+    ("64 KiB, window 256", 64 * 1024, 256, 0.9),
+];
+
+#[derive(Debug)]
+struct Args {
+    serve: Option<String>,
+    rounds: usize,
+    seconds: f64,
+    idle: usize,
+    json: bool,
+    gate: bool,
+}
+
+fn args() -> Result<Args> {
+    let mut args = Args {
+        serve: None,
+        rounds: 5,
+        seconds: 3.0,
+        idle: 0,
+        json: false,
+        gate: false,
+    };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || {
+            words
+                .next()
+                .ok_or_else(|| anyhow::anyhow!("{word} needs a value"))
+        };
+        match word.as_str() {
+            "--serve" => args.serve = Some(value()?),
+            "--rounds" => args.rounds = value()?.parse()?,
+            "--seconds" => args.seconds = value()?.parse()?,
+            "--idle" => args.idle = value()?.parse()?,
+            "--quick" => (args.rounds, args.seconds) = (3, 0.5),
+            "--json" => args.json = true,
+            "--gate" => args.gate = true,
+            other => bail!("unknown argument {other}"),
+        }
+    }
+    Ok(args)
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Result<ExitCode> {
+    let args = args()?;
+    if let Some(which) = &args.serve {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
+        match which.as_str() {
+            "bare" => bare::serve(listener).await?,
+            "session" => session::serve(listener).await?,
+            other => bail!("no server is called {other}"),
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.idle > 0 {
+        return idle(&args).await;
+    }
+    echo(&args).await
+}
+
+/// Figures of one server in one case.
+#[derive(Default)]
+struct Figures {
+    rates: Vec<f64>,
+    cpu_us: Vec<f64>,
+}
+
+async fn echo(args: &Args) -> Result<ExitCode> {
+    let servers = [
+        Server::start(&["--serve", "bare"])?,
+        Server::start(&["--serve", "session"])?,
+    ];
+    let channels = [
+        load::connect(servers[0].address).await?,
+        load::connect(servers[1].address).await?,
+    ];
+    let mut passed = true;
+    let mut report = Vec::new();
+    for (name, bytes, window, goal) in CASES {
+        let figures = alternate(&servers, &channels, (bytes, window), args).await?;
+        let [bare, session] = figures.map(|f| (median(f.rates), median(f.cpu_us)));
+        let ratio = session.0 / bare.0;
+        passed &= ratio >= goal;
+        #[allow(clippy::cast_precision_loss, reason = "payload sizes are small")]
+        let mb = |rate: f64| rate * bytes as f64 / 1e6;
+        if !args.json {
+            writeln!(
+                std::io::stdout(),
+                "{name:<20} bare {:>9.0}/s {:>7.1} MB/s {:>6.2} us cpu   session {:>9.0}/s {:>7.1} MB/s {:>6.2} us cpu   \
+                 ratio {ratio:.3} (goal {goal})",
+                bare.0,
+                mb(bare.0),
+                bare.1,
+                session.0,
+                mb(session.0),
+                session.1,
+            )?;
+        }
+        report.push(json!({
+            "case": name, "bytes": bytes, "window": window, "ratio": ratio, "goal": goal,
+            "bare": {"chunks_per_s": bare.0, "cpu_us_per_chunk": bare.1},
+            "session": {"chunks_per_s": session.0, "cpu_us_per_chunk": session.1},
+        }));
+    }
+    if args.json {
+        writeln!(
+            std::io::stdout(),
+            "{}",
+            json!({"rounds": args.rounds, "seconds": args.seconds, "cases": report})
+        )?;
+    }
+    Ok(if args.gate && !passed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+/// Rounds of one case, both servers in turn.
+async fn alternate(
+    servers: &[Server; 2],
+    channels: &[Channel; 2],
+    (bytes, window): (usize, usize),
+    args: &Args,
+) -> Result<[Figures; 2]> {
+    let span = Duration::from_secs_f64(args.seconds);
+    let session_chunks = i32::try_from((96 << 20) / (bytes + 128))?;
+    let shape = Shape {
+        bytes,
+        window,
+        session_chunks,
+    };
+    let mut figures = [Figures::default(), Figures::default()];
+    for channel in channels {
+        load::round(channel, shape, span / 10).await?;
+    }
+    for _ in 0..args.rounds {
+        for which in 0..2 {
+            let cpu = servers[which].cpu()?;
+            let count = load::round(&channels[which], shape, span).await?;
+            let used = servers[which].cpu()? - cpu;
+            figures[which].rates.push(count.rate());
+            figures[which]
+                .cpu_us
+                .push(used.as_secs_f64() * 1e6 / (count.rate() * count.took.as_secs_f64()));
+        }
+    }
+    Ok(figures)
+}
+
+/// Resident growth per idle session, 100 sessions per connection.
+async fn idle(args: &Args) -> Result<ExitCode> {
+    let server = Server::start(&["--serve", "session"])?;
+    let warm = load::connect(server.address).await?;
+    drop(load::idle(&warm).await?);
+    let before = server.resident()?;
+    let mut sessions = Vec::with_capacity(args.idle);
+    let mut channel = warm;
+    for index in 0..args.idle {
+        if index % PER_CONNECTION == 0 {
+            channel = load::connect(server.address).await?;
+        }
+        sessions.push(load::idle(&channel).await?);
+    }
+    let growth = server.resident()?.saturating_sub(before);
+    let each = growth / u64::try_from(args.idle)?;
+    let report =
+        json!({"idle_sessions": args.idle, "bytes_per_session": each, "goal": GOAL_IDLE_BYTES});
+    if args.json {
+        writeln!(std::io::stdout(), "{report}")?;
+    } else {
+        writeln!(
+            std::io::stdout(),
+            "{} idle sessions: {each} bytes each (goal {GOAL_IDLE_BYTES})",
+            args.idle
+        )?;
+    }
+    Ok(if args.gate && each > GOAL_IDLE_BYTES {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+const PER_CONNECTION: usize = 100;
+/// EV-982.
+const GOAL_IDLE_BYTES: u64 = 20 * 1024;

@@ -1,0 +1,83 @@
+//! A server in a process of its own, so that its processor time and memory can be told from the load's.
+//!
+//! Owns: starting it, waiting for its address, reading `/proc`. Refuses to know: what it serves.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+/// A running server; killed when dropped.
+#[derive(Debug)]
+pub struct Server {
+    process: Child,
+    /// Where it listens.
+    pub address: SocketAddr,
+}
+
+impl Server {
+    /// Starts this very program with `args`; the first line it prints is its address.
+    ///
+    /// # Errors
+    /// If it does not start or prints something else.
+    pub fn start(args: &[&str]) -> Result<Self> {
+        let mut process = Command::new(std::env::current_exe()?)
+            .args(args)
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("start the server")?;
+        let stdout = process.stdout.take().context("the server has no stdout")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        let address = line
+            .trim()
+            .parse()
+            .context("the server did not print its address")?;
+        Ok(Self { process, address })
+    }
+
+    /// Processor time used so far, user and system.
+    ///
+    /// # Errors
+    /// Where there is no `/proc`.
+    pub fn cpu(&self) -> Result<Duration> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id()))?;
+        // The command's name is in parentheses and may hold spaces; fields are counted after it.
+        let rest = stat.rsplit(')').next().unwrap_or_default();
+        let ticks = |index: usize| {
+            rest.split_whitespace()
+                .nth(index)
+                .and_then(|n| n.parse::<u64>().ok())
+        };
+        let used = ticks(11)
+            .zip(ticks(12))
+            .context("/proc/PID/stat is not as expected")?;
+        Ok(Duration::from_millis((used.0 + used.1) * TICK_MS))
+    }
+
+    /// Resident memory in bytes.
+    ///
+    /// # Errors
+    /// Where there is no `/proc`.
+    pub fn resident(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line
+            .and_then(|line| line.split_whitespace().next())
+            .context("no VmRSS")?;
+        Ok(kib.parse::<u64>()? * 1024)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Both fail only if it is gone already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The kernel reports processor time in hundredths of a second.
+const TICK_MS: u64 = 10;

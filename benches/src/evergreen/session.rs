@@ -1,0 +1,31 @@
+//! The server under test: a kernel with the test functions behind the Evergreen face and our own listener.
+//!
+//! Owns: its settings; one fragment per message, as the anchor has it (D-33). Refuses to know: the load.
+
+use anyhow::Result;
+use sapwood_kernel::Kernel;
+use sapwood_kernel::session::test_functions;
+use sapwood_server::evergreen;
+use sapwood_server::server::{Config, Server};
+use tokio::net::TcpListener;
+
+/// Serves until the process ends.
+///
+/// # Errors
+/// If the server cannot be put together.
+pub async fn serve(listener: TcpListener) -> Result<()> {
+    let kernel = Kernel::new();
+    kernel.add_all(test_functions())?;
+    let builder = Server::builder(Config::default(), Vec::new())?;
+    let config = evergreen::Config {
+        coalesce: false,
+        ..evergreen::Config::default()
+    };
+    let face = evergreen::face(builder.shared().clone(), kernel, config);
+    builder
+        .face(face)
+        .build()?
+        .serve(listener, std::future::pending())
+        .await;
+    Ok(())
+}

@@ -1,0 +1,239 @@
+//! Sessions executed against functions: the shell around `proto::session` (D-2).
+//!
+//! Owns: one task per session with its runs, session nodes as kernel nodes, actions as runs, and the end of both.
+//! Refuses to know: sockets, bytes, dialects: it takes messages from a stream and gives messages to one.
+//!
+//! ```text
+//!   incoming ──► Session::run ──► machine ──► Outgoing        (a transport polls both ends)
+//!                  │ start, cancel ▲ fragments
+//!                  └──► runs of the kernel's functions, read through session nodes
+//! ```
+//!
+//! The next dialects plug in on both sides of the two streams: each is a codec between its frames and
+//! [`Message`], with [`Options`] that say how it differs.
+
+mod action;
+mod bind;
+mod config;
+mod driver;
+mod failure;
+mod input;
+mod link;
+mod listing;
+mod output;
+mod reserved;
+mod signals;
+mod test_functions;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::Stream;
+use futures::stream::FuturesUnordered;
+use sapwood_proto::evergreen::{Limits, Message, MetadataMode, Status};
+use sapwood_proto::session::{self as machine, Side, Stats};
+
+use self::driver::Driver;
+use self::link::Link;
+use crate::kernel::Kernel;
+
+pub use self::test_functions::test_functions;
+
+/// How one session behaves, and what it says about itself.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The dialect's name, for SESSION_INFO.
+    pub dialect: &'static str,
+    /// What the session may hold and do.
+    pub limits: Arc<Limits>,
+    /// How metadata after the first fragment is judged (EV-405).
+    pub metadata: MetadataMode,
+    /// A failed action leaves the session alive (EV-930).
+    pub partial_failure: bool,
+    /// Ready fragments are joined into messages (EV-706); off for the gated bench alone (D-33).
+    pub coalesce: bool,
+    /// The session ends this long after it began (EV-950).
+    pub timeout: Option<Duration>,
+    /// The target of GENERATE where an action names none (EV-503).
+    pub default_target: Option<String>,
+    /// The extensions that are on, by their names in section 2.
+    pub extensions: &'static [&'static str],
+    /// Random bits: they make the ids that we give out unguessable.
+    pub entropy: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            dialect: "grpc",
+            limits: Arc::default(),
+            metadata: MetadataMode::Lenient,
+            partial_failure: false,
+            coalesce: true,
+            timeout: None,
+            default_target: None,
+            extensions: EXTENSIONS,
+            entropy: 0,
+        }
+    }
+}
+
+/// The action whose default target the server knows (EV-503).
+const GENERATE: &str = "GENERATE";
+
+/// The extensions that this shell and its machine implement.
+pub const EXTENSIONS: &[&str] = &[
+    "cancel",
+    "list-actions",
+    "status-output",
+    "partial-failure",
+    "deadline",
+];
+
+/// What a transport's owner asks of a live session (EV-960).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Take no new actions, and leave with `GOING_AWAY` once none is running.
+    Finish,
+    /// Leave with `GOING_AWAY` now.
+    Leave,
+}
+
+/// Who counts what sessions do (EV-904). Every method may be called often and must not block.
+pub trait Observe: Send + 'static {
+    /// An action was received.
+    fn action_began(&mut self) {}
+    /// An action has ended, with this failure if it did badly.
+    fn action_ended(&mut self, failure: Option<&Status>) {
+        let _ = failure;
+    }
+    /// What was counted since the session began, and the bytes it retains now.
+    fn counted(&mut self, stats: &Stats, retained: u64) {
+        let _ = (stats, retained);
+    }
+    /// The session is over, with this status if it was aborted. Not called if its task is dropped.
+    fn over(&mut self, status: Option<&Status>) {
+        let _ = status;
+    }
+}
+
+/// Nobody counts.
+impl Observe for () {}
+
+/// A session that has not begun to run.
+#[must_use = "a session does nothing unless it is run"]
+pub struct Session<W> {
+    link: Link,
+    kernel: Kernel,
+    options: Arc<Options>,
+    observer: W,
+}
+
+/// Opens a session against the functions of `kernel`: what is to be run, and what goes to the transport.
+pub fn open<W: Observe>(kernel: Kernel, options: Options, observer: W) -> (Session<W>, Outgoing) {
+    let link = Link::new(|now| {
+        let config = machine::Config {
+            limits: Arc::clone(&options.limits),
+            metadata: options.metadata,
+            partial_failure: options.partial_failure,
+            coalesce: options.coalesce,
+            deadline: options.timeout.map(|timeout| now + timeout),
+            entropy: options.entropy,
+        };
+        machine::Session::new(Side::Server, config, now)
+    });
+    let outgoing = Outgoing {
+        link: link.clone(),
+        over: false,
+    };
+    (
+        Session {
+            link,
+            kernel,
+            options: Arc::new(options),
+            observer,
+        },
+        outgoing,
+    )
+}
+
+impl<W: Observe> Session<W> {
+    /// Runs to the end: takes messages from `incoming` (an error aborts the session with that status, the end is the
+    /// half-close of EV-109) and obeys `orders`. Dropping the future drops every run, and with it the engine's work
+    /// (EV-611). Gives the status with which the session was aborted, if it was.
+    pub async fn run<I, O>(self, incoming: I, orders: O) -> Option<Arc<Status>>
+    where
+        I: Stream<Item = Result<Message, Status>> + Send,
+        O: Stream<Item = Order> + Send,
+    {
+        let _closing = Closing(self.link.clone());
+        let mut driver = Driver {
+            link: self.link,
+            kernel: self.kernel,
+            options: self.options,
+            observer: self.observer,
+            incoming: Some(Box::pin(incoming)),
+            orders: Some(Box::pin(orders)),
+            runs: FuturesUnordered::new(),
+            cancels: HashMap::new(),
+            timer: None,
+            finishing: false,
+        };
+        poll_fn(|cx| driver.poll_session(cx)).await
+    }
+}
+
+impl<W> fmt::Debug for Session<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Ends the session if its task is dropped or panics, so that the transport never waits for ever.
+struct Closing(Link);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.with(|live| {
+            if live.closed().is_none() {
+                live.machine().abort(failure::lost());
+            }
+        });
+        self.0.flush();
+    }
+}
+
+/// The messages of a session for its transport; the last item is the status with which it was aborted, if it was.
+#[derive(Debug)]
+pub struct Outgoing {
+    link: Link,
+    over: bool,
+}
+
+impl Stream for Outgoing {
+    type Item = Result<Message, Arc<Status>>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.over {
+            return Poll::Ready(None);
+        }
+        let now = self.link.now();
+        let polled = self.link.with(|live| live.poll_message(now, cx));
+        polled.map(|item| match item {
+            Ok(message) => Some(Ok(message)),
+            Err(end) => {
+                self.over = true;
+                end.map(Err)
+            }
+        })
+    }
+}

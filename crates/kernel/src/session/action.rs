@@ -1,0 +1,199 @@
+//! One action in progress: a run polled, its chunks written, its end told to the session.
+//!
+//! Owns: [`Serving`], the future of one action. Refuses to know: other actions, the transport.
+//!
+//! ```text
+//!   poll the run ─┬─ chunk ──► room? ── no ──► wait (EV-803)
+//!        ▲        │             └─ yes ──► write ─┐
+//!        └────────┼──────────────────────────────┘
+//!                 ├─ end ───────► finish
+//!                 ├─ error ─────► fail (EV-107, EV-930)
+//!                 └─ cancelled ─► `meta`, finish (EV-913)
+//! ```
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use futures::Stream;
+use sapwood_proto::evergreen::{Reason, Status};
+use sapwood_proto::session::{ActionKey, WriteError};
+use serde_json::{Value, json};
+
+use super::bind::Bound;
+use super::failure;
+use super::link::Link;
+use super::output::Outputs;
+use super::signals::Signals;
+use crate::cancel::Cancel;
+use crate::chunk::Chunk;
+use crate::error::Error;
+use crate::meta::Meta;
+use crate::run::Run;
+
+/// An action in progress. Resolves to its key and how it failed; dropping it stops the work.
+pub(super) struct Serving {
+    link: Link,
+    key: ActionKey,
+    name: String,
+    run: Run,
+    cancel: Cancel,
+    outputs: Outputs,
+    signals: Arc<Signals>,
+    /// Whether the session was told that nothing but cursors is waited for (D-3).
+    waiting: bool,
+    /// A chunk that waits for room.
+    held: Option<Chunk>,
+}
+
+/// How an action ended.
+pub(super) struct Ended {
+    pub(super) key: ActionKey,
+    pub(super) failure: Option<Arc<Status>>,
+}
+
+impl Serving {
+    pub(super) fn new(link: Link, key: ActionKey, name: String, bound: Bound) -> Self {
+        let Bound {
+            run,
+            outputs,
+            signals,
+        } = bound;
+        Self {
+            link,
+            key,
+            name,
+            cancel: run.cancel(),
+            run,
+            outputs,
+            signals,
+            waiting: false,
+            held: None,
+        }
+    }
+
+    /// Ends the run from outside; the action is finished all the same, with what was written until then.
+    pub(super) fn cancel(&self) -> Cancel {
+        self.cancel.clone()
+    }
+
+    fn poll_serve(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
+        for _ in 0..BUDGET {
+            if self.held.is_some() {
+                ready!(self.link.with(|live| live.poll_room(cx)));
+            }
+            if let Some(chunk) = self.held.take()
+                && let Err(error) = self
+                    .link
+                    .with(|live| self.outputs.write(live.machine(), &chunk))
+            {
+                match error {
+                    WriteError::Full => {
+                        self.held = Some(chunk);
+                        continue;
+                    }
+                    error => return Poll::Ready(self.refused(error)),
+                }
+            }
+            match ready!(Pin::new(&mut self.run).poll_next(cx)) {
+                Some(Ok(chunk)) => self.held = Some(chunk),
+                Some(Err(Error::Cancelled)) if self.cancel.is_cancelled() => {
+                    return Poll::Ready(self.cancelled());
+                }
+                Some(Err(error)) => return Poll::Ready(self.run_failed(&error)),
+                None => return Poll::Ready(self.finished()),
+            }
+        }
+        // A run that is always ready must not keep others from running.
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn finished(&mut self) -> Option<Arc<Status>> {
+        let written = self.link.with(|live| {
+            let written = self.outputs.finish(live.machine());
+            if written.is_ok() {
+                live.machine().finish(self.key);
+            }
+            written
+        });
+        written.err().and_then(|error| self.refused(error))
+    }
+
+    fn run_failed(&self, error: &Error) -> Option<Arc<Status>> {
+        let status = match self.signals.behind(error) {
+            // The input failed first, and its status says more than the error does (EV-930).
+            Some(status) => Status::clone(&status),
+            None => failure::status(error, &self.name),
+        };
+        self.failed(status)
+    }
+
+    fn failed(&self, status: Status) -> Option<Arc<Status>> {
+        let status = Arc::new(status);
+        self.link
+            .with(|live| live.machine().fail(self.key, Arc::clone(&status)));
+        Some(status)
+    }
+
+    /// EV-913: the caller asked for the end, so it is a good one. Of an action that ended otherwise (a deadline, the end
+    /// of the session) the key is stale by now, and nothing of this has an effect.
+    fn cancelled(&mut self) -> Option<Arc<Status>> {
+        if self.outputs.has("meta")
+            && let Ok(chunk) = Chunk::json(&last_words(self.run.meta()))
+        {
+            // If it cannot be written the session is over.
+            let _ = self
+                .link
+                .with(|live| self.outputs.write(live.machine(), &chunk.on("meta")));
+        }
+        self.finished()
+    }
+
+    /// A chunk that the session does not take.
+    fn refused(&self, error: WriteError) -> Option<Arc<Status>> {
+        match error {
+            // Somebody else ended the action, and has told the peer why.
+            WriteError::Closed | WriteError::Ended => None,
+            error => {
+                let message = format!("{} gave output that cannot be sent: {error}", self.name);
+                self.failed(Status::new(Reason::Function, message).with("action", &self.name))
+            }
+        }
+    }
+}
+
+impl Future for Serving {
+    type Output = Ended;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
+        let this = &mut *self;
+        this.signals.take_parked();
+        let polled = this.poll_serve(cx);
+        let waiting = polled.is_pending() && this.held.is_none() && this.signals.take_parked();
+        if waiting != this.waiting {
+            this.waiting = waiting;
+            this.link
+                .with(|live| live.machine().waiting(this.key, waiting));
+        }
+        polled.map(|failure| Ended {
+            key: this.key,
+            failure,
+        })
+    }
+}
+
+/// What `meta` says of a cancelled answer: all that is known of it so far.
+fn last_words(meta: &Meta) -> Value {
+    let mut words = json!({ "finish_reason": "cancelled" });
+    for key in ["model", "usage"] {
+        if let (Some(value), Some(object)) = (meta.get(key), words.as_object_mut()) {
+            object.insert(key.into(), value);
+        }
+    }
+    words
+}
+
+/// Chunks written in one poll before others get their turn.
+const BUDGET: u32 = 64;

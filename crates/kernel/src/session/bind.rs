@@ -1,0 +1,164 @@
+//! From an action, as it was received, to a run that can be polled (EV-502 to EV-504, EV-509).
+//!
+//! Owns: which function, which inputs under which names, which ports are wanted, the merging of configs. Refuses to
+//! know: how the run is polled and where its chunks go.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use bytestring::ByteString;
+use futures::{StreamExt, stream};
+use sapwood_proto::session::{NodeKey, Start};
+use serde_json::{Map, Value};
+
+use super::config::Configs;
+use super::input::Flattened;
+use super::link::Link;
+use super::output::Outputs;
+use super::signals::Signals;
+use super::{GENERATE, Options};
+use crate::Result;
+use crate::chunk::Chunk;
+use crate::error::Error;
+use crate::kernel::Kernel;
+use crate::name::Name;
+use crate::node::{Demand, Node};
+use crate::run::Run;
+use crate::spec::Spec;
+
+/// An action that is ready to run.
+pub(super) struct Bound {
+    pub(super) run: Run,
+    pub(super) outputs: Outputs,
+    pub(super) signals: Arc<Signals>,
+}
+
+/// Looks everything up and checks it; nothing is read and nothing begins (KE-141).
+///
+/// # Errors
+/// `UNKNOWN_ACTION`, `UNKNOWN_PARAM`, `DUPLICATE_PARAM`, `MISSING_INPUT`, and those of the configs.
+pub(super) fn bind(
+    kernel: &Kernel,
+    options: &Options,
+    link: &Link,
+    start: &Start,
+) -> Result<Bound> {
+    let function = kernel.get(&start.name)?;
+    let spec = function.spec();
+    let configs = Configs::read(spec, &start.configs)?;
+    let choices = Arc::new(AtomicU32::new(1));
+    let signals = Arc::new(Signals::default());
+    let mut outputs = Outputs::new(start.action, Arc::clone(&choices));
+    for (name, node) in &start.outputs {
+        bind_output(spec, &mut outputs, name, *node)?;
+    }
+    let mut args: Vec<(Name, Node)> = Vec::with_capacity(start.inputs.len() + 2);
+    let target = target(spec, options, start);
+    for (name, node) in &start.inputs {
+        let declared = spec.input(name).map(|input| input.name.as_str());
+        if target.is_some() && declared == Some(TARGET) {
+            continue;
+        }
+        let node = Flattened::node(link.clone(), *node, start.action, Arc::clone(&signals));
+        args.push((Name::shared(name), node));
+    }
+    if let Some(target) = target {
+        args.push((Name::new(TARGET), Node::from(target)));
+    }
+    if spec.input(CONFIG).is_some() {
+        merge_config(&mut args, configs.function, choices);
+    }
+    let mut setup = kernel.set_up(&start.name, args)?;
+    let wanted = Demand::default();
+    outputs.ports().for_each(|port| wanted.add(Some(port)));
+    setup.demand = Some(Arc::new(wanted));
+    let left = start.deadline.map(|deadline| deadline - link.now());
+    setup.timeout = left.into_iter().chain(configs.timeout).min();
+    let run = Run::calling(Ok(setup));
+    run.check()?;
+    Ok(Bound {
+        run,
+        outputs,
+        signals,
+    })
+}
+
+fn bind_output(spec: &Spec, outputs: &mut Outputs, name: &ByteString, node: NodeKey) -> Result<()> {
+    let Some(output) = spec.output_on_wire(name).filter(|_| !name.is_empty()) else {
+        let names: Vec<&str> = spec
+            .outputs
+            .iter()
+            .map(|output| output.wire.as_str())
+            .collect();
+        let why = format!(
+            "{} has no such output; it has: {}",
+            spec.name,
+            names.join(", ")
+        );
+        return Err(Error::argument(Name::shared(name), why).because("UNKNOWN_PARAM"));
+    };
+    if outputs.ports().any(|port| *port == output.port) {
+        return Err(Error::argument(Name::shared(name), "given twice").because("DUPLICATE_PARAM"));
+    }
+    outputs.bind(output, node);
+    Ok(())
+}
+
+/// EV-503: the action's target, else the server's default; an input `target` counts only where the action has none.
+fn target(spec: &Spec, options: &Options, start: &Start) -> Option<String> {
+    spec.input(TARGET)?;
+    if !start.target.is_empty() {
+        return Some(start.target.to_string());
+    }
+    let given = start.inputs.iter().any(|(name, _)| *name == *TARGET);
+    options
+        .default_target
+        .clone()
+        .filter(|_| !given && spec.name == *GENERATE)
+}
+
+/// The entry of `configs`, with the input `config` over it field by field (EV-601); `n` is looked at on the way,
+/// because the shape of the outputs depends on it.
+fn merge_config(
+    args: &mut Vec<(Name, Node)>,
+    sent: Option<Map<String, Value>>,
+    choices: Arc<AtomicU32>,
+) {
+    let given = args
+        .iter()
+        .position(|(name, _)| *name == *CONFIG)
+        .map(|index| args.remove(index).1);
+    let Some(given) = given else {
+        if let Some(sent) = sent {
+            note_choices(&sent, &choices);
+            args.push((Name::new(CONFIG), Node::from(Value::Object(sent))));
+        }
+        return;
+    };
+    let merged = stream::once(async move {
+        let text = given.whole().await?;
+        let mut merged = sent.unwrap_or_default();
+        let over: Map<String, Value> = serde_json::from_slice(&text).map_err(|error| {
+            Error::argument(CONFIG, format!("must be a JSON object: {error}")).because("BAD_CONFIG")
+        })?;
+        merged.extend(over);
+        note_choices(&merged, &choices);
+        Chunk::json(&Value::Object(merged))
+    });
+    args.push((Name::new(CONFIG), Node::new(merged.boxed())));
+}
+
+fn note_choices(config: &Map<String, Value>, choices: &AtomicU32) {
+    let n = config
+        .get("n")
+        .and_then(Value::as_u64)
+        .and_then(|n| u32::try_from(n).ok());
+    // More than any function gives is refused by the function; what is made for it in between is bounded here.
+    choices.store(
+        n.unwrap_or(1).clamp(1, crate::limits::CHOICES_MAX),
+        Ordering::Relaxed,
+    );
+}
+
+const CONFIG: &str = "config";
+const TARGET: &str = "target";

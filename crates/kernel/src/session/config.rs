@@ -1,0 +1,262 @@
+//! The `configs` of an action: typed messages in, one JSON object and the options of every action out (EV-509).
+//!
+//! Owns: which message types there are, and how their fields become JSON. Refuses to know: what a field means and
+//! which values it takes; the function says so (EV-603).
+
+use std::time::Duration;
+
+use prost::Message;
+use prost_types::{Any, Struct, Value as Proto, value::Kind};
+use sapwood_proto::generated::sapwood::v1::GenerateConfig;
+use serde_json::{Map, Number, Value};
+
+use crate::Result;
+use crate::error::Error;
+use crate::name::Name;
+use crate::spec::Spec;
+
+/// What an action's `configs` say.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Configs {
+    /// For the function's input `config`; `None` if nothing was sent.
+    pub(super) function: Option<Map<String, Value>>,
+    /// How long the action may take (EV-950), if a Struct says so; the session has read `sapwood.v1.ActionOptions`.
+    pub(super) timeout: Option<Duration>,
+}
+
+impl Configs {
+    /// Reads the configs of an action of the function `spec`.
+    ///
+    /// # Errors
+    /// `UNKNOWN_CONFIG`, `DUPLICATE_CONFIG` or `BAD_CONFIG`.
+    pub(super) fn read(spec: &Spec, configs: &[Any]) -> Result<Self> {
+        let mut read = Self::default();
+        let generates = spec.input("config").is_some();
+        for any in configs {
+            // EV-509: the type is what follows the last slash, whoever's host stands before it.
+            let name = any.type_url.rsplit('/').next().unwrap_or_default();
+            match name {
+                GENERATE if generates => {
+                    let config = GenerateConfig::decode(any.value.as_slice())
+                        .map_err(|_| undecodable(name))?;
+                    read.take_function(name, generate_json(config)?)?;
+                }
+                STRUCT => {
+                    let object =
+                        Struct::decode(any.value.as_slice()).map_err(|_| undecodable(name))?;
+                    read.take_struct(generates, object)?;
+                }
+                _ => return Err(unknown(spec, name, generates)),
+            }
+        }
+        Ok(read)
+    }
+
+    fn take_function(&mut self, name: &str, config: Map<String, Value>) -> Result<()> {
+        if self.function.replace(config).is_some() {
+            return Err(duplicate(name));
+        }
+        Ok(())
+    }
+
+    /// A Struct stands for the function's config; for a function without one, for the options of every action.
+    fn take_struct(&mut self, generates: bool, object: Struct) -> Result<()> {
+        let mut fields = object_json(object, 0)?;
+        if generates {
+            fields = fields
+                .into_iter()
+                .map(|(name, value)| (snake(&name), value))
+                .collect();
+            return self.take_function(STRUCT, fields);
+        }
+        for (name, value) in &fields {
+            let text = value.as_str().filter(|_| name == "timeout");
+            let seconds = text.and_then(|text| text.strip_suffix('s')?.parse::<f64>().ok());
+            let span = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+            let Some(span) = span else {
+                return Err(bad(
+                    name,
+                    "is no option of every action; there is `timeout`, for example \"30s\"",
+                ));
+            };
+            self.timeout = Some(span);
+        }
+        Ok(())
+    }
+}
+
+/// The types that the function takes, for LIST_ACTIONS.
+pub(super) fn types(spec: &Spec) -> Vec<&'static str> {
+    let function = spec.input("config").map(|_| GENERATE);
+    function.into_iter().chain([OPTIONS]).collect()
+}
+
+fn unknown(spec: &Spec, name: &str, generates: bool) -> Error {
+    let taken = if generates {
+        "sapwood.v1.GenerateConfig, sapwood.v1.ActionOptions"
+    } else {
+        OPTIONS
+    };
+    let shown: String = name.chars().take(NAME_SHOWN).collect();
+    let why = format!(
+        "{} takes no config of type {shown:?}; it takes {taken} and google.protobuf.Struct",
+        spec.name
+    );
+    Error::argument("configs", why).because("UNKNOWN_CONFIG")
+}
+
+fn duplicate(name: &str) -> Error {
+    Error::argument("configs", format!("{name} is given twice")).because("DUPLICATE_CONFIG")
+}
+
+fn undecodable(name: &str) -> Error {
+    bad(name, "cannot be decoded")
+}
+
+fn bad(field: &str, why: &str) -> Error {
+    Error::argument(Name::shared(field), why).because("BAD_CONFIG")
+}
+
+/// Every field that is set, under its name; what is unset stays away, so that defaults hold.
+fn generate_json(config: GenerateConfig) -> Result<Map<String, Value>> {
+    let mut out = Map::new();
+    let mut put = |name: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            out.insert(name.into(), value);
+        }
+    };
+    for (name, value) in [
+        ("temperature", config.temperature),
+        ("top_p", config.top_p),
+        ("min_p", config.min_p),
+        ("repetition_penalty", config.repetition_penalty),
+        ("presence_penalty", config.presence_penalty),
+        ("frequency_penalty", config.frequency_penalty),
+    ] {
+        put(name, value.map(|value| float(name, value)).transpose()?);
+    }
+    for (name, value) in [
+        ("max_tokens", config.max_tokens),
+        ("min_tokens", config.min_tokens),
+        ("top_k", config.top_k),
+        ("top_logprobs", config.top_logprobs),
+        ("n", config.n),
+    ] {
+        put(name, value.map(Value::from));
+    }
+    put("seed", config.seed.map(Value::from));
+    put("ignore_eos", config.ignore_eos.map(Value::from));
+    put("prompt_mode", config.prompt_mode.map(Value::from));
+    put("stop", filled(config.stop));
+    put("stop_token_ids", filled(config.stop_token_ids));
+    if !config.logit_bias.is_empty() {
+        let bias = config
+            .logit_bias
+            .iter()
+            .map(|(id, bias)| Ok((id.to_string(), float("logit_bias", *bias)?)));
+        put(
+            "logit_bias",
+            Some(Value::Object(bias.collect::<Result<_>>()?)),
+        );
+    }
+    if let Some(format) = config.response_format {
+        let fields = [("type", format.r#type), ("schema", format.schema)];
+        let mut object = texts(fields);
+        if let Some(choices) = filled(format.choices) {
+            object.insert("choices".into(), choices);
+        }
+        put("response_format", Some(Value::Object(object)));
+    }
+    if let Some(controller) = config.controller {
+        let fields = [("module", controller.module), ("arg", controller.arg)];
+        put("controller", Some(Value::Object(texts(fields))));
+    }
+    if let Some(args) = config.template_args {
+        put("template_args", Some(Value::Object(object_json(args, 0)?)));
+    }
+    Ok(out)
+}
+
+fn texts<const N: usize>(fields: [(&str, Option<String>); N]) -> Map<String, Value> {
+    let set = fields
+        .into_iter()
+        .filter_map(|(name, text)| Some((name.to_owned(), Value::from(text?))));
+    set.collect()
+}
+
+fn filled<T: Into<Value>>(list: Vec<T>) -> Option<Value> {
+    (!list.is_empty()).then(|| Value::from(list))
+}
+
+/// EV-603: JSON has no NaN, so it is found here.
+fn float(field: &str, value: f32) -> Result<Value> {
+    let number =
+        Number::from_f64(f64::from(value)).ok_or_else(|| bad(field, "must be a finite number"))?;
+    Ok(Value::Number(number))
+}
+
+fn object_json(object: Struct, depth: usize) -> Result<Map<String, Value>> {
+    let fields = object.fields.into_iter();
+    fields
+        .map(|(name, value)| Ok((name, value_json(value, depth)?)))
+        .collect()
+}
+
+fn value_json(value: Proto, depth: usize) -> Result<Value> {
+    if depth > DEPTH_MAX {
+        return Err(bad("google.protobuf.Struct", "is nested too deeply"));
+    }
+    Ok(match value.kind {
+        None | Some(Kind::NullValue(_)) => Value::Null,
+        Some(Kind::BoolValue(value)) => value.into(),
+        Some(Kind::StringValue(text)) => text.into(),
+        Some(Kind::NumberValue(number)) => number_json(number)?,
+        Some(Kind::StructValue(object)) => Value::Object(object_json(object, depth + 1)?),
+        Some(Kind::ListValue(list)) => {
+            let items = list
+                .values
+                .into_iter()
+                .map(|item| value_json(item, depth + 1));
+            Value::Array(items.collect::<Result<_>>()?)
+        }
+    })
+}
+
+/// A Struct knows doubles only: whole ones are meant as integers.
+fn number_json(number: f64) -> Result<Value> {
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "whole and within 2^53, so exact"
+    )]
+    if number.fract() == 0.0 && number.abs() <= WHOLE_MAX {
+        return Ok(Value::from(number as i64));
+    }
+    let number = Number::from_f64(number).ok_or_else(|| {
+        bad(
+            "google.protobuf.Struct",
+            "holds a number that is not finite",
+        )
+    })?;
+    Ok(Value::Number(number))
+}
+
+/// JSON field names are camelCase; ours are as in the schema.
+fn snake(name: &str) -> String {
+    let mut out = String::with_capacity(name.len() + 4);
+    for letter in name.chars() {
+        if letter.is_ascii_uppercase() {
+            out.push('_');
+        }
+        out.push(letter.to_ascii_lowercase());
+    }
+    out
+}
+
+const GENERATE: &str = "sapwood.v1.GenerateConfig";
+const OPTIONS: &str = "sapwood.v1.ActionOptions";
+const STRUCT: &str = "google.protobuf.Struct";
+const DEPTH_MAX: usize = 64;
+/// Of a type name that we do not know.
+const NAME_SHOWN: usize = 64;
+/// 2^53: above it a double is not every integer.
+const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;

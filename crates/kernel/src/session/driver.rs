@@ -1,0 +1,253 @@
+//! The one task of a session: it takes messages in, starts and ends actions, keeps time (D-2).
+//!
+//! Owns: the runs of the session, and the order in which things are looked at. Refuses to know: bytes, sockets, what
+//! tells it to go away.
+//!
+//! ```text
+//!   every poll:  orders ─► messages (until paused) ─► chores of the machine ─► runs ─► timers ─► wake the transport once
+//! ```
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures::stream::FuturesUnordered;
+use futures::{Stream, StreamExt};
+use sapwood_proto::evergreen::{Message, Reason, Status};
+use sapwood_proto::session::{ActionKey, CancelledBy, Live, Output, Start};
+use sapwood_proto::time::Time;
+use tokio::time::{Sleep, sleep_until};
+
+use super::action::{Ended, Serving};
+use super::link::Link;
+use super::{Observe, Options, Order, bind, failure, reserved};
+use crate::cancel::Cancel;
+use crate::kernel::Kernel;
+
+/// The state of a session's task.
+pub(super) struct Driver<I, O, W> {
+    pub(super) link: Link,
+    pub(super) kernel: Kernel,
+    pub(super) options: Arc<Options>,
+    pub(super) observer: W,
+    /// `None` once it has ended.
+    pub(super) incoming: Option<I>,
+    pub(super) orders: Option<O>,
+    pub(super) runs: FuturesUnordered<Serving>,
+    pub(super) cancels: HashMap<ActionKey, Cancel>,
+    pub(super) timer: Option<(Time, Pin<Box<Sleep>>)>,
+    /// No new actions, and leave when none is running (EV-960).
+    pub(super) finishing: bool,
+}
+
+impl<I, O, W> Driver<I, O, W>
+where
+    I: Stream<Item = Result<Message, Status>> + Unpin,
+    O: Stream<Item = Order> + Unpin,
+    W: Observe,
+{
+    /// Drives until the session is over; all runs are dropped by then.
+    pub(super) fn poll_session(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
+        for _ in 0..ROUNDS {
+            self.poll_orders(cx);
+            let mut busy = self.poll_incoming(cx);
+            match self.poll_chores(cx) {
+                Poll::Ready(closed) => return Poll::Ready(self.over(closed)),
+                Poll::Pending => {}
+            }
+            busy |= self.poll_runs(cx);
+            busy |= self.poll_timer(cx);
+            self.leave_if_idle(cx);
+            if !busy {
+                // What the runs did may have left chores; their waker was registered before.
+                self.link.flush();
+                return Poll::Pending;
+            }
+        }
+        // Busy without end: the transport and other sessions must get their turn.
+        self.link.flush();
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn over(&mut self, closed: Option<Arc<Status>>) -> Option<Arc<Status>> {
+        self.runs.clear();
+        self.cancels.clear();
+        self.report();
+        self.observer.over(closed.as_deref());
+        self.link.flush();
+        closed
+    }
+
+    fn poll_orders(&mut self, cx: &mut Context<'_>) {
+        while let Some(orders) = &mut self.orders {
+            match orders.poll_next_unpin(cx) {
+                Poll::Pending => return,
+                Poll::Ready(None) => self.orders = None,
+                Poll::Ready(Some(Order::Finish)) => {
+                    self.finishing = true;
+                    self.link.with(|live| live.machine().drain());
+                }
+                Poll::Ready(Some(Order::Leave)) => self.leave(),
+            }
+        }
+    }
+
+    /// EV-960: once nothing runs and everything is handed out, a session that was told to finish is over.
+    fn leave_if_idle(&self, cx: &mut Context<'_>) {
+        if !self.finishing || !self.runs.is_empty() {
+            return;
+        }
+        let idle = |live: &mut Live| live.closed().is_none() && live.poll_emptied(cx).is_ready();
+        if self.link.with(idle) {
+            self.leave();
+        }
+    }
+
+    fn leave(&self) {
+        let status = Status::new(
+            Reason::GoingAway,
+            "the server is shutting down: open a session elsewhere",
+        );
+        self.link.with(|live| {
+            live.machine().abort(status);
+        });
+    }
+
+    /// Takes messages in. `true`: there may be more.
+    fn poll_incoming(&mut self, cx: &mut Context<'_>) -> bool {
+        for _ in 0..MESSAGES {
+            let Some(incoming) = &mut self.incoming else {
+                return false;
+            };
+            // The chore `Resume` wakes this task.
+            if self.link.with(|live| live.machine().inbound_paused()) {
+                return false;
+            }
+            let now = self.link.now();
+            match incoming.poll_next_unpin(cx) {
+                Poll::Pending => return false,
+                // An error of handling is an abort: the machine says so itself, as a chore.
+                Poll::Ready(Some(Ok(message))) => {
+                    let _ = self.link.with(|live| live.machine().handle(message, now));
+                }
+                Poll::Ready(Some(Err(status))) => {
+                    self.incoming = None;
+                    self.link.with(|live| {
+                        live.machine().abort(status);
+                    });
+                }
+                Poll::Ready(None) => {
+                    self.incoming = None;
+                    self.link.with(|live| live.machine().end_of_input(now));
+                }
+            }
+        }
+        true
+    }
+
+    fn poll_chores(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
+        loop {
+            match self.link.with(|live| live.poll_chore(cx)) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Output::Start(start)) => self.start(&start),
+                Poll::Ready(Output::Cancel { action, by }) => self.cancel(action, by),
+                Poll::Ready(Output::Close(status)) => return Poll::Ready(status),
+                // Reading goes on with the next round; the rest concerns clients.
+                Poll::Ready(_) => {}
+            }
+        }
+    }
+
+    fn start(&mut self, start: &Start) {
+        self.observer.action_began();
+        let failed = if let Some(answer) = reserved::answer(&self.kernel, &self.options, start) {
+            let written = answer.and_then(|value| reserved::write(&self.link, start, &value));
+            if written.is_ok() {
+                self.observer.action_ended(None);
+            }
+            written
+        } else {
+            bind::bind(&self.kernel, &self.options, &self.link, start)
+                .map(|bound| self.serve(start, bound))
+                .map_err(|error| failure::status(&error, &start.name))
+        };
+        if let Err(status) = failed {
+            let status = Arc::new(status);
+            self.link
+                .with(|live| live.machine().fail(start.action, Arc::clone(&status)));
+            self.observer.action_ended(Some(&status));
+        }
+    }
+
+    fn serve(&mut self, start: &Start, bound: bind::Bound) {
+        let serving = Serving::new(
+            self.link.clone(),
+            start.action,
+            start.name.to_string(),
+            bound,
+        );
+        self.cancels.insert(start.action, serving.cancel());
+        self.runs.push(serving);
+    }
+
+    /// The run ends with `Cancelled` at its next poll, and its action is finished or already gone.
+    fn cancel(&self, action: ActionKey, by: CancelledBy) {
+        tracing::debug!(?by, "action cancelled");
+        if let Some(cancel) = self.cancels.get(&action) {
+            cancel.cancel();
+        }
+    }
+
+    fn poll_runs(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut busy = false;
+        while let Poll::Ready(Some(Ended { key, failure })) = self.runs.poll_next_unpin(cx) {
+            busy = true;
+            self.cancels.remove(&key);
+            self.observer.action_ended(failure.as_deref());
+            self.report();
+        }
+        busy
+    }
+
+    /// `true`: a time has come.
+    fn poll_timer(&mut self, cx: &mut Context<'_>) -> bool {
+        let now = self.link.now();
+        let Some(next) = self.link.with(|live| live.machine().wake_at(now)) else {
+            self.timer = None;
+            return false;
+        };
+        let instant = self.link.instant(next);
+        match &mut self.timer {
+            Some((set, _)) if *set == next => {}
+            Some((set, sleep)) => {
+                *set = next;
+                sleep.as_mut().reset(instant);
+            }
+            None => self.timer = Some((next, Box::pin(sleep_until(instant)))),
+        }
+        let Some((_, sleep)) = &mut self.timer else {
+            return false;
+        };
+        if sleep.as_mut().poll(cx).is_pending() {
+            return false;
+        }
+        self.timer = None;
+        let now = self.link.now();
+        self.link.with(|live| live.machine().tick(now));
+        true
+    }
+
+    fn report(&mut self) {
+        let (stats, retained) = self
+            .link
+            .with(|live| (live.machine().stats(), live.machine().retained_bytes()));
+        self.observer.counted(&stats, retained);
+    }
+}
+
+/// Rounds of one poll before others get their turn.
+const ROUNDS: u32 = 16;
+/// Messages taken in before the runs get their turn.
+const MESSAGES: u32 = 32;

@@ -1,0 +1,74 @@
+//! How a run's error becomes a status of the protocol, and a status an error again.
+//!
+//! Owns: both directions of that mapping; it is the one table between the two (section 9 of the Evergreen page).
+//! Refuses to know: how a status travels.
+
+use sapwood_proto::code::Retry;
+use sapwood_proto::evergreen::{Reason, Status};
+
+use crate::error::Error;
+use crate::name::Name;
+
+/// What a peer learns of `error`, which ended a run of `action`.
+pub(crate) fn status(error: &Error, action: &str) -> Status {
+    let reason = match error.reason() {
+        "" => closest(error).name().to_owned(),
+        reason => reason.to_owned(),
+    };
+    let mut status = Status::other(error.code(), reason, error.to_string()).with("action", action);
+    if let Some(after) = error.retry_after() {
+        status.retry_after = Some(after);
+    }
+    match error {
+        Error::Limit { name, max } => status.with("limit", name).with("max", max),
+        Error::Argument {
+            name,
+            why,
+            reason: "BAD_CONFIG",
+        } => status.with_field(name.as_str(), why.as_str()),
+        Error::Argument { name, .. } => status.with("param", name),
+        Error::NotFound {
+            kind: "input",
+            name,
+            ..
+        } => status.with("param", name),
+        _ => status,
+    }
+}
+
+/// The error that a caller of ours sees when a peer says `status`.
+pub(crate) fn error(status: &Status) -> Error {
+    match status.known() {
+        Some(Reason::Cancelled) => Error::Cancelled,
+        Some(Reason::Deadline) => Error::Deadline,
+        Some(Reason::Truncated) => Error::Truncated {
+            what: Name::new("a node"),
+        },
+        _ => Error::Remote {
+            code: status.code,
+            reason: Name::from(status.reason.to_string()),
+            message: status.message.clone(),
+            retryable: status.code.retry() != Retry::No,
+            retry_after: status.retry_after,
+        },
+    }
+}
+
+/// The session's own task is gone: dropped with its connection, or failed.
+pub(super) fn lost() -> Status {
+    Status::new(Reason::Function, "the session ended unexpectedly")
+}
+
+/// `FUNCTION`, unless the page has a closer reason.
+const fn closest(error: &Error) -> Reason {
+    match error {
+        Error::Cancelled => Reason::Cancelled,
+        Error::Deadline => Reason::Deadline,
+        Error::Unavailable { .. } => Reason::EngineBusy,
+        Error::Unimplemented { .. } => Reason::Unimplemented,
+        Error::Truncated { .. } => Reason::Truncated,
+        Error::Unsupported { .. } => Reason::UnsupportedMimetype,
+        Error::Gone => Reason::NodeReleased,
+        _ => Reason::Function,
+    }
+}

@@ -1,0 +1,143 @@
+//! A node of a session as a node of the kernel: the flattening cursor behind [`crate::Node`] (D-1).
+//!
+//! Owns: [`Flattened`], the [`Replay`] over a session's cursors, and how a piece becomes a chunk (section 14 of the
+//! kernel page). Refuses to know: actions, and how pieces arrive.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use sapwood_proto::evergreen::Metadata;
+use sapwood_proto::session::{ActionKey, CursorId, NodeKey, Piece, Read};
+
+use super::failure;
+use super::link::Link;
+use super::signals::Signals;
+use crate::Result;
+use crate::chunk::Chunk;
+use crate::meta::Meta;
+use crate::name::{Mime, Name};
+use crate::node::{Cursor, Node, Replay};
+
+/// An input of an action.
+pub(super) struct Flattened {
+    link: Link,
+    node: NodeKey,
+    action: ActionKey,
+    signals: Arc<Signals>,
+    /// What the last piece was: nearly every piece is of the same leaf as the one before.
+    last: Mutex<Option<Typed>>,
+}
+
+/// Metadata of the wire, and what it is in the kernel.
+#[derive(Clone)]
+struct Typed {
+    wire: Arc<Metadata>,
+    mime: Mime,
+    meta: Option<Arc<Meta>>,
+}
+
+impl Flattened {
+    /// The node `node` as an input of `action`.
+    pub(super) fn node(
+        link: Link,
+        node: NodeKey,
+        action: ActionKey,
+        signals: Arc<Signals>,
+    ) -> Node {
+        Node::replaying(Arc::new(Self {
+            link,
+            node,
+            action,
+            signals,
+            last: Mutex::default(),
+        }))
+    }
+
+    fn typed(&self, metadata: &Arc<Metadata>) -> Typed {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last {
+            Some(typed) if Arc::ptr_eq(&typed.wire, metadata) => typed.clone(),
+            _ => {
+                let typed = Typed {
+                    wire: Arc::clone(metadata),
+                    mime: Mime::shared(metadata.mimetype()),
+                    meta: meta(metadata).map(Arc::new),
+                };
+                last.insert(typed).clone()
+            }
+        }
+    }
+
+    fn chunk(&self, piece: Piece) -> Chunk {
+        let typed = self.typed(&piece.metadata);
+        let mut chunk = Chunk::bytes(piece.data)
+            .with_mime(typed.mime)
+            .with_part(piece.item);
+        if piece.first {
+            chunk.meta = typed.meta;
+        }
+        chunk
+    }
+}
+
+impl Replay for Flattened {
+    fn open(&self) -> Cursor {
+        let id = self
+            .link
+            .with(|live| live.machine().open(self.node, Some(self.action)));
+        Cursor {
+            slot: id.to_bits(),
+            position: 0,
+        }
+    }
+
+    fn poll_next(&self, cursor: &mut Cursor, cx: &mut Context<'_>) -> Poll<Option<Result<Chunk>>> {
+        let read = self
+            .link
+            .with(|live| live.poll_read(CursorId::from_bits(cursor.slot), cx));
+        if read.is_pending() {
+            self.signals.park();
+        }
+        read.map(|read| match read {
+            Read::Piece(piece) => {
+                cursor.position += 1;
+                Some(Ok(self.chunk(piece)))
+            }
+            Read::Failed(status) => {
+                self.signals.fail(&status);
+                Some(Err(failure::error(&status)))
+            }
+            // `poll_read` keeps a pending cursor waiting; what is left is the end.
+            Read::End | Read::Pending => None,
+        })
+    }
+
+    fn close(&self, cursor: &mut Cursor) {
+        self.link
+            .with(|live| live.close_cursor(CursorId::from_bits(cursor.slot)));
+    }
+
+    fn is_complete(&self) -> bool {
+        self.link.with(|live| live.machine().is_complete(self.node))
+    }
+}
+
+/// Role, file name and capture time; `None` if there are none.
+pub(super) fn meta(metadata: &Metadata) -> Option<Meta> {
+    let mut meta = Meta::default();
+    if !metadata.role.is_empty() {
+        meta.role = Some(Name::shared(&metadata.role));
+    }
+    if !metadata.file_name.is_empty() {
+        meta = meta.with_extra(FILE_NAME, metadata.file_name.to_string());
+    }
+    if let Some(time) = &metadata.capture_time {
+        meta = meta.with_extra(CAPTURE_TIME, serde_json::json!([time.seconds, time.nanos]));
+    }
+    (meta != Meta::default()).then_some(meta)
+}
+
+/// Key of `Meta::extra`: the name that the producer gave, for people.
+pub(super) const FILE_NAME: &str = "file_name";
+/// Key of `Meta::extra`: seconds and nanoseconds since 1970.
+pub(super) const CAPTURE_TIME: &str = "capture_time";

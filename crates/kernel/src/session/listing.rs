@@ -1,0 +1,93 @@
+//! What a session tells about its server: LIST_ACTIONS and SESSION_INFO (EV-914).
+//!
+//! Owns: the two JSON documents. Refuses to know: who asked, and how the answer travels.
+
+use sapwood_proto::evergreen::MetadataMode;
+use serde_json::{Value, json};
+
+use super::{Options, config};
+use crate::kernel::Kernel;
+use crate::name::Mime;
+use crate::spec::{Input, Output, Spec};
+
+/// Every function that a client may call, every target, every extension that is on.
+pub(super) fn actions(kernel: &Kernel, options: &Options) -> Value {
+    let specs = kernel.specs();
+    let (models, functions): (Vec<_>, Vec<_>) = specs.iter().partition(|spec| spec.model);
+    let targets: Vec<&str> = models.iter().map(|spec| spec.name.as_str()).collect();
+    json!({
+        "actions": functions.iter().map(|spec| action(spec)).collect::<Vec<_>>(),
+        "targets": targets,
+        "default_target": options.default_target,
+        "extensions": options.extensions,
+    })
+}
+
+/// The dialect, the options in force and the limits of this session.
+pub(super) fn session(options: &Options) -> Value {
+    let limits = &options.limits;
+    let mode = match options.metadata {
+        MetadataMode::Strict => "strict",
+        MetadataMode::Lenient => "lenient",
+        MetadataMode::PerChunk => "per-chunk",
+    };
+    json!({
+        "dialect": options.dialect,
+        "options": {
+            "evergreen-metadata": mode,
+            "evergreen-partial-failure": i32::from(options.partial_failure),
+            "evergreen-timeout-ms": options.timeout.map(|timeout| timeout.as_millis().to_string()),
+        },
+        "limits": {
+            "max_message_bytes": limits.max_message_bytes,
+            "max_fragment_bytes": limits.max_fragment_bytes,
+            "max_nodes": limits.max_nodes,
+            "max_depth": limits.max_depth,
+            "max_actions": limits.max_actions,
+            "max_early_fragments": limits.max_early_fragments,
+            "retained_bytes": limits.retained_bytes,
+            "idle_timeout_ms": limits.idle_timeout.as_millis().to_string(),
+        },
+        "extensions": options.extensions,
+    })
+}
+
+fn action(spec: &Spec) -> Value {
+    json!({
+        "name": spec.name.as_str(),
+        "description": &*spec.description,
+        "inputs": spec.inputs.iter().map(input).collect::<Vec<_>>(),
+        "outputs": spec.outputs.iter().map(output).collect::<Vec<_>>(),
+        "configs": config::types(spec),
+    })
+}
+
+fn input(input: &Input) -> Value {
+    json!({
+        "name": input.name.as_str(),
+        "aliases": names(&input.aliases),
+        "mimetypes": mimes(&input.mimes),
+        "required": input.required,
+        "schema": input.schema,
+    })
+}
+
+fn output(output: &Output) -> Value {
+    json!({
+        "name": output.wire.as_str(),
+        "aliases": names(&output.aliases),
+        "mimetypes": mimes(&output.mimes),
+        "schema": output.schema,
+        // Ours, so that a remote function keeps its promise (KE-706): the port's name in a kernel, and its parts.
+        "port": output.port.as_str(),
+        "many": output.many,
+    })
+}
+
+fn names(names: &[crate::name::Name]) -> Vec<&str> {
+    names.iter().map(|name| name.as_str()).collect()
+}
+
+fn mimes(mimes: &[Mime]) -> Vec<&str> {
+    mimes.iter().map(Mime::as_str).collect()
+}

@@ -1,0 +1,280 @@
+//! The outputs of an action: chunks of a run become fragments of nodes (section 14 of the kernel page).
+//!
+//! Owns: [`Outputs`]: which port is written to which node, and which outputs are trees (EV-508, EV-604, D-25). Refuses
+//! to know: the run, room in the queue, the wire.
+//!
+//! ```text
+//!   leaf:  chunk, chunk, … end                      an output with one answer of one part
+//!   tree:  choice 0, choice 1, …                    n answers; each a leaf, or a tree if it may have many parts
+//!          part 0, part 1, …                        one answer of many parts; each ends where the next begins
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use bytestring::ByteString;
+use prost_types::Timestamp;
+use sapwood_proto::evergreen::Metadata;
+use sapwood_proto::session::{ActionKey, NodeKey, Session, WriteError};
+
+use super::input::{CAPTURE_TIME, FILE_NAME};
+use crate::chunk::Chunk;
+use crate::meta::Meta;
+use crate::name::Port;
+use crate::spec;
+
+/// The listed outputs of one action.
+pub(super) struct Outputs {
+    action: ActionKey,
+    list: Vec<Output>,
+    /// How many answers were asked for; known once the config has been read, which is before the first chunk.
+    choices: Arc<AtomicU32>,
+}
+
+struct Output {
+    port: Port,
+    /// What an output without any chunk is said to be (EV-404).
+    mime: ByteString,
+    many: bool,
+    top: Slot,
+}
+
+/// A node that is being written.
+struct Slot {
+    node: NodeKey,
+    shape: Shape,
+}
+
+enum Shape {
+    /// Nothing is written yet.
+    Open,
+    /// A leaf and what it is.
+    Leaf(Arc<Metadata>),
+    /// One child per answer.
+    Choices(Vec<Slot>),
+    /// One child per part; only the last is still open.
+    Parts(Vec<Slot>),
+    Ended,
+}
+
+type Written = Result<(), WriteError>;
+
+impl Outputs {
+    pub(super) const fn new(action: ActionKey, choices: Arc<AtomicU32>) -> Self {
+        Self {
+            action,
+            list: Vec::new(),
+            choices,
+        }
+    }
+
+    /// Binds `output` of a function to `node`.
+    pub(super) fn bind(&mut self, output: &spec::Output, node: NodeKey) {
+        let mime = output
+            .mimes
+            .iter()
+            .find(|mime| !mime.as_str().contains('*'));
+        self.list.push(Output {
+            port: output.port.clone(),
+            mime: mime
+                .map_or("application/octet-stream", |mime| mime.as_str())
+                .into(),
+            many: output.many,
+            top: Slot {
+                node,
+                shape: Shape::Open,
+            },
+        });
+    }
+
+    /// The ports that are listed.
+    pub(super) fn ports(&self) -> impl Iterator<Item = &Port> {
+        self.list.iter().map(|output| &output.port)
+    }
+
+    /// Whether `port` is listed.
+    pub(super) fn has(&self, port: &str) -> bool {
+        self.ports().any(|mine| *mine == *port)
+    }
+
+    /// Writes a chunk where it belongs; one for a port that is not listed is dropped (EV-506).
+    pub(super) fn write(&mut self, session: &mut Session, chunk: &Chunk) -> Written {
+        let choices = self.choices.load(Ordering::Relaxed);
+        let Some(output) = self
+            .list
+            .iter_mut()
+            .find(|output| output.port == chunk.port)
+        else {
+            return Ok(());
+        };
+        output.write(
+            &mut Pen {
+                session,
+                action: self.action,
+            },
+            chunk,
+            choices,
+        )
+    }
+
+    /// Ends every output, those that stayed empty included (EV-508).
+    pub(super) fn finish(&mut self, session: &mut Session) -> Written {
+        let mut pen = Pen {
+            session,
+            action: self.action,
+        };
+        self.list
+            .iter_mut()
+            .try_for_each(|output| output.top.finish(&mut pen, &output.mime))
+    }
+}
+
+/// What nodes of one action are written with.
+struct Pen<'a> {
+    session: &'a mut Session,
+    action: ActionKey,
+}
+
+impl Pen<'_> {
+    /// New children of a tree, announced in one fragment.
+    fn children(&mut self, tree: NodeKey, count: usize) -> Result<Vec<NodeKey>, WriteError> {
+        // A session that has no room for another node is as good as over for this action.
+        let made = (0..count).map(|_| {
+            self.session
+                .make(Some(self.action))
+                .map_err(|_| WriteError::Refused)
+        });
+        let made = made.collect::<Result<Vec<_>, _>>()?;
+        self.session.list(tree, &made)?;
+        Ok(made)
+    }
+}
+
+impl Output {
+    fn write(&mut self, pen: &mut Pen<'_>, chunk: &Chunk, choices: u32) -> Written {
+        let about_all = ABOUT_ALL.contains(&self.port.as_str());
+        if matches!(self.top.shape, Shape::Open) && !about_all && (choices > 1 || chunk.choice > 0)
+        {
+            self.top.shape = Shape::Choices(Vec::new());
+            self.top.grow(pen, choices.max(1) as usize)?;
+        }
+        let many = self.many;
+        if let Shape::Choices(_) = self.top.shape {
+            self.top.grow(pen, chunk.choice as usize + 1)?;
+        }
+        match &mut self.top.shape {
+            // `grow` has made the child.
+            Shape::Choices(answers) => match answers.get_mut(chunk.choice as usize) {
+                Some(answer) => answer.write(pen, chunk, many),
+                None => Err(WriteError::Refused),
+            },
+            // A leaf is one answer's; a second one came too late to be told apart.
+            _ if chunk.choice > 0 && !about_all => Err(WriteError::Refused),
+            _ => self.top.write(pen, chunk, many),
+        }
+    }
+}
+
+impl Slot {
+    /// Makes children up to `count`, announced in one fragment before any of them is written.
+    fn grow(&mut self, pen: &mut Pen<'_>, count: usize) -> Written {
+        let (Shape::Choices(children) | Shape::Parts(children)) = &mut self.shape else {
+            return Err(WriteError::Refused);
+        };
+        let missing = count.saturating_sub(children.len());
+        if missing == 0 {
+            return Ok(());
+        }
+        let made = pen.children(self.node, missing)?;
+        children.extend(made.into_iter().map(|node| Self {
+            node,
+            shape: Shape::Open,
+        }));
+        Ok(())
+    }
+
+    fn write(&mut self, pen: &mut Pen<'_>, chunk: &Chunk, many: bool) -> Written {
+        if many && matches!(self.shape, Shape::Open) {
+            self.shape = Shape::Parts(Vec::new());
+        }
+        match &mut self.shape {
+            Shape::Parts(parts) => {
+                let wanted = chunk.part as usize + 1;
+                if wanted > parts.len() {
+                    if let Some(before) = parts.last_mut() {
+                        before.finish(pen, &DEFAULT_MIME)?;
+                    }
+                    self.grow(pen, wanted)?;
+                }
+                let Shape::Parts(parts) = &mut self.shape else {
+                    return Err(WriteError::Refused);
+                };
+                match parts.last_mut() {
+                    Some(part) => part.write_leaf(pen, chunk),
+                    None => Err(WriteError::Refused),
+                }
+            }
+            _ => self.write_leaf(pen, chunk),
+        }
+    }
+
+    fn write_leaf(&mut self, pen: &mut Pen<'_>, chunk: &Chunk) -> Written {
+        match &self.shape {
+            Shape::Leaf(_) if chunk.data.is_empty() => Ok(()),
+            Shape::Leaf(metadata) => pen.session.write(self.node, metadata, chunk.data.clone()),
+            Shape::Open => {
+                let metadata = Arc::new(metadata(chunk));
+                pen.session
+                    .write(self.node, &metadata, chunk.data.clone())?;
+                self.shape = Shape::Leaf(metadata);
+                Ok(())
+            }
+            _ => Err(WriteError::Refused),
+        }
+    }
+
+    /// Ends this node and everything below it, children first.
+    fn finish(&mut self, pen: &mut Pen<'_>, mime: &ByteString) -> Written {
+        match &mut self.shape {
+            Shape::Ended => return Ok(()),
+            Shape::Leaf(_) | Shape::Open => {}
+            Shape::Choices(children) | Shape::Parts(children) => {
+                children
+                    .iter_mut()
+                    .try_for_each(|child| child.finish(pen, mime))?;
+            }
+        }
+        self.shape = Shape::Ended;
+        pen.session
+            .end(self.node, &Arc::new(Metadata::of(mime.clone())))
+    }
+}
+
+/// What goes to seq 0 of a leaf.
+fn metadata(chunk: &Chunk) -> Metadata {
+    let mut metadata = Metadata::of(chunk.mime.as_str());
+    if let Some(meta) = &chunk.meta {
+        describe(meta, &mut metadata);
+    }
+    metadata
+}
+
+fn describe(meta: &Meta, metadata: &mut Metadata) {
+    if let Some(role) = &meta.role {
+        metadata.role = role.as_str().into();
+    }
+    if let Some(name) = meta.extra.get(FILE_NAME).and_then(|name| name.as_str()) {
+        metadata.file_name = name.into();
+    }
+    if let Some(time) = meta.extra.get(CAPTURE_TIME) {
+        let part = |index: usize| time.get(index).and_then(serde_json::Value::as_i64);
+        let nanos = part(1).and_then(|nanos| i32::try_from(nanos).ok());
+        metadata.capture_time = part(0)
+            .zip(nanos)
+            .map(|(seconds, nanos)| Timestamp { seconds, nanos });
+    }
+}
+
+/// Outputs that speak about all answers together and are one leaf however many there are.
+const ABOUT_ALL: [&str; 4] = ["meta", "events", "progress", "controller_log"];
+const DEFAULT_MIME: ByteString = ByteString::from_static("application/octet-stream");

@@ -1,0 +1,58 @@
+//! The reserved actions that ask about the server rather than about the session: LIST_ACTIONS and SESSION_INFO.
+//!
+//! Owns: which they are, and writing their answers. Refuses to know: CANCEL and its like, which the machine answers.
+
+use std::sync::Arc;
+
+use sapwood_proto::evergreen::{Metadata, Reason, Status};
+use sapwood_proto::session::Start;
+use serde_json::Value;
+
+use super::link::Link;
+use super::{Options, listing};
+use crate::kernel::Kernel;
+
+/// The answer to a reserved action; `None` if it is none of ours.
+pub(super) fn answer(
+    kernel: &Kernel,
+    options: &Options,
+    start: &Start,
+) -> Option<Result<Value, Status>> {
+    let (output, value) = match &*start.name {
+        "LIST_ACTIONS" => ("actions", listing::actions(kernel, options)),
+        "SESSION_INFO" => ("info", listing::session(options)),
+        _ => return None,
+    };
+    let unknown = start
+        .outputs
+        .iter()
+        .find(|(name, _)| *name != *output && *name != *"result");
+    let unknown = unknown.or_else(|| start.inputs.first());
+    Some(match unknown {
+        Some((name, _)) => {
+            let message = format!(
+                "{} has no parameter {name:?}; it has the output {output}",
+                start.name
+            );
+            Err(Status::new(Reason::UnknownParam, message).with("param", name))
+        }
+        None => Ok(value),
+    })
+}
+
+/// Writes `value` to every output and finishes the action.
+pub(super) fn write(link: &Link, start: &Start, value: &Value) -> Result<(), Status> {
+    let metadata = Arc::new(Metadata::of("application/json"));
+    let text = bytes::Bytes::from(value.to_string());
+    link.with(|live| {
+        let session = live.machine();
+        for (_, node) in &start.outputs {
+            let written = session
+                .write(*node, &metadata, text.clone())
+                .and_then(|()| session.end(*node, &metadata));
+            written.map_err(|error| Status::new(Reason::Function, error.to_string()))?;
+        }
+        session.finish(start.action);
+        Ok(())
+    })
+}

@@ -1,0 +1,43 @@
+//! What the inputs of an action tell its future behind the function's back.
+//!
+//! Owns: [`Signals`]: whether a reader was left waiting, and the status with which a read failed. Refuses to know: both
+//! ends. A function sees errors of the kernel, which carry less than a status; the peer is owed the whole of it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sapwood_proto::evergreen::Status;
+
+use crate::error::Error;
+
+/// Shared by the inputs of one action and its future.
+#[derive(Debug, Default)]
+pub(super) struct Signals {
+    parked: AtomicBool,
+    failed: Mutex<Option<Arc<Status>>>,
+}
+
+impl Signals {
+    /// A reader found nothing.
+    pub(super) fn park(&self) {
+        self.parked.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a reader found nothing since this was asked last.
+    pub(super) fn take_parked(&self) -> bool {
+        self.parked.swap(false, Ordering::Relaxed)
+    }
+
+    /// A read failed.
+    pub(super) fn fail(&self, status: &Arc<Status>) {
+        *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(status));
+    }
+
+    /// The status of the read that `error` comes from, if it comes from one.
+    pub(super) fn behind(&self, error: &Error) -> Option<Arc<Status>> {
+        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        failed
+            .clone()
+            .filter(|status| status.code == error.code() && status.reason == error.reason())
+    }
+}

@@ -1,0 +1,730 @@
+//! The shell without a transport: messages in, messages out, a virtual clock.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::channel::mpsc;
+use futures::{SinkExt, StreamExt, stream};
+use prost_types::value::Kind;
+use sapwood_proto::code::Code;
+use sapwood_proto::evergreen::{
+    Action, Chunk as WireChunk, Fragment, Message, Metadata, Param, Payload, Status,
+};
+use sapwood_proto::generated::sapwood::v1::{ActionOptions, GenerateConfig};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::chunk::Chunk;
+use crate::handler::raw;
+use crate::name::{Mime, Port};
+use crate::spec::{Input, Output, Spec};
+
+/// A session under test: what was sent to it, and what its nodes hold by now.
+struct Probe {
+    send: mpsc::Sender<Result<Message, Status>>,
+    outgoing: Outgoing,
+    task: JoinHandle<Option<Arc<Status>>>,
+    nodes: BTreeMap<String, Node>,
+}
+
+/// One node as the peer sees it.
+#[derive(Clone, Debug, Default)]
+struct Node {
+    data: Vec<u8>,
+    mime: String,
+    role: String,
+    children: Vec<String>,
+    last: bool,
+    status: Option<Arc<Status>>,
+    fragments: usize,
+}
+
+impl Probe {
+    fn open(functions: impl IntoIterator<Item = crate::Fun>, options: Options) -> Self {
+        let kernel = Kernel::new();
+        kernel.add_all(test_functions()).unwrap();
+        kernel.add_all(functions).unwrap();
+        Self::over(kernel, options, stream::pending().boxed())
+    }
+
+    fn over(kernel: Kernel, options: Options, orders: stream::BoxStream<'static, Order>) -> Self {
+        let (send, incoming) = mpsc::channel(64);
+        let (session, outgoing) = open(kernel, options, ());
+        let task = tokio::spawn(session.run(incoming, orders));
+        Self {
+            send,
+            outgoing,
+            task,
+            nodes: BTreeMap::new(),
+        }
+    }
+
+    fn plain() -> Self {
+        Self::open([], Options::default())
+    }
+
+    async fn send(&mut self, fragments: Vec<Fragment>, actions: Vec<Action>) {
+        let message = Message {
+            fragments,
+            actions,
+            ..Message::default()
+        };
+        self.send.send(Ok(message)).await.unwrap();
+    }
+
+    /// Takes what comes until `node` is final.
+    async fn complete(&mut self, node: &str) -> Node {
+        while !self.nodes.get(node).is_some_and(|node| node.last) {
+            match self.outgoing.next().await {
+                Some(Ok(message)) => self.take(message),
+                other => panic!("{node} is not complete and the session ended: {other:?}"),
+            }
+        }
+        self.nodes[node].clone()
+    }
+
+    /// Takes what comes until `node` holds `data`.
+    async fn holds(&mut self, node: &str, data: &str) {
+        while self
+            .nodes
+            .get(node)
+            .is_none_or(|node| node.data != data.as_bytes())
+        {
+            let message = self.outgoing.next().await.unwrap().unwrap();
+            self.take(message);
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        for fragment in message.fragments {
+            let node = self.nodes.entry(fragment.id.to_string()).or_default();
+            assert!(
+                !node.last,
+                "{} goes on after its final fragment",
+                fragment.id
+            );
+            assert_eq!(
+                usize::try_from(fragment.seq).unwrap(),
+                node.fragments,
+                "in seq order"
+            );
+            node.fragments += 1;
+            node.last = fragment.last;
+            node.children
+                .extend(fragment.children.iter().map(ToString::to_string));
+            let Some(chunk) = fragment.chunk else {
+                continue;
+            };
+            if let Some(metadata) = chunk.metadata.filter(|_| fragment.seq == 0) {
+                node.mime = metadata.mimetype.to_string();
+                node.role = metadata.role.to_string();
+            }
+            match chunk.payload {
+                Some(Payload::Data(data)) => node.data.extend_from_slice(&data),
+                Some(Payload::Status(status)) => node.status = status,
+                _ => {}
+            }
+        }
+    }
+
+    /// Half-closes, takes the rest and tells how the session ended.
+    async fn end(mut self) -> Option<Arc<Status>> {
+        self.send.close_channel();
+        self.failure().await
+    }
+
+    /// Takes the rest and tells how the session ended.
+    async fn failure(&mut self) -> Option<Arc<Status>> {
+        loop {
+            match self.outgoing.next().await {
+                Some(Ok(message)) => self.take(message),
+                Some(Err(status)) => return Some(status),
+                None => return None,
+            }
+        }
+    }
+}
+
+fn action(name: &str, inputs: &[(&str, &str)], outputs: &[(&str, &str)]) -> Action {
+    let params = |list: &[(&str, &str)]| {
+        list.iter()
+            .map(|(name, id)| Param::new(*name, *id))
+            .collect()
+    };
+    Action {
+        name: name.into(),
+        inputs: params(inputs),
+        outputs: params(outputs),
+        ..Action::default()
+    }
+}
+
+fn leaf(id: &str, seq: i32, last: bool, data: &str) -> Fragment {
+    let metadata = (seq == 0).then(|| Arc::new(Metadata::of("text/plain").with_role("USER")));
+    let payload = Some(Payload::Data(Bytes::copy_from_slice(data.as_bytes())));
+    Fragment {
+        id: id.into(),
+        seq,
+        last,
+        chunk: Some(WireChunk { metadata, payload }),
+        ..Fragment::default()
+    }
+}
+
+fn tree(id: &str, children: &[&str]) -> Fragment {
+    let children = children.iter().map(|child| (*child).into()).collect();
+    Fragment {
+        id: id.into(),
+        last: true,
+        children,
+        ..Fragment::default()
+    }
+}
+
+fn reason(status: Option<Arc<Status>>) -> String {
+    status.map_or_else(|| "OK".to_owned(), |status| status.reason.to_string())
+}
+
+/// EV-306, EV-506
+#[tokio::test(start_paused = true)]
+async fn ev_511_the_test_functions_do_what_they_say() {
+    let mut probe = Probe::plain();
+    probe
+        .send(
+            vec![
+                leaf("a", 0, true, "one"),
+                leaf("b", 0, true, "two"),
+                tree("t", &["a", "b"]),
+            ],
+            vec![
+                action("echo", &[("text", "t")], &[("response", "e")]),
+                action("concat", &[("a", "b"), ("b", "a")], &[("response", "c")]),
+            ],
+        )
+        .await;
+    let echo = probe.complete("e").await;
+    assert_eq!(
+        (echo.data.as_slice(), echo.mime.as_str(), echo.role.as_str()),
+        (&b"onetwo"[..], "text/plain", "USER")
+    );
+    assert_eq!(probe.complete("c").await.data, b"twoone");
+    assert_eq!(reason(probe.end().await), "OK");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_107_a_failing_action_aborts_the_session_and_cancels_the_others() {
+    let mut probe = Probe::plain();
+    probe
+        .send(
+            vec![],
+            vec![
+                action("slow", &[], &[("response", "s")]),
+                action("fail", &[], &[("response", "f")]),
+            ],
+        )
+        .await;
+    let status = probe.failure().await.unwrap();
+    assert_eq!(
+        (&*status.reason, status.detail("action")),
+        ("FUNCTION", Some("fail"))
+    );
+    assert!(probe.task.await.unwrap().is_some());
+}
+
+/// EV-931, EV-921
+#[tokio::test(start_paused = true)]
+async fn ev_930_with_partial_failure_an_error_ends_its_outputs_and_nothing_else() {
+    let options = Options {
+        partial_failure: true,
+        ..Options::default()
+    };
+    let mut probe = Probe::open([], options);
+    probe
+        .send(
+            vec![],
+            vec![
+                action("fail", &[], &[("response", "f"), ("__status__", "s")]),
+                action("concat", &[("a", "f"), ("b", "f")], &[("response", "c")]),
+                action("no_such", &[], &[("response", "n")]),
+            ],
+        )
+        .await;
+    let failed = probe.complete("f").await;
+    assert_eq!(
+        (failed.data.as_slice(), failed.mime.as_str()),
+        (&b"before the failure"[..], "text/plain")
+    );
+    assert_eq!(reason(failed.status), "FUNCTION");
+    assert_eq!(reason(probe.complete("s").await.status), "FUNCTION");
+    // A reader of a failed node fails alike when it gets there, and says which node it was.
+    let reader = probe.complete("c").await;
+    assert_eq!(reader.data, b"before the failure");
+    assert_eq!(
+        reader.status.as_ref().unwrap().detail("upstream"),
+        Some("f")
+    );
+    let unknown = probe.complete("n").await.status.unwrap();
+    assert_eq!(
+        (&*unknown.reason, unknown.code),
+        ("UNKNOWN_ACTION", Code::NotFound)
+    );
+    assert!(unknown.message.contains("echo"), "{}", unknown.message);
+    probe
+        .send(
+            vec![leaf("i", 0, true, "on")],
+            vec![action("echo", &[("text", "i")], &[("response", "o")])],
+        )
+        .await;
+    assert_eq!(probe.complete("o").await.data, b"on");
+    assert_eq!(reason(probe.end().await), "OK");
+}
+
+/// EV-504
+#[tokio::test(start_paused = true)]
+async fn ev_502_what_cannot_be_bound_says_why() {
+    let twice = raw(
+        Spec::new("aliased", "Two names for one input.")
+            .inputs([Input::new("text").alias("prompt")]),
+        |_| stream::empty().boxed(),
+    );
+    for (inputs, outputs, expect) in [
+        (
+            &[("text", "p")][..],
+            &[("no_such", "r")][..],
+            "UNKNOWN_PARAM",
+        ),
+        (&[("no_such", "p")], &[("output", "r")], "UNKNOWN_PARAM"),
+        (&[], &[("output", "r")], "MISSING_INPUT"),
+        (
+            &[("text", "p"), ("prompt", "q")],
+            &[("output", "r")],
+            "DUPLICATE_PARAM",
+        ),
+        (
+            &[("text", "p"), ("text", "q")],
+            &[("output", "r")],
+            "DUPLICATE_PARAM",
+        ),
+    ] {
+        let mut probe = Probe::open([twice.clone()], Options::default());
+        probe
+            .send(vec![], vec![action("aliased", inputs, outputs)])
+            .await;
+        assert_eq!(
+            reason(probe.failure().await),
+            expect,
+            "{inputs:?} {outputs:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_913_cancel_ends_one_action_and_not_the_session() {
+    let mut probe = Probe::plain();
+    probe
+        .send(vec![], vec![action("slow", &[], &[("response", "r")])])
+        .await;
+    probe
+        .send(
+            vec![],
+            vec![action("CANCEL", &[("action", "r")], &[("result", "c")])],
+        )
+        .await;
+    assert_eq!(probe.complete("c").await.data, br#"{"cancelled":true}"#);
+    let cut = probe.complete("r").await;
+    assert!(cut.status.is_none() && cut.data.is_empty());
+    probe
+        .send(
+            vec![],
+            vec![action("CANCEL", &[("action", "r")], &[("result", "again")])],
+        )
+        .await;
+    assert_eq!(
+        probe.complete("again").await.data,
+        br#"{"cancelled":false}"#
+    );
+    assert_eq!(reason(probe.end().await), "OK");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_913_the_meta_of_a_cancelled_answer_says_so() {
+    let spec = Spec::new("talk", "Talks and never ends.").outputs([
+        Output::new(Port::MAIN, Mime::TEXT),
+        Output::new("meta", Mime::JSON),
+    ]);
+    let talk = raw(spec, |_| {
+        stream::iter([Ok(Chunk::text("well"))])
+            .chain(stream::pending())
+            .boxed()
+    });
+    let mut probe = Probe::open([talk], Options::default());
+    probe
+        .send(
+            vec![],
+            vec![action("talk", &[], &[("output", "r"), ("meta", "m")])],
+        )
+        .await;
+    probe.holds("r", "well").await;
+    probe
+        .send(vec![], vec![action("CANCEL", &[("action", "m")], &[])])
+        .await;
+    let meta: Value = serde_json::from_slice(&probe.complete("m").await.data).unwrap();
+    assert_eq!(meta["finish_reason"], "cancelled");
+    assert_eq!(probe.complete("r").await.data, b"well");
+}
+
+/// KE-139
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_a_function_is_internal_and_not_the_end_of_the_server() {
+    let broken = raw(Spec::new("broken", "Panics."), |_| {
+        stream::once(async { panic!("a secret of the function") }).boxed()
+    });
+    let mut probe = Probe::open([broken], Options::default());
+    probe
+        .send(vec![], vec![action("broken", &[], &[("output", "r")])])
+        .await;
+    let status = probe.failure().await.unwrap();
+    assert_eq!((status.code, &*status.reason), (Code::Internal, "FUNCTION"));
+    assert!(!status.message.contains("secret"));
+}
+
+/// EV-950
+#[tokio::test(start_paused = true)]
+async fn ev_950_a_session_and_an_action_end_in_time() {
+    let options = Options {
+        timeout: Some(Duration::from_millis(50)),
+        ..Options::default()
+    };
+    let mut probe = Probe::open([], options);
+    probe
+        .send(vec![], vec![action("slow", &[], &[("response", "r")])])
+        .await;
+    assert_eq!(reason(probe.failure().await), "DEADLINE");
+    let mut probe = Probe::open(
+        [],
+        Options {
+            partial_failure: true,
+            ..Options::default()
+        },
+    );
+    let mut late = action("slow", &[], &[("response", "r")]);
+    let timeout = ActionOptions {
+        timeout: Some(prost_types::Duration {
+            seconds: 0,
+            nanos: 5_000_000,
+        }),
+    };
+    late.configs.push(any("sapwood.v1.ActionOptions", &timeout));
+    probe.send(vec![], vec![late]).await;
+    assert_eq!(reason(probe.complete("r").await.status), "DEADLINE");
+    assert_eq!(reason(probe.end().await), "OK");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_914_the_server_tells_what_it_can_do() {
+    let mut probe = Probe::plain();
+    let ask = vec![
+        action("LIST_ACTIONS", &[], &[("actions", "l")]),
+        action("SESSION_INFO", &[], &[("info", "i")]),
+    ];
+    probe.send(vec![], ask).await;
+    let list: Value = serde_json::from_slice(&probe.complete("l").await.data).unwrap();
+    let echo = list["actions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|action| action["name"] == "echo")
+        .unwrap();
+    assert_eq!(
+        (&echo["inputs"][0]["name"], &echo["inputs"][0]["required"]),
+        (&json!("text"), &json!(true))
+    );
+    assert_eq!(echo["outputs"][0]["name"], "response");
+    assert_eq!(echo["configs"], json!(["sapwood.v1.ActionOptions"]));
+    assert!(
+        list["extensions"]
+            .as_array()
+            .unwrap()
+            .contains(&json!("cancel"))
+    );
+    let info: Value = serde_json::from_slice(&probe.complete("i").await.data).unwrap();
+    assert_eq!(
+        (&info["dialect"], &info["options"]["evergreen-metadata"]),
+        (&json!("grpc"), &json!("lenient"))
+    );
+    assert_eq!(info["limits"]["max_actions"], 256);
+    assert_eq!(reason(probe.end().await), "OK");
+}
+
+/// EV-604, D-25
+#[tokio::test(start_paused = true)]
+async fn ev_508_trees_announce_their_children_and_end_last() {
+    let chunks = |call: crate::Call| {
+        let many = call.inputs.get("many").is_some();
+        let of = move |k: u32| {
+            if many {
+                Chunk::text(format!("<{k}>")).with_part(k)
+            } else {
+                Chunk::text(format!("<{k}>")).with_choice(k)
+            }
+        };
+        stream::iter((0..3).map(of).map(Ok)).boxed()
+    };
+    let input = || Input::new("many").optional();
+    let plain = Spec::new("choices", "Three answers.").inputs([input()]);
+    let parts = Spec::new("parts", "Three parts.")
+        .inputs([input()])
+        .outputs([Output::new(Port::MAIN, Mime::TEXT).many()]);
+    let n =
+        Spec::new("n", "As many answers as asked for.").inputs([Input::new("config").optional()]);
+    let mut probe = Probe::open(
+        [
+            raw(plain, move |call| chunks(call).skip(1).boxed()),
+            raw(parts, chunks),
+            raw(n, move |call| {
+                let config = call.inputs.get("config").unwrap().whole();
+                stream::once(config)
+                    .flat_map(move |_| chunks(call.clone()))
+                    .boxed()
+            }),
+        ],
+        Options::default(),
+    );
+    probe
+        .send(
+            vec![leaf("m", 0, true, "yes"), leaf("cfg", 0, true, "{\"n\":3}")],
+            vec![
+                action("choices", &[], &[("output", "a")]),
+                action("parts", &[("many", "m")], &[("output", "b")]),
+                action("n", &[("config", "cfg")], &[("output", "c")]),
+            ],
+        )
+        .await;
+    for (root, texts) in [
+        ("a", ["", "<1>", "<2>"]),
+        ("b", ["<0>", "<1>", "<2>"]),
+        ("c", ["<0>", "<1>", "<2>"]),
+    ] {
+        let tree = probe.complete(root).await;
+        assert_eq!(tree.children.len(), 3, "{root}");
+        for (child, text) in tree.children.iter().zip(texts) {
+            assert!(child.starts_with('~'), "{child}");
+            let child = &probe.nodes[child];
+            assert!(child.last, "the root ends after all below it");
+            assert_eq!(
+                (child.data.as_slice(), child.mime.as_str()),
+                (text.as_bytes(), "text/plain"),
+                "{root}"
+            );
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_508_an_output_without_content_is_one_final_fragment_of_its_type() {
+    let silent = raw(Spec::new("silent", "Says nothing."), |_| {
+        stream::empty().boxed()
+    });
+    let mut probe = Probe::open([silent], Options::default());
+    probe
+        .send(vec![], vec![action("silent", &[], &[("output", "r")])])
+        .await;
+    let node = probe.complete("r").await;
+    assert_eq!(
+        (node.fragments, node.mime.as_str(), node.data.len()),
+        (1, "text/plain", 0)
+    );
+}
+
+/// EV-509
+#[tokio::test(start_paused = true)]
+async fn ev_509_configs_are_read_by_type_and_the_input_goes_over_them() {
+    let spec =
+        Spec::new("configured", "Tells its config.").inputs([Input::new("config").optional()]);
+    let tell = raw(spec, |call| {
+        stream::once(async move {
+            Ok(Chunk::text(
+                call.inputs
+                    .get("config")
+                    .unwrap()
+                    .whole()
+                    .await
+                    .map(|b| String::from_utf8(b.to_vec()).unwrap())?,
+            ))
+        })
+        .boxed()
+    });
+    let generate = GenerateConfig {
+        temperature: Some(0.5),
+        max_tokens: Some(7),
+        stop: vec!["x".into()],
+        ..Default::default()
+    };
+    let fields = [
+        ("maxTokens", Kind::NumberValue(7.0)),
+        ("top_p", Kind::NumberValue(0.25)),
+    ];
+    let object = prost_types::Struct {
+        fields: fields
+            .into_iter()
+            .map(|(name, kind)| (name.into(), prost_types::Value { kind: Some(kind) }))
+            .collect(),
+    };
+    for (config, over, expect) in [
+        (
+            any("sapwood.v1.GenerateConfig", &generate),
+            None,
+            json!({"temperature": 0.5, "max_tokens": 7, "stop": ["x"]}),
+        ),
+        (
+            any("sapwood.v1.GenerateConfig", &generate),
+            Some("{\"max_tokens\":9}"),
+            json!({"temperature": 0.5, "max_tokens": 9, "stop": ["x"]}),
+        ),
+        (
+            any("google.protobuf.Struct", &object),
+            None,
+            json!({"max_tokens": 7, "top_p": 0.25}),
+        ),
+    ] {
+        let mut probe = Probe::open([tell.clone()], Options::default());
+        let mut configured = action("configured", &[], &[("output", "r")]);
+        configured.configs.push(config);
+        let mut fragments = vec![];
+        if let Some(over) = over {
+            configured.inputs.push(Param::new("config", "o"));
+            fragments.push(leaf("o", 0, true, over));
+        }
+        probe.send(fragments, vec![configured]).await;
+        let told: Value = serde_json::from_slice(&probe.complete("r").await.data).unwrap();
+        assert_eq!(told, expect);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_509_configs_that_cannot_be_used_are_refused() {
+    let spec = Spec::new("configured", "Takes a config.").inputs([Input::new("config").optional()]);
+    let tell = raw(spec, |_| stream::empty().boxed());
+    let nan = GenerateConfig {
+        temperature: Some(f32::NAN),
+        ..Default::default()
+    };
+    for (config, expect) in [
+        (any("sapwood.v1.Unknown", &nan), "UNKNOWN_CONFIG"),
+        (any("sapwood.v1.GenerateConfig", &nan), "BAD_CONFIG"),
+        (
+            prost_types::Any {
+                type_url: "x/sapwood.v1.GenerateConfig".into(),
+                value: vec![0xff],
+            },
+            "BAD_CONFIG",
+        ),
+    ] {
+        let mut probe = Probe::open([tell.clone()], Options::default());
+        let mut configured = action("configured", &[], &[("output", "r")]);
+        configured.configs.push(config);
+        probe.send(vec![], vec![configured]).await;
+        assert_eq!(reason(probe.failure().await), expect);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_960_a_draining_session_finishes_and_leaves() {
+    let kernel = Kernel::new();
+    kernel.add_all(test_functions()).unwrap();
+    let (mut order, orders) = mpsc::channel(4);
+    let options = Options {
+        partial_failure: true,
+        ..Options::default()
+    };
+    let mut probe = Probe::over(kernel.clone(), options.clone(), orders.boxed());
+    probe
+        .send(
+            vec![leaf("i", 0, false, "a")],
+            vec![action("echo", &[("text", "i")], &[("response", "o")])],
+        )
+        .await;
+    probe.holds("o", "a").await;
+    order.send(Order::Finish).await.unwrap();
+    probe.send(vec![leaf("i", 1, true, "b")], vec![]).await;
+    assert_eq!(probe.complete("o").await.data, b"ab");
+    assert_eq!(reason(probe.failure().await), "GOING_AWAY");
+
+    let mut probe = Probe::over(
+        kernel,
+        options,
+        stream::iter([Order::Finish, Order::Leave]).boxed(),
+    );
+    assert_eq!(reason(probe.failure().await), "GOING_AWAY");
+}
+
+/// EV-805
+#[tokio::test(start_paused = true)]
+async fn ev_803_a_peer_that_does_not_read_stops_the_run_and_ends_the_session() {
+    let made = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&made);
+    let flood = raw(Spec::new("flood", "Never stops."), move |_| {
+        let count = Arc::clone(&count);
+        let chunk = move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            Ok(Chunk::text("x".repeat(1024)))
+        };
+        stream::repeat_with(chunk).boxed()
+    });
+    let mut probe = Probe::open([flood], Options::default());
+    probe
+        .send(vec![], vec![action("flood", &[], &[("output", "r")])])
+        .await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let after_half_a_minute = made.load(Ordering::Relaxed);
+    // 1 MiB of queue, and what the run holds in its hand.
+    assert!(
+        (900..1_100).contains(&after_half_a_minute),
+        "{after_half_a_minute} KiB were made for nobody"
+    );
+    tokio::time::sleep(Duration::from_secs(29)).await;
+    assert_eq!(made.load(Ordering::Relaxed), after_half_a_minute);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(reason(probe.failure().await), "SLOW_READER");
+}
+
+/// EV-611
+#[tokio::test(start_paused = true)]
+async fn ev_109_the_end_of_the_task_drops_every_run_and_wakes_the_transport() {
+    struct Guard(Arc<AtomicUsize>);
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&dropped);
+    let hold = raw(Spec::new("hold", "Holds."), move |_| {
+        let guard = Guard(Arc::clone(&count));
+        stream::once(async move {
+            let _guard = guard;
+            futures::future::pending::<crate::Result<Chunk>>().await
+        })
+        .boxed()
+    });
+    let mut probe = Probe::open([hold], Options::default());
+    probe
+        .send(vec![], vec![action("hold", &[], &[("output", "r")])])
+        .await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(dropped.load(Ordering::Relaxed), 0);
+    probe.task.abort();
+    assert!(probe.failure().await.is_some());
+    assert_eq!(dropped.load(Ordering::Relaxed), 1);
+}
+
+fn any(name: &str, message: &impl prost::Message) -> prost_types::Any {
+    prost_types::Any {
+        type_url: format!("type.googleapis.com/{name}"),
+        value: message.encode_to_vec(),
+    }
+}

@@ -1,0 +1,11 @@
+//! The Evergreen client (EV-970 to EV-975).
+//!
+//! Owns: connections, sessions, typed errors. Refuses to know: kernels; `kernel::connect` makes functions of it.
+
+pub mod grpc;
+mod link;
+mod session;
+mod transport;
+
+pub use session::{Call, Node, Options, Reader, Request, Session, Writer};
+pub use transport::Address;

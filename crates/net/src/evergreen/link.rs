@@ -1,0 +1,136 @@
+//! The one lock of a client's session, its clock, and its task.
+//!
+//! Owns: [`Link`], how every handle reaches the machine; [`Outgoing`], what the transport sends; [`pump`], the task that
+//! takes in what comes. Refuses to know: what handles want. The lock is never held across an await, nor while a waker
+//! is called.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use futures::{Stream, StreamExt};
+use sapwood_proto::code::Code;
+use sapwood_proto::evergreen::{Message, Reason, Status};
+use sapwood_proto::session::{Live, Output, Session};
+use sapwood_proto::time::Time;
+use tokio::time::{Instant, sleep_until};
+
+/// A session's machine, shared by its handles, its transport and its task.
+#[derive(Clone, Debug)]
+pub(super) struct Link(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    live: Mutex<Live>,
+    origin: Instant,
+}
+
+impl Link {
+    pub(super) fn new(make: impl FnOnce(Time) -> Session) -> Self {
+        let live = Mutex::new(Live::new(make(Time::ZERO)));
+        Self(Arc::new(Shared {
+            live,
+            origin: Instant::now(),
+        }))
+    }
+
+    fn now(&self) -> Time {
+        Time::new(self.0.origin.elapsed())
+    }
+
+    /// Does something to the machine, then wakes whom that concerns, the transport included.
+    pub(super) fn with<R>(&self, act: impl FnOnce(&mut Live) -> R) -> R {
+        let (result, woken) = {
+            // The machine does not panic on input; were it to, the state would still be this session's own.
+            let mut live = self.0.live.lock().unwrap_or_else(PoisonError::into_inner);
+            let result = act(&mut live);
+            live.settle();
+            live.flush();
+            (result, live.take_woken())
+        };
+        woken.into_iter().for_each(Waker::wake);
+        result
+    }
+
+    /// Ends the session with `status`, unless it is over.
+    pub(super) fn abort(&self, status: Status) {
+        self.with(|live| {
+            live.machine().abort(status);
+        });
+    }
+}
+
+/// What the transport sends: messages, then the half-close.
+pub(super) struct Outgoing {
+    pub(super) link: Link,
+}
+
+impl Stream for Outgoing {
+    type Item = Message;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Message>> {
+        let now = self.link.now();
+        let polled = self.link.with(|live| live.poll_message(now, cx));
+        polled.map(Result::ok)
+    }
+}
+
+/// Takes in what the server sends until the session is over. The session's handles abort it when all are gone.
+pub(super) async fn pump(
+    link: Link,
+    mut incoming: impl Stream<Item = Result<Message, Status>> + Unpin,
+) {
+    let mut open = true;
+    loop {
+        let now = link.now();
+        let (paused, wake_at) =
+            link.with(|live| (live.machine().inbound_paused(), live.machine().wake_at(now)));
+        let timer = sleep_until(link.0.origin + wake_at.map_or(FOREVER, Time::since_origin));
+        // Every arm may be cancelled: a message not yet taken stays in its stream, a chore in its queue.
+        tokio::select! {
+            biased;
+            chore = std::future::poll_fn(|cx| link.with(|live| live.poll_chore(cx))) => {
+                if let Output::Close(_) = chore {
+                    return;
+                }
+            }
+            item = incoming.next(), if open && !paused => open = take(&link, item),
+            () = timer => {
+                let now = link.now();
+                link.with(|live| live.machine().tick(now));
+            }
+        }
+    }
+}
+
+/// Hands one item to the machine; `false` after the last one.
+fn take(link: &Link, item: Option<Result<Message, Status>>) -> bool {
+    let now = link.now();
+    match item {
+        Some(Ok(message)) => {
+            // What is wrong with it aborts the session, which every reader learns.
+            let _ = link.with(|live| live.machine().handle(message, now));
+            true
+        }
+        Some(Err(status)) => {
+            link.abort(status);
+            false
+        }
+        None => {
+            link.with(|live| live.machine().end_of_input(now));
+            false
+        }
+    }
+}
+
+/// What readers are told when the last handle has gone before them, or the task has been lost.
+pub(super) fn closed() -> Status {
+    Status::other(
+        Code::Cancelled,
+        Reason::Cancelled.name(),
+        "the session was closed here",
+    )
+}
+
+/// Far enough away to be never, near enough to be added to an instant.
+const FOREVER: std::time::Duration = std::time::Duration::from_secs(365 * 24 * 3600);

@@ -1,0 +1,209 @@
+//! Evergreen over gRPC as a pair of streams: messages go in, messages come out (EV-702, EV-703).
+//!
+//! Owns: addresses, the HTTP/2 connection and its settings, the bearer key, what the server announced. Refuses to know:
+//! what the messages mean; the session does.
+
+use std::time::Duration;
+
+use futures::Stream;
+use http::uri::{PathAndQuery, Scheme};
+use sapwood_proto::code::Code;
+use sapwood_proto::evergreen::{Message, Status};
+use tonic::client::Grpc;
+use tonic::codec::CompressionEncoding;
+use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Request, Streaming};
+
+use super::grpc::{self, Wire};
+
+/// Where a server is, and how to be let in.
+#[derive(Clone)]
+pub struct Address {
+    /// `http://HOST:PORT`, also spelled `evergreen+http://HOST:PORT` (D-40).
+    pub url: String,
+    /// Sent as `authorization: Bearer KEY`; never logged.
+    pub key: Option<String>,
+    /// How long connecting may take.
+    pub connect_timeout: Duration,
+}
+
+impl Address {
+    /// The server at `url`, without a key.
+    #[must_use]
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            key: None,
+            connect_timeout: Duration::from_secs(10),
+        }
+    }
+
+    /// The same with a bearer key.
+    #[must_use]
+    pub fn with_key(mut self, key: impl Into<String>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
+    fn endpoint(&self) -> Result<Endpoint, Status> {
+        let plain = self.url.strip_prefix("evergreen+").unwrap_or(&self.url);
+        let uri: Uri = plain.parse().map_err(|_| bad_address("it is no URL"))?;
+        match uri.scheme() {
+            Some(scheme) if *scheme == Scheme::HTTP => {}
+            Some(scheme) if *scheme == Scheme::HTTPS => {
+                let message = "https:// is not built into this client: use http:// through a tunnel or a local proxy";
+                return Err(Status::other(Code::Unimplemented, "", message));
+            }
+            _ => return Err(bad_address("it must begin with http://")),
+        }
+        if uri
+            .authority()
+            .is_some_and(|authority| authority.as_str().contains('@'))
+        {
+            return Err(bad_address(
+                "a key belongs into the key option, not into the URL",
+            ));
+        }
+        Ok(Endpoint::from(uri)
+            .connect_timeout(self.connect_timeout)
+            .tcp_nodelay(true)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .http2_keep_alive_interval(KEEPALIVE)
+            .keep_alive_while_idle(true))
+    }
+}
+
+impl std::fmt::Debug for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Address")
+            .field("url", &self.url)
+            .field("key", &self.key.is_some())
+            .finish()
+    }
+}
+
+/// An HTTP/2 connection that sessions share. Clones share it too.
+#[derive(Clone, Debug)]
+pub(super) struct Connection {
+    channel: Channel,
+    key: Option<AsciiMetadataValue>,
+}
+
+/// One accepted call.
+pub(super) struct Opened {
+    /// What the server sends.
+    pub(super) incoming: Streaming<Message>,
+    /// The extensions that the server announced.
+    pub(super) extensions: Vec<String>,
+}
+
+impl Connection {
+    /// Connects.
+    pub(super) async fn open(address: &Address) -> Result<Self, Status> {
+        let key = address.key.as_ref().map(|key| {
+            let mut value =
+                AsciiMetadataValue::try_from(format!("Bearer {key}")).map_err(|_| {
+                    Status::other(
+                        Code::InvalidRequest,
+                        "",
+                        "the key holds characters that no header can carry",
+                    )
+                })?;
+            value.set_sensitive(true);
+            Ok(value)
+        });
+        let key = key.transpose()?;
+        let channel = address.endpoint()?.connect().await.map_err(|cause| {
+            tracing::debug!(cause = %chain(&cause), "cannot connect");
+            let message = format!(
+                "no answer from {}: is the server running there?",
+                address.url
+            );
+            Status::other(Code::Unavailable, "", message)
+        })?;
+        Ok(Self { channel, key })
+    }
+
+    /// Begins a call. Returns when the server's headers have come, which is before it reads anything (EV-702).
+    pub(super) async fn call(
+        &self,
+        options: &[(&'static str, String)],
+        outgoing: impl Stream<Item = Message> + Send + 'static,
+    ) -> Result<Opened, Status> {
+        let mut request = Request::new(outgoing);
+        for (name, value) in options {
+            let value = value.parse().map_err(|_| bad_option(name))?;
+            request
+                .metadata_mut()
+                .insert(AsciiMetadataKey::from_static(name), value);
+        }
+        if let Some(key) = &self.key {
+            request.metadata_mut().insert("authorization", key.clone());
+        }
+        let mut client = Grpc::new(self.channel.clone())
+            .accept_compressed(CompressionEncoding::Gzip)
+            .max_decoding_message_size(grpc::MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(grpc::MESSAGE_BYTES_MAX);
+        client.ready().await.map_err(|cause| {
+            tracing::debug!(cause = %chain(&cause), "the connection is gone");
+            Status::other(
+                Code::Unavailable,
+                "",
+                "the connection to the server is gone: connect again",
+            )
+        })?;
+        let path = PathAndQuery::from_static(grpc::PATH);
+        let answer = client
+            .streaming(request, path, Wire)
+            .await
+            .map_err(|status| grpc::from_grpc(&status))?;
+        let announced = answer
+            .metadata()
+            .get("evergreen-extensions")
+            .and_then(|value| value.to_str().ok());
+        let extensions = announced
+            .unwrap_or_default()
+            .split(',')
+            .map(|name| name.trim().to_owned())
+            .collect();
+        Ok(Opened {
+            incoming: answer.into_inner(),
+            extensions,
+        })
+    }
+}
+
+fn bad_address(why: &str) -> Status {
+    Status::other(
+        Code::InvalidRequest,
+        "",
+        format!("the server's address cannot be used: {why}"),
+    )
+}
+
+fn bad_option(name: &str) -> Status {
+    Status::other(
+        Code::InvalidRequest,
+        "",
+        format!("the session option {name} cannot be sent as a header"),
+    )
+}
+
+/// The whole chain of causes on one line, for the log.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    text
+}
+
+/// EV-703.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
+const KEEPALIVE: Duration = Duration::from_secs(30);

@@ -1,0 +1,203 @@
+//! A session machine together with everybody who waits for it.
+//!
+//! Owns: [`Live`]: which waker belongs to which cursor, to the producers, to the transport and to the owner. Refuses to
+//! know: locks, tasks, clocks. A shell keeps one behind a lock of its own and calls the wakers that [`Live::settle`]
+//! collects after it has let go, so that nobody wakes into a held lock. Both shells, a server's over functions and a
+//! client's over handles, are thin because of it (D-2).
+//!
+//! ```text
+//!   reader ── poll_read ──┐                  ┌── Ready(cursor) ──► its waker
+//!   producer ─ poll_room ─┤ machine ─ poll ──┼── Writable ───────► all producers' wakers
+//!   transport ─ message ──┤                  ├── a message waits ► the transport's waker
+//!   owner ── poll_chore ──┘                  └── everything else ► a chore, and the owner's waker
+//! ```
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use ahash::RandomState;
+use smallvec::SmallVec;
+
+use super::{CursorId, Output, Read, Session};
+use crate::evergreen::{Message, Status};
+use crate::time::Time;
+
+/// Wakers to be called once the lock is released.
+pub type Wakers = SmallVec<[Waker; 4]>;
+
+/// The machine and its waiters.
+#[derive(Debug)]
+pub struct Live {
+    machine: Session,
+    readers: HashMap<CursorId, Waker, RandomState>,
+    producers: Vec<Waker>,
+    transport: Option<Waker>,
+    owner: Option<Waker>,
+    /// Waits until nothing is left to send.
+    emptied: Option<Waker>,
+    chores: VecDeque<Output>,
+    closed: Option<Option<Arc<Status>>>,
+    /// We have said our last word, and it is on its way.
+    half_closed: bool,
+    woken: Wakers,
+}
+
+impl Live {
+    /// `machine`, with nobody waiting.
+    #[must_use]
+    pub fn new(machine: Session) -> Self {
+        Self {
+            machine,
+            // Ids of cursors are made by the machine, so nobody outside can choose them to collide.
+            readers: HashMap::with_hasher(RandomState::with_seeds(1, 2, 3, 4)),
+            producers: Vec::new(),
+            transport: None,
+            owner: None,
+            emptied: None,
+            chores: VecDeque::new(),
+            closed: None,
+            half_closed: false,
+            woken: Wakers::new(),
+        }
+    }
+
+    /// The machine, to be told or asked something. Call [`Live::settle`] afterwards.
+    pub const fn machine(&mut self) -> &mut Session {
+        &mut self.machine
+    }
+
+    /// What a cursor yields next; pending leaves the waker.
+    pub fn poll_read(&mut self, cursor: CursorId, cx: &mut Context<'_>) -> Poll<Read> {
+        match self.machine.read(cursor) {
+            Read::Pending => {
+                self.readers.insert(cursor, cx.waker().clone());
+                Poll::Pending
+            }
+            read => Poll::Ready(read),
+        }
+    }
+
+    /// Ends a cursor and forgets who waits at it.
+    pub fn close_cursor(&mut self, cursor: CursorId) {
+        self.readers.remove(&cursor);
+        self.machine.close(cursor);
+    }
+
+    /// Whether there is room for output, or the session is over and nobody needs to wait any more.
+    pub fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.closed.is_some() || self.machine.has_room() {
+            return Poll::Ready(());
+        }
+        if !self
+            .producers
+            .iter()
+            .any(|waker| waker.will_wake(cx.waker()))
+        {
+            self.producers.push(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// Waits until the session is over, however it ends.
+    pub fn poll_closed(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
+        if let Some(closed) = &self.closed {
+            return Poll::Ready(closed.clone());
+        }
+        // Producers are woken by the end as well; being woken for room besides does no harm.
+        self.producers.push(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// The next message for the transport; or that there will be none any more, and with which status the session was
+    /// aborted, if it was. Messages of an aborted session are dropped (EV-901).
+    pub fn poll_message(
+        &mut self,
+        now: Time,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Message, Option<Arc<Status>>>> {
+        if let Some(message) = self.machine.next_message(now) {
+            if !self.machine.has_message() {
+                self.woken.extend(self.emptied.take());
+            }
+            return Poll::Ready(Ok(message));
+        }
+        // Handing out the last message may have been what the end waited for.
+        self.settle();
+        if let Some(closed) = &self.closed {
+            return Poll::Ready(Err(closed.clone()));
+        }
+        if self.half_closed {
+            return Poll::Ready(Err(None));
+        }
+        keep(&mut self.transport, cx);
+        Poll::Pending
+    }
+
+    /// Waits until the transport has taken everything there is.
+    pub fn poll_emptied(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if !self.machine.has_message() {
+            return Poll::Ready(());
+        }
+        keep(&mut self.emptied, cx);
+        Poll::Pending
+    }
+
+    /// The next thing that only the owner of the session can do.
+    pub fn poll_chore(&mut self, cx: &mut Context<'_>) -> Poll<Output> {
+        if let Some(chore) = self.chores.pop_front() {
+            return Poll::Ready(chore);
+        }
+        keep(&mut self.owner, cx);
+        Poll::Pending
+    }
+
+    /// How the session ended, once it has.
+    #[must_use]
+    pub const fn closed(&self) -> Option<&Option<Arc<Status>>> {
+        self.closed.as_ref()
+    }
+
+    /// Takes what the machine asks for to those who wait for it.
+    pub fn settle(&mut self) {
+        let before = self.chores.len();
+        while let Some(output) = self.machine.poll() {
+            match output {
+                Output::Ready(cursor) => self.woken.extend(self.readers.remove(&cursor)),
+                Output::Writable => self.woken.extend(self.producers.drain(..)),
+                Output::HalfClose => self.half_closed = true,
+                Output::Close(status) => {
+                    self.closed = Some(status.clone());
+                    self.woken
+                        .extend(self.readers.drain().map(|(_, waker)| waker));
+                    self.woken.extend(self.producers.drain(..));
+                    self.chores.push_back(Output::Close(status));
+                }
+                chore => self.chores.push_back(chore),
+            }
+        }
+        if self.chores.len() > before {
+            self.woken.extend(self.owner.take());
+        }
+    }
+
+    /// Wakes the transport as well, if there is something for it. Kept apart from [`Live::settle`], so that a shell can
+    /// write many fragments and wake once (D-6).
+    pub fn flush(&mut self) {
+        if self.closed.is_some() || self.half_closed || self.machine.has_message() {
+            self.woken.extend(self.transport.take());
+        }
+    }
+
+    /// Everybody to be woken, once the lock is released.
+    pub fn take_woken(&mut self) -> Wakers {
+        std::mem::take(&mut self.woken)
+    }
+}
+
+fn keep(place: &mut Option<Waker>, cx: &Context<'_>) {
+    match place {
+        Some(waker) if waker.will_wake(cx.waker()) => {}
+        place => *place = Some(cx.waker().clone()),
+    }
+}

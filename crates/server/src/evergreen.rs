@@ -1,0 +1,74 @@
+//! Evergreen over gRPC: sessions of a kernel's functions behind `StartSession`.
+//!
+//! Owns: the gRPC dialect of the session protocol (section 7 of the page), its options, its metrics. Refuses to know:
+//! what functions do, and every other face. WebSocket dialects will stand beside [`service`] and open the same sessions.
+
+mod options;
+mod service;
+mod tally;
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use axum::Router;
+use sapwood_kernel::Kernel;
+use sapwood_kernel::session;
+use sapwood_net::evergreen::grpc;
+use sapwood_proto::evergreen::{Limits, MetadataMode};
+use sapwood_proto::generated::DESCRIPTORS;
+
+use self::options::Options;
+use self::service::Service;
+use crate::shared::{Face, Shared};
+
+/// What can be set about this face.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Sessions at a time; above it a call is refused with UNAVAILABLE.
+    pub sessions: usize,
+    /// What one session may hold and do.
+    pub limits: Arc<Limits>,
+    /// The target of GENERATE where an action names none (EV-503).
+    pub default_target: Option<String>,
+    /// Ready fragments are joined into messages (EV-706); off for the gated bench alone (D-33).
+    pub coalesce: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            sessions: 20_000,
+            limits: Arc::default(),
+            default_target: None,
+            coalesce: true,
+        }
+    }
+}
+
+impl Config {
+    fn session(&self, options: Options) -> session::Options {
+        session::Options {
+            dialect: "grpc",
+            limits: Arc::clone(&self.limits),
+            metadata: options.metadata.unwrap_or(MetadataMode::Lenient),
+            partial_failure: options.partial_failure,
+            coalesce: self.coalesce,
+            timeout: options.timeout,
+            default_target: self.default_target.clone(),
+            extensions: session::EXTENSIONS,
+            // The standard library seeds every hasher from the system's randomness.
+            entropy: RandomState::new().hash_one(0_u8),
+        }
+    }
+}
+
+/// The face over the functions of `kernel`.
+#[must_use]
+pub fn face(shared: Shared, kernel: Kernel, config: Config) -> Face {
+    let routes = Router::new().route_service(grpc::PATH, Service::new(shared, kernel, config));
+    Face {
+        routes,
+        descriptors: vec![DESCRIPTORS],
+        services: vec![grpc::SERVICE],
+    }
+}

@@ -1,0 +1,201 @@
+//! Session options as request metadata spells them (section 2 of the Evergreen page).
+//!
+//! Owns: the names, the values and the refusal of malformed ones before a session starts. Refuses to know: what an
+//! option does. Options we do not know are ignored, so that newer clients work.
+
+use std::time::Duration;
+
+use http::HeaderMap;
+use sapwood_proto::evergreen::MetadataMode;
+
+/// What a client asked of its session; `None` where the dialect's default holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Options {
+    /// `evergreen-metadata` (EV-405).
+    pub(crate) metadata: Option<MetadataMode>,
+    /// `evergreen-partial-failure` (EV-930).
+    pub(crate) partial_failure: bool,
+    /// The earlier of `evergreen-timeout-ms` and `grpc-timeout` (EV-950).
+    pub(crate) timeout: Option<Duration>,
+}
+
+/// An option whose value cannot be read: its name and what would be accepted. Never the value itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{option} is malformed: send {accepts}")]
+pub(crate) struct Malformed {
+    option: &'static str,
+    accepts: &'static str,
+}
+
+impl Malformed {
+    /// Which option.
+    pub(crate) const fn name(&self) -> &'static str {
+        self.option
+    }
+}
+
+impl Options {
+    /// Reads every option out of `headers`.
+    ///
+    /// # Errors
+    /// The first malformed value, also of options that this server does not enable.
+    pub(crate) fn read(headers: &HeaderMap) -> Result<Self, Malformed> {
+        let metadata = choice(
+            headers,
+            "evergreen-metadata",
+            "strict, lenient or per-chunk",
+            |value| {
+                Some(match value {
+                    "strict" => MetadataMode::Strict,
+                    "lenient" => MetadataMode::Lenient,
+                    "per-chunk" => MetadataMode::PerChunk,
+                    _ => return None,
+                })
+            },
+        )?;
+        let partial_failure = choice(headers, "evergreen-partial-failure", "0 or 1", flag)?;
+        choice(headers, "evergreen-resume", "0 or 1", flag)?;
+        choice(headers, "evergreen-retain", "session or unread", |value| {
+            matches!(value, "session" | "unread").then_some(())
+        })?;
+        let ours = choice(headers, "evergreen-timeout-ms", "1 to 86400000", |value| {
+            digits(value, 8)
+                .filter(|ms| (1..=DAY_MS).contains(ms))
+                .map(Duration::from_millis)
+        })?;
+        let grpc = choice(
+            headers,
+            "grpc-timeout",
+            "up to 8 digits and one of H M S m u n",
+            grpc_timeout,
+        )?;
+        Ok(Self {
+            metadata,
+            partial_failure: partial_failure.unwrap_or(false),
+            timeout: ours.into_iter().chain(grpc).min(),
+        })
+    }
+}
+
+fn choice<T>(
+    headers: &HeaderMap,
+    option: &'static str,
+    accepts: &'static str,
+    read: impl Fn(&str) -> Option<T>,
+) -> Result<Option<T>, Malformed> {
+    let Some(value) = headers.get(option) else {
+        return Ok(None);
+    };
+    let read = value.to_str().ok().and_then(read);
+    read.map(Some).ok_or(Malformed { option, accepts })
+}
+
+fn flag(value: &str) -> Option<bool> {
+    match value {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    }
+}
+
+/// A number of at most `most` digits and nothing else; `parse` alone would take a sign.
+fn digits(value: &str, most: usize) -> Option<u64> {
+    let plain =
+        !value.is_empty() && value.len() <= most && value.bytes().all(|b| b.is_ascii_digit());
+    plain.then(|| value.parse().ok()).flatten()
+}
+
+/// The `grpc-timeout` grammar: digits and a unit.
+fn grpc_timeout(value: &str) -> Option<Duration> {
+    let (number, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
+    let number = digits(number, 8)?;
+    Some(match unit {
+        "H" => Duration::from_secs(number * 3600),
+        "M" => Duration::from_secs(number * 60),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
+}
+
+const DAY_MS: u64 = 86_400_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(name: &'static str, value: &'static [u8]) -> Result<Options, &'static str> {
+        let mut headers = HeaderMap::new();
+        headers.insert(name, http::HeaderValue::from_bytes(value).unwrap());
+        Options::read(&headers).map_err(|malformed| malformed.option)
+    }
+
+    #[test]
+    fn ev_950_timeouts_are_read_in_both_spellings() {
+        for (name, value, expect) in [
+            ("evergreen-timeout-ms", "1", Some(Duration::from_millis(1))),
+            (
+                "evergreen-timeout-ms",
+                "86400000",
+                Some(Duration::from_secs(86_400)),
+            ),
+            ("evergreen-timeout-ms", "0", None),
+            ("evergreen-timeout-ms", "86400001", None),
+            ("evergreen-timeout-ms", "+5", None),
+            ("evergreen-timeout-ms", "", None),
+            ("grpc-timeout", "2H", Some(Duration::from_secs(7200))),
+            ("grpc-timeout", "3M", Some(Duration::from_secs(180))),
+            (
+                "grpc-timeout",
+                "99999999S",
+                Some(Duration::from_secs(99_999_999)),
+            ),
+            ("grpc-timeout", "100m", Some(Duration::from_millis(100))),
+            ("grpc-timeout", "100u", Some(Duration::from_micros(100))),
+            ("grpc-timeout", "100n", Some(Duration::from_nanos(100))),
+            ("grpc-timeout", "100000000m", None),
+            ("grpc-timeout", "m", None),
+            ("grpc-timeout", "5", None),
+            ("grpc-timeout", "", None),
+        ] {
+            let got = read(name, value.as_bytes()).map(|options| options.timeout);
+            assert_eq!(got, expect.map(Some).ok_or(name), "{name}: {value}");
+        }
+        let mut both = HeaderMap::new();
+        both.insert("grpc-timeout", http::HeaderValue::from_static("1S"));
+        both.insert("evergreen-timeout-ms", http::HeaderValue::from_static("10"));
+        assert_eq!(
+            Options::read(&both).unwrap().timeout,
+            Some(Duration::from_millis(10))
+        );
+    }
+
+    #[test]
+    fn options_are_read_unknown_ones_ignored_and_malformed_ones_named() {
+        let lenient = Options {
+            metadata: Some(MetadataMode::Lenient),
+            ..Options::default()
+        };
+        assert_eq!(read("evergreen-metadata", b"lenient"), Ok(lenient));
+        assert!(
+            read("evergreen-partial-failure", b"1")
+                .unwrap()
+                .partial_failure
+        );
+        assert_eq!(
+            read("evergreen-from-the-future", b"\xff"),
+            Ok(Options::default())
+        );
+        for (name, value) in [
+            ("evergreen-metadata", &b"Strict"[..]),
+            ("evergreen-partial-failure", b"yes"),
+            ("evergreen-resume", b"2"),
+            ("evergreen-retain", b"always"),
+            ("evergreen-metadata", b"\xff"),
+        ] {
+            assert_eq!(read(name, value), Err(name));
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! What one session adds to the server's numbers (EV-904).
+//!
+//! Owns: [`Tally`]: the difference between what was told last and what is told now. Refuses to know: sessions. It takes
+//! back what is open when it is dropped, however the session ended.
+
+use std::sync::Arc;
+
+use sapwood_kernel::session::Observe;
+use sapwood_proto::evergreen::{Reason, Status};
+use sapwood_proto::session::Stats;
+
+use crate::metrics::{Face, Metrics};
+
+/// The numbers of one session.
+pub(super) struct Tally {
+    metrics: Arc<Metrics>,
+    counted: Stats,
+    retained: i64,
+    actions: i64,
+    over: bool,
+}
+
+impl Tally {
+    /// A session has been opened.
+    pub(super) fn begin(metrics: Arc<Metrics>) -> Self {
+        metrics.evergreen.sessions_open.inc();
+        Self {
+            metrics,
+            counted: Stats::default(),
+            retained: 0,
+            actions: 0,
+            over: false,
+        }
+    }
+
+    fn retain(&mut self, bytes: i64) {
+        self.metrics
+            .evergreen
+            .retained_bytes
+            .add(bytes - self.retained);
+        self.retained = bytes;
+    }
+}
+
+impl Observe for Tally {
+    fn action_began(&mut self) {
+        self.actions += 1;
+        self.metrics.evergreen.actions_open.inc();
+        self.metrics
+            .streams_open
+            .with_label_values(&[Face::Evergreen.name()])
+            .inc();
+    }
+
+    fn action_ended(&mut self, failure: Option<&Status>) {
+        self.actions -= 1;
+        self.metrics.evergreen.actions_open.dec();
+        self.metrics
+            .streams_open
+            .with_label_values(&[Face::Evergreen.name()])
+            .dec();
+        if let Some(status) = failure {
+            self.metrics
+                .evergreen
+                .failures
+                .with_label_values(&[label(status)])
+                .inc();
+        }
+    }
+
+    fn counted(&mut self, now: &Stats, retained: u64) {
+        let numbers = &self.metrics.evergreen;
+        let before = &self.counted;
+        for (family, label, more) in [
+            (
+                &numbers.fragments,
+                "in",
+                now.fragments_in - before.fragments_in,
+            ),
+            (
+                &numbers.fragments,
+                "out",
+                now.fragments_out - before.fragments_out,
+            ),
+            (&numbers.bytes, "in", now.bytes_in - before.bytes_in),
+            (&numbers.bytes, "out", now.bytes_out - before.bytes_out),
+            (
+                &numbers.ignored,
+                "duplicate",
+                now.duplicates - before.duplicates,
+            ),
+        ] {
+            family.with_label_values(&[label]).inc_by(more);
+        }
+        self.counted = *now;
+        self.retain(i64::try_from(retained).unwrap_or(i64::MAX));
+    }
+
+    fn over(&mut self, status: Option<&Status>) {
+        self.over = true;
+        if let Some(status) = status {
+            self.metrics
+                .evergreen
+                .aborts
+                .with_label_values(&[label(status)])
+                .inc();
+            tracing::info!(code = %status.code, reason = label(status), "session aborted");
+        }
+    }
+}
+
+impl Drop for Tally {
+    fn drop(&mut self) {
+        self.retain(0);
+        let numbers = &self.metrics.evergreen;
+        numbers.sessions_open.dec();
+        numbers.actions_open.sub(self.actions);
+        self.metrics
+            .streams_open
+            .with_label_values(&[Face::Evergreen.name()])
+            .sub(self.actions);
+        if !self.over {
+            self.metrics.cancelled.with_label_values(&["client"]).inc();
+        }
+    }
+}
+
+/// Reasons are a closed set; what a function or a peer made up is not, and a label must be.
+fn label(status: &Status) -> &'static str {
+    status.known().map_or("OTHER", Reason::name)
+}

@@ -1,0 +1,11 @@
+//! Everything that needs more than one crate: faces over real sockets, and the simulation.
+//!
+//! Owns: how the pieces work together. Refuses to know: their insides; each crate tests its own.
+
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    reason = "a test's name says what it shows, and what it cannot do without is a failed test"
+)]
+
+mod evergreen;
