@@ -47,6 +47,8 @@ mod meta;
 mod model;
 mod name;
 mod node;
+#[cfg(test)]
+mod probe;
 mod run;
 pub mod session;
 mod spec;

@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use futures::Stream;
+use futures::stream::FusedStream;
 
 use super::relay::{Place, Relay, Retain, Step};
 use super::{Cursor, Keep, Replay};
@@ -135,6 +136,12 @@ impl Stream for Guarded {
             self.source = None;
         }
         Poll::Ready(item)
+    }
+}
+
+impl FusedStream for Guarded {
+    fn is_terminated(&self) -> bool {
+        self.source.is_none()
     }
 }
 

@@ -22,6 +22,7 @@ use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 use futures::Stream;
+use futures::stream::FusedStream;
 use sapwood_proto::log::{At, Log};
 
 use super::sync::{Mutex, MutexGuard, ThreadId, current_thread};
@@ -123,7 +124,7 @@ impl<T> Board<T> {
 
 impl<S> Relay<S>
 where
-    S: Stream + Unpin + Send + 'static,
+    S: FusedStream + Unpin + Send + 'static,
     S::Item: Clone + Send + 'static,
 {
     /// A relay that has not polled `source` yet.
@@ -186,7 +187,8 @@ where
         let (look, calls) = {
             let mut state = self.board.lock();
             let look = state.look(place, waker);
-            (look, state.release_passed())
+            let room = state.release_passed();
+            (look, if room { state.waiting() } else { Calls::new() })
         };
         calls.into_iter().for_each(Waker::wake);
         match look {
@@ -194,23 +196,25 @@ where
             Look::Wait => return Poll::Pending,
             Look::Turn => {}
         }
-        let polled = self.poll_source();
+        let (polled, ended) = self.poll_source();
         let (step, calls) = {
             let mut state = self.board.lock();
             state.turn = None;
             let woken = std::mem::take(&mut state.woken);
+            if let Poll::Ready(Some(item)) = &polled {
+                state.append(item.clone());
+            }
+            if ended {
+                // Only the turn ends the log, and there is no turn after the end.
+                let _first = state.log.end(());
+            }
             match polled {
                 Poll::Ready(Some(item)) => {
-                    state.append(item.clone());
                     let step = state.take_next(place, item);
                     state.release_passed();
                     (Poll::Ready(step), state.waiting())
                 }
-                Poll::Ready(None) => {
-                    // Only the turn ends the log, and there is no turn after the end.
-                    let _first = state.log.end(());
-                    (Poll::Ready(Step::End), state.waiting())
-                }
+                Poll::Ready(None) => (Poll::Ready(Step::End), state.waiting()),
                 Poll::Pending if woken => (Poll::Pending, state.waiting()),
                 Poll::Pending => (Poll::Pending, Calls::new()),
             }
@@ -224,16 +228,18 @@ where
         self.board.lock().log.ended().is_some()
     }
 
-    fn poll_source(&self) -> Poll<Option<S::Item>> {
+    /// What the source gives, and whether that was the last of it. An ended source is dropped here.
+    fn poll_source(&self) -> (Poll<Option<S::Item>>, bool) {
         let mut held = self.source.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((source, waker)) = held.as_mut() else {
-            return Poll::Ready(None);
+            return (Poll::Ready(None), true);
         };
-        let polled = Pin::new(source).poll_next(&mut Context::from_waker(waker));
-        if matches!(polled, Poll::Ready(None)) {
+        let polled = Pin::new(&mut *source).poll_next(&mut Context::from_waker(waker));
+        let ended = matches!(polled, Poll::Ready(None)) || source.is_terminated();
+        if ended {
             *held = None;
         }
-        polled
+        (polled, ended)
     }
 }
 
@@ -287,17 +293,17 @@ impl<T: Clone> State<T> {
         self.retain.window.is_some_and(|max| self.weight > max)
     }
 
-    /// Lets go of what every reader has passed, and gives the wakers of those who waited for that. Without a reader
-    /// nothing is passed.
-    fn release_passed(&mut self) -> Calls {
+    /// Lets go of what every reader has passed; without a reader nothing is. `true` if that made room in the window.
+    fn release_passed(&mut self) -> bool {
+        if self.retain.window.is_none() {
+            return false;
+        }
         let was_full = self.window_is_full();
         let places = self.readers.iter().flatten().map(|reader| reader.position);
-        let slowest = match places.min() {
-            Some(slowest) if self.retain.window.is_some() => {
-                slowest.min(self.origin + self.log.len())
-            }
-            _ => return Calls::new(),
+        let Some(slowest) = places.min() else {
+            return false;
         };
+        let slowest = slowest.min(self.origin + self.log.len());
         let weigh = self.retain.weigh;
         let newly = self.base - self.origin..slowest.saturating_sub(self.origin);
         self.weight -= self
@@ -308,14 +314,11 @@ impl<T: Clone> State<T> {
             .map(weigh)
             .sum::<usize>();
         self.base = self.base.max(slowest);
-        if (self.base - self.origin) * 2 >= self.log.len() {
+        let released = self.base - self.origin;
+        if released > 0 && released * 2 >= self.log.len() {
             self.compact();
         }
-        if was_full && !self.window_is_full() {
-            self.waiting()
-        } else {
-            Calls::new()
-        }
+        was_full && !self.window_is_full()
     }
 
     /// Drops what is released. Done when half of the log is, so that each item is moved once on average.
