@@ -252,10 +252,11 @@ impl Error {
         }
     }
 
-    /// When the peer or server said to ask again.
+    /// When to ask again: what the peer or server said, or a second where work is in the way.
     #[must_use]
-    pub const fn retry_after(&self) -> Option<Duration> {
+    pub fn retry_after(&self) -> Option<Duration> {
         match self {
+            Self::Fault { code, .. } if code.retry() == Retry::Later => Some(Duration::from_secs(1)),
             Self::Remote { retry_after, .. } | Self::Unavailable { retry_after, .. } => {
                 *retry_after
             }
