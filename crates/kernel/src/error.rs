@@ -256,7 +256,9 @@ impl Error {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Fault { code, .. } if code.retry() == Retry::Later => Some(Duration::from_secs(1)),
+            Self::Fault { code, .. } if code.retry() == Retry::Later => {
+                Some(Duration::from_secs(1))
+            }
             Self::Remote { retry_after, .. } | Self::Unavailable { retry_after, .. } => {
                 *retry_after
             }

@@ -133,7 +133,7 @@ pub(crate) fn drain(mut chunks: Chunks) -> Vec<String> {
 
 /// A run's whole.
 pub(crate) fn whole<T: FromChunks>(run: Run<T>) -> Result<T::Whole> {
-    futures::executor::block_on(std::future::IntoFuture::into_future(run))
+    futures::executor::block_on(IntoFuture::into_future(run))
 }
 
 /// A waker that counts.

@@ -33,7 +33,11 @@ struct Wrapped(String);
 
 fn kernel() -> Kernel {
     let kernel = Kernel::new();
-    kernel.add(function("f", "", |given: Given| async move { serde_json::to_value(given) })).unwrap();
+    kernel
+        .add(function("f", "", |given: Given| async move {
+            serde_json::to_value(given)
+        }))
+        .unwrap();
     kernel
 }
 
@@ -48,8 +52,12 @@ fn ke_137_text_is_a_string_where_the_schema_admits_one() {
     let seen = called(args! { text: "7", maybe: "8", number: "9", list: "[1]", any: "x", kind: "big", wrapped: "w" }).unwrap();
     let expect = json!({"text": "7", "maybe": "8", "number": 9, "list": [1], "any": "x", "kind": "big", "wrapped": "w"});
     assert_eq!(seen, expect);
-    let seen = called(json!({"text": "a", "maybe": null, "number": -3, "any": {"k": [1]}})).unwrap();
-    assert_eq!((seen.pointer("/number"), seen.pointer("/any/k/0")), (Some(&json!(-3)), Some(&json!(1))));
+    let seen =
+        called(json!({"text": "a", "maybe": null, "number": -3, "any": {"k": [1]}})).unwrap();
+    assert_eq!(
+        (seen.pointer("/number"), seen.pointer("/any/k/0")),
+        (Some(&json!(-3)), Some(&json!(1)))
+    );
 }
 
 #[test]
@@ -79,7 +87,9 @@ fn ke_137_inputs_are_read_concurrently() {
     let (mut a, node_a) = Node::channel(1);
     let (mut b, node_b) = Node::channel(1);
     let kernel = Kernel::new();
-    kernel.add(function("f", "", |two: Two| async move { two.a + &two.b })).unwrap();
+    kernel
+        .add(function("f", "", |two: Two| async move { two.a + &two.b }))
+        .unwrap();
     let feed = async {
         for _ in 0..3 {
             b.send(Chunk::text("b")).await.unwrap();
@@ -88,7 +98,9 @@ fn ke_137_inputs_are_read_concurrently() {
         b.finish();
         a.finish();
     };
-    let run = kernel.run::<String>("f", args! { a: node_a, b: node_b }).finish();
+    let run = kernel
+        .run::<String>("f", args! { a: node_a, b: node_b })
+        .finish();
     let (finished, ()) = block_on(futures::future::join(run, feed));
     assert_eq!(finished.unwrap().0, "aaabbb");
 }
@@ -99,10 +111,15 @@ fn ke_505_unread_inputs_are_never_produced() {
     let (unread, running) = (Count::new(), Count::new());
     let kernel = Kernel::new();
     let spec = Spec::new("f", "").inputs([Input::new("a"), Input::new("b")]);
-    kernel.add(raw(spec, |call| call.read("b").unwrap().take(1).boxed())).unwrap();
+    kernel
+        .add(raw(spec, |call| call.read("b").unwrap().take(1).boxed()))
+        .unwrap();
     let a = Node::new(played(&unread, texts(["x"]).into_iter().map(Ok)));
     let b = Node::new(endless(&running, texts(["y", "z"])));
-    assert_eq!(whole(kernel.run::<String>("f", args! { a: a, b: b })).unwrap(), "y");
+    assert_eq!(
+        whole(kernel.run::<String>("f", args! { a: a, b: b })).unwrap(),
+        "y"
+    );
     assert_eq!((unread.polls(), unread.dropped()), (0, 1));
     assert_eq!((running.given(), running.dropped()), (1, 1));
 }
@@ -115,19 +132,35 @@ fn ke_138_nested_calls_inherit_and_depth_is_limited() {
         left: u32,
     }
     let kernel = Kernel::new();
-    kernel.add(function("down", "", |down: Down, call: Call| async move {
-        let key = call.context.get("key").cloned();
-        assert_eq!((key, call.deadline.is_none()), (Some(json!(7)), true));
-        if down.left == 0 {
-            return Ok::<_, Error>(format!("{}", call.parent.is_some()));
-        }
-        let run = call.kernel.run::<String>("down", args! { left: down.left - 1 });
-        Ok(run.await?)
-    })).unwrap();
-    let deep = |left: u32| whole(kernel.run::<String>("down", args! { left: left }).context("key", 7));
+    kernel
+        .add(function("down", "", |down: Down, call: Call| async move {
+            let key = call.context.get("key").cloned();
+            assert_eq!((key, call.deadline.is_none()), (Some(json!(7)), true));
+            if down.left == 0 {
+                return Ok::<_, Error>(format!("{}", call.parent.is_some()));
+            }
+            let run = call
+                .kernel
+                .run::<String>("down", args! { left: down.left - 1 });
+            Ok(run.await?)
+        }))
+        .unwrap();
+    let deep = |left: u32| {
+        whole(
+            kernel
+                .run::<String>("down", args! { left: left })
+                .context("key", 7),
+        )
+    };
     assert_eq!(deep(0).unwrap(), "false");
     assert_eq!(deep(15).unwrap(), "true");
-    assert!(matches!(deep(16), Err(Error::Limit { name: "call_depth", max: 16 })));
+    assert!(matches!(
+        deep(16),
+        Err(Error::Limit {
+            name: "call_depth",
+            max: 16
+        })
+    ));
 }
 
 #[test]
@@ -135,11 +168,17 @@ fn ke_r13_each_run_has_an_id_and_nested_calls_name_their_parent() {
     let kernel = Kernel::new();
     let ids = Arc::new(std::sync::Mutex::new(Vec::new()));
     let seen = ids.clone();
-    kernel.add(raw(Spec::new("inner", ""), move |call| {
-        seen.lock().unwrap().push((call.id, call.parent));
-        futures::stream::empty().boxed()
-    })).unwrap();
-    kernel.add(raw(Spec::new("outer", ""), |call| call.kernel.node("inner", ()).read())).unwrap();
+    kernel
+        .add(raw(Spec::new("inner", ""), move |call| {
+            seen.lock().unwrap().push((call.id, call.parent));
+            futures::stream::empty().boxed()
+        }))
+        .unwrap();
+    kernel
+        .add(raw(Spec::new("outer", ""), |call| {
+            call.kernel.node("inner", ()).read()
+        }))
+        .unwrap();
     let run = kernel.run::<()>("outer", ());
     let outer = run.id();
     whole(run).unwrap();

@@ -11,19 +11,39 @@ fn all() -> Vec<Error> {
         Error::not_found("model", "m", []),
         Error::not_found("input", "i", []),
         Error::Exists { name: "f".into() },
-        Error::Unsupported { function: "f".into(), produced: mimes(), wanted: Box::new([]) },
+        Error::Unsupported {
+            function: "f".into(),
+            produced: mimes(),
+            wanted: Box::new([]),
+        },
         Error::argument("a", "must be 1"),
         Error::argument("temperature", "must be a number").because("BAD_CONFIG"),
-        Error::Decode { wanted: "text".into(), why: "byte 3 is not UTF-8".into() },
+        Error::Decode {
+            wanted: "text".into(),
+            why: "byte 3 is not UTF-8".into(),
+        },
         Error::Truncated { what: "f".into() },
-        Error::Protocol { peer: "f".into(), why: "part 2 follows part 0".into() },
+        Error::Protocol {
+            peer: "f".into(),
+            why: "part 2 follows part 0".into(),
+        },
         Error::Cancelled,
         Error::Deadline,
-        Error::Limit { name: "node_bytes_max", max: 1 },
-        Error::Limit { name: "call_depth", max: 16 },
+        Error::Limit {
+            name: "node_bytes_max",
+            max: 1,
+        },
+        Error::Limit {
+            name: "call_depth",
+            max: 16,
+        },
         Error::Gone,
-        Error::Cycle { path: "a, b, a".into() },
-        Error::Denied { why: "not today".into() },
+        Error::Cycle {
+            path: "a, b, a".into(),
+        },
+        Error::Denied {
+            why: "not today".into(),
+        },
         Error::Remote {
             code: Code::RateLimited,
             reason: "SLOW_DOWN".into(),
@@ -31,10 +51,17 @@ fn all() -> Vec<Error> {
             retryable: true,
             retry_after: Some(Duration::from_secs(2)),
         },
-        Error::Unavailable { why: "draining".into(), retry_after: Some(Duration::from_secs(1)) },
-        Error::Unimplemented { what: "a controller".into() },
+        Error::Unavailable {
+            why: "draining".into(),
+            retry_after: Some(Duration::from_secs(1)),
+        },
+        Error::Unimplemented {
+            what: "a controller".into(),
+        },
         api::Fault::new(Code::Overloaded, "ENGINE_BUSY", "the queue is full").into(),
-        Error::Panicked { function: "f".into() },
+        Error::Panicked {
+            function: "f".into(),
+        },
         Error::function("the disk is full"),
     ]
 }
@@ -44,7 +71,10 @@ fn ke_312_the_table_of_errors() {
     let mut table = String::new();
     for error in all() {
         let debug = format!("{error:?}");
-        let variant: String = debug.chars().take_while(char::is_ascii_alphabetic).collect();
+        let variant: String = debug
+            .chars()
+            .take_while(char::is_ascii_alphabetic)
+            .collect();
         let _ = writeln!(
             table,
             "{variant:13} {:20} {:18} {:10} retry={:5} after={:9} grpc={:2} http={} | {error}",

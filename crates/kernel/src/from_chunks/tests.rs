@@ -55,7 +55,8 @@ fn json_value() -> impl Strategy<Value = Value> {
     leaf.prop_recursive(3, 16, 4, |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
-            prop::collection::vec((".{0,3}", inner), 0..4).prop_map(|pairs| pairs.into_iter().collect()),
+            prop::collection::vec((".{0,3}", inner), 0..4)
+                .prop_map(|pairs| pairs.into_iter().collect()),
         ]
     })
 }
@@ -145,15 +146,27 @@ fn ke_202_text_is_exact_or_an_error() {
         (&[b"a\xc3", b"\xa9b"], &["a", "\u{e9}b"], None),
         (&[b"ab\xff"], &[], Some("byte 2 is not UTF-8")),
         (&[b"ab", b"c\xc3("], &["ab"], Some("byte 3 is not UTF-8")),
-        (&[b"a", b"\xe2\x82"], &["a"], Some("byte 1 is the beginning of a character")),
+        (
+            &[b"a", b"\xe2\x82"],
+            &["a"],
+            Some("byte 1 is the beginning of a character"),
+        ),
         (&[b"\xc3", b"", b"\xa9"], &["\u{e9}"], None),
     ];
     for (pieces, expect, wrong) in cases {
-        let chunks = || pieces.iter().map(|piece| Chunk::bytes(piece.to_vec()).with_mime("text/plain")).collect::<Vec<_>>();
+        let chunks = || {
+            pieces
+                .iter()
+                .map(|piece| Chunk::bytes(piece.to_vec()).with_mime("text/plain"))
+                .collect::<Vec<_>>()
+        };
         let (strings, error) = items::<String>(chunks());
         assert_eq!(strings, expect);
         let said = error.map(|error| error.to_string()).unwrap_or_default();
-        assert!(wrong.map_or(said.is_empty(), |wrong| said.contains(wrong)), "{said}");
+        assert!(
+            wrong.map_or(said.is_empty(), |wrong| said.contains(wrong)),
+            "{said}"
+        );
         let folded = whole(node(chunks()).run::<String>());
         assert_eq!(folded.is_ok(), wrong.is_none());
     }
@@ -164,7 +177,9 @@ fn ke_202_text_is_exact_or_an_error() {
 fn ke_202_a_character_may_span_parts() {
     let chunks = vec![
         Chunk::bytes(&b"\xc3"[..]).with_mime("text/plain"),
-        Chunk::bytes(&b"\xa9"[..]).with_mime("text/markdown").with_part(1),
+        Chunk::bytes(&b"\xa9"[..])
+            .with_mime("text/markdown")
+            .with_part(1),
     ];
     assert_eq!(items::<String>(chunks).0, ["\u{e9}"]);
 }
@@ -181,7 +196,11 @@ fn ke_203_values_are_split_where_they_end() {
     type Case<'a> = (&'a str, &'a [Value], bool);
     let cases: [Case<'_>; 9] = [
         ("1 2", &[json!(1), json!(2)], true),
-        ("{\"a\":\"}\\\"\"}[1]\"x\"", &[json!({"a": "}\""}), json!([1]), json!("x")], true),
+        (
+            "{\"a\":\"}\\\"\"}[1]\"x\"",
+            &[json!({"a": "}\""}), json!([1]), json!("x")],
+            true,
+        ),
         ("true", &[json!(true)], true),
         (" \n\t", &[], true),
         ("[1", &[], false),
@@ -192,12 +211,19 @@ fn ke_203_values_are_split_where_they_end() {
     ];
     for (text, expect, ok) in cases {
         let (seen, error) = items::<Json<Value>>(vec![Chunk::text(text).with_mime(Mime::JSON)]);
-        assert_eq!(seen.into_iter().map(|json| json.0).collect::<Vec<_>>(), expect, "{text}");
+        assert_eq!(
+            seen.into_iter().map(|json| json.0).collect::<Vec<_>>(),
+            expect,
+            "{text}"
+        );
         assert_eq!(error.is_none(), ok, "{text} {error:?}");
     }
     let (seen, error) = items::<Json<u8>>(vec![Chunk::text("1 \"x\" 2").with_mime(Mime::JSON)]);
     assert_eq!(seen, [Json(1)]);
-    assert!(error.unwrap().to_string().contains("value 1"), "the second does not match");
+    assert!(
+        error.unwrap().to_string().contains("value 1"),
+        "the second does not match"
+    );
 }
 
 /// Limits: `json_value_bytes` and `json_depth`, at the limit and one past it.
@@ -205,14 +231,27 @@ fn ke_203_values_are_split_where_they_end() {
 fn ke_203_a_value_has_limits() {
     let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
     let text = |text: String| vec![Chunk::text(text).with_mime(Mime::JSON)];
-    assert_eq!(items::<Json<Value>>(text(nested(limits::JSON_DEPTH))).0.len(), 1);
+    assert_eq!(
+        items::<Json<Value>>(text(nested(limits::JSON_DEPTH)))
+            .0
+            .len(),
+        1
+    );
     let (_, error) = items::<Json<Value>>(text(nested(limits::JSON_DEPTH + 1)));
     assert!(error.unwrap().to_string().contains("json_depth"));
     let long = |bytes: usize| {
         let data = format!("\"{}\"", "x".repeat(bytes - 2));
-        data.as_bytes().chunks(1 << 20).map(|piece| Chunk::bytes(piece.to_vec()).with_mime(Mime::JSON)).collect::<Vec<_>>()
+        data.as_bytes()
+            .chunks(1 << 20)
+            .map(|piece| Chunk::bytes(piece.to_vec()).with_mime(Mime::JSON))
+            .collect::<Vec<_>>()
     };
-    assert_eq!(items::<Json<String>>(long(limits::JSON_VALUE_BYTES)).0.len(), 1);
+    assert_eq!(
+        items::<Json<String>>(long(limits::JSON_VALUE_BYTES))
+            .0
+            .len(),
+        1
+    );
     let (_, error) = items::<Json<String>>(long(limits::JSON_VALUE_BYTES + 1));
     assert!(error.unwrap().to_string().contains("json_value_bytes"));
 }
@@ -242,7 +281,10 @@ fn ke_209_a_decoding_error_is_last_and_stops_the_source() {
     drop(node);
     assert_eq!(block_on(run.next()).unwrap().unwrap(), Json(1));
     assert_eq!(count.dropped(), 1, "dropped when the error was found");
-    assert!(matches!(block_on(run.next()), Some(Err(Error::Decode { .. }))));
+    assert!(matches!(
+        block_on(run.next()),
+        Some(Err(Error::Decode { .. }))
+    ));
     assert!(block_on(run.next()).is_none() && block_on(run.next()).is_none());
     assert_eq!(count.given(), 1);
 }

@@ -15,19 +15,33 @@ fn shown(chunks: Chunks) -> Vec<String> {
 /// KE-R19: bytes as they are, otherwise UTF-8 of its string form; one chunk, choice 0.
 #[test]
 fn ke_211_a_plain_value_is_one_chunk() {
-    let part = Part { mime: "image/png".into(), role: "USER".into(), name: "a.png".into(), data: Bytes::from_static(b"png") };
+    let part = Part {
+        mime: "image/png".into(),
+        role: "USER".into(),
+        name: "a.png".into(),
+        data: Bytes::from_static(b"png"),
+    };
     for (chunks, expect) in [
         ("a".into_chunks(), "0.0 text/plain a"),
         (String::from("b").into_chunks(), "0.0 text/plain b"),
         (Text::from("c").into_chunks(), "0.0 text/plain c"),
-        (Bytes::from("d").into_chunks(), "0.0 application/octet-stream d"),
+        (
+            Bytes::from("d").into_chunks(),
+            "0.0 application/octet-stream d",
+        ),
         (vec![101_u8].into_chunks(), "0.0 application/octet-stream e"),
         (true.into_chunks(), "0.0 application/json true"),
         ((-7_i64).into_chunks(), "0.0 application/json -7"),
         (0.1_f32.into_chunks(), "0.0 application/json 0.1"),
-        (serde_json::json!({"a": 1}).into_chunks(), "0.0 application/json {\"a\":1}"),
+        (
+            serde_json::json!({"a": 1}).into_chunks(),
+            "0.0 application/json {\"a\":1}",
+        ),
         (Json(vec![1, 2]).into_chunks(), "0.0 application/json [1,2]"),
-        (Chunk::text("f").with_mime("text/html").into_chunks(), "0.0 text/html f"),
+        (
+            Chunk::text("f").with_mime("text/html").into_chunks(),
+            "0.0 text/html f",
+        ),
         (part.into_chunks(), "0.0 image/png png"),
         (Some("g").into_chunks(), "0.0 text/plain g"),
         (Ok::<_, Error>("h").into_chunks(), "0.0 text/plain h"),
@@ -45,26 +59,58 @@ fn ke_r19_a_plain_value_is_one_chunk_of_choice_zero() {
 #[test]
 fn ke_211_errors_are_wrapped_once_and_odd_numbers_refused() {
     let first = |chunks: Chunks| block_on(chunks.into_future()).0.unwrap();
-    assert!(matches!(first(f64::INFINITY.into_chunks()), Err(Error::Decode { .. })));
-    assert!(matches!(first(f32::NAN.into_chunks()), Err(Error::Decode { .. })));
+    assert!(matches!(
+        first(f64::INFINITY.into_chunks()),
+        Err(Error::Decode { .. })
+    ));
+    assert!(matches!(
+        first(f32::NAN.into_chunks()),
+        Err(Error::Decode { .. })
+    ));
     let own: Result<String, std::fmt::Error> = Err(std::fmt::Error);
     assert!(matches!(first(own.into_chunks()), Err(Error::Function(_))));
     let ours: Result<String, Error> = Err(Error::Gone);
-    assert!(matches!(first(ours.into_chunks()), Err(Error::Gone)), "not wrapped twice");
+    assert!(
+        matches!(first(ours.into_chunks()), Err(Error::Gone)),
+        "not wrapped twice"
+    );
 }
 
 /// KE-R20: one chunk per element, in order, lazily; also KE-112's records.
 #[test]
 fn ke_212_a_stream_is_one_chunk_per_item() {
     let numbers = Items(iter([1, 2])).into_chunks();
-    assert_eq!(shown(numbers), ["0.0 application/x-ndjson 1\n", "0.0 application/x-ndjson 2\n"]);
+    assert_eq!(
+        shown(numbers),
+        [
+            "0.0 application/x-ndjson 1\n",
+            "0.0 application/x-ndjson 2\n"
+        ]
+    );
     let words = Items(iter(["a", "b"])).into_chunks();
     assert_eq!(shown(words), ["0.0 text/plain a", "0.0 text/plain b"]);
-    let part = |text: &'static str| Part { mime: Mime::TEXT, role: Default::default(), name: Default::default(), data: Bytes::from(text) };
-    assert_eq!(shown(Items(iter([part("a"), part("b")])).into_chunks()), ["0.0 text/plain a", "0.1 text/plain b"]);
+    let part = |text: &'static str| Part {
+        mime: Mime::TEXT,
+        role: Default::default(),
+        name: Default::default(),
+        data: Bytes::from(text),
+    };
+    assert_eq!(
+        shown(Items(iter([part("a"), part("b")])).into_chunks()),
+        ["0.0 text/plain a", "0.1 text/plain b"]
+    );
     let failing = Items(iter([Ok("a"), Err(Error::Gone), Ok("never")])).into_chunks();
-    assert_eq!(shown(failing), ["0.0 text/plain a", "! the beginning of this stream has been released"]);
-    assert_eq!(<Items<futures::stream::Empty<i32>> as IntoChunks>::mimes(), [Mime::NDJSON]);
+    assert_eq!(
+        shown(failing),
+        [
+            "0.0 text/plain a",
+            "! the beginning of this stream has been released"
+        ]
+    );
+    assert_eq!(
+        <Items<futures::stream::Empty<i32>> as IntoChunks>::mimes(),
+        [Mime::NDJSON]
+    );
 }
 
 #[test]
@@ -77,6 +123,10 @@ fn ke_r20_a_stream_gives_its_elements_lazily() {
     let mut chunks = Items(iter(numbers)).into_chunks();
     for seen in 1..=3 {
         assert!(block_on(chunks.next()).is_some());
-        assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), seen, "item k is seen before k + 1 is asked for");
+        assert_eq!(
+            asked.load(std::sync::atomic::Ordering::SeqCst),
+            seen,
+            "item k is seen before k + 1 is asked for"
+        );
     }
 }

@@ -38,11 +38,32 @@ fn bad_name(name: &str, model: bool) -> bool {
 /// Limits: `name_bytes` at 64 and 65.
 #[test]
 fn ke_132_which_names_are_legal() {
-    for name in ["a", "plugin.fn2", "A_b.c_D", "_x", "GENERATE", &"n".repeat(64)] {
+    for name in [
+        "a",
+        "plugin.fn2",
+        "A_b.c_D",
+        "_x",
+        "GENERATE",
+        &"n".repeat(64),
+    ] {
         assert!(!bad_name(name, false), "{name}");
     }
     let long = "n".repeat(65);
-    for name in ["", "a-b", ".a", "a.", "a..b", "1a", "a b", "ä", "fn", "fn.a", "CANCEL", "LIST_ACTIONS", &long] {
+    for name in [
+        "",
+        "a-b",
+        ".a",
+        "a.",
+        "a..b",
+        "1a",
+        "a b",
+        "ä",
+        "fn",
+        "fn.a",
+        "CANCEL",
+        "LIST_ACTIONS",
+        &long,
+    ] {
         assert!(bad_name(name, false), "{name}");
     }
     for (name, bad) in [("qwen/2.5-7b:q8 ü", false), ("", true), ("a\nb", true)] {
@@ -55,9 +76,24 @@ fn ke_132_which_names_are_legal() {
 fn ke_132_a_taken_name_exists_and_replace_replaces() {
     let kernel = Kernel::new();
     kernel.add(said("a", "one")).unwrap();
-    assert!(matches!(kernel.add(said("a", "two")), Err(Error::Exists { .. })));
-    assert!(matches!(kernel.add_all([said("b", ""), said("a", "")]), Err(Error::Exists { .. })));
-    assert!(matches!(kernel.get("b"), Err(Error::NotFound { kind: "function", .. })), "all or none");
+    assert!(matches!(
+        kernel.add(said("a", "two")),
+        Err(Error::Exists { .. })
+    ));
+    assert!(matches!(
+        kernel.add_all([said("b", ""), said("a", "")]),
+        Err(Error::Exists { .. })
+    ));
+    assert!(
+        matches!(
+            kernel.get("b"),
+            Err(Error::NotFound {
+                kind: "function",
+                ..
+            })
+        ),
+        "all or none"
+    );
     assert!(kernel.replace(said("a", "two")).is_some());
     assert_eq!(whole(kernel.run::<String>("a", ())).unwrap(), "two");
     assert!(kernel.remove("a").is_some() && kernel.remove("a").is_none());
@@ -81,7 +117,10 @@ fn ke_133_inputs_and_ports_are_unique_and_counted() {
         Spec::new("f", "").inputs([Input::new("")]),
         Spec::new("f", "").outputs([Output::new("a", "text/plain")]),
         Spec::new("f", "").outputs([Output::new("", "text/plain"), Output::new("", "text/plain")]),
-        Spec::new("f", "").outputs([Output::new("", "text/plain"), Output::new("A", "text/plain")]),
+        Spec::new("f", "").outputs([
+            Output::new("", "text/plain"),
+            Output::new("A", "text/plain"),
+        ]),
     ] {
         assert!(matches!(check(spec), Err(Error::Argument { .. })));
     }
@@ -90,9 +129,19 @@ fn ke_133_inputs_and_ports_are_unique_and_counted() {
 #[test]
 fn functions_max_is_accepted_and_one_more_is_not() {
     let kernel = Kernel::new();
-    let many = (0..limits::FUNCTIONS_MAX).map(|index| raw(Spec::new(format!("f{index}"), ""), |_| futures::stream::empty().boxed()));
+    let many = (0..limits::FUNCTIONS_MAX).map(|index| {
+        raw(Spec::new(format!("f{index}"), ""), |_| {
+            futures::stream::empty().boxed()
+        })
+    });
     kernel.add_all(many).unwrap();
-    assert!(matches!(kernel.add(said("more", "")), Err(Error::Limit { name: "functions_max", .. })));
+    assert!(matches!(
+        kernel.add(said("more", "")),
+        Err(Error::Limit {
+            name: "functions_max",
+            ..
+        })
+    ));
 }
 
 #[test]
@@ -101,17 +150,26 @@ fn ke_141_nothing_happens_before_the_first_poll() {
     let kernel = Kernel::new();
     let made = calls.clone();
     let spec = Spec::new("f", "").inputs([Input::new("a")]);
-    kernel.add(raw(spec, move |call| {
-        made.polls.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-        call.read("a").unwrap()
-    })).unwrap();
+    kernel
+        .add(raw(spec, move |call| {
+            made.polls.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            call.read("a").unwrap()
+        }))
+        .unwrap();
     let layered = calls.clone();
     kernel.layer(move |call: Call, next: Next| -> Chunks {
-        layered.given.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        layered
+            .given
+            .fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         next.call(call)
     });
     let runs: Vec<Run> = (0..1000)
-        .map(|_| kernel.run("f", args! { a: Node::new(played(&input, texts(["x"]).into_iter().map(Ok))) }))
+        .map(|_| {
+            kernel.run(
+                "f",
+                args! { a: Node::new(played(&input, texts(["x"]).into_iter().map(Ok))) },
+            )
+        })
         .collect();
     assert!(runs.iter().all(|run| run.check().is_ok()));
     drop(runs);
@@ -121,19 +179,39 @@ fn ke_141_nothing_happens_before_the_first_poll() {
 #[test]
 fn ke_141_a_run_that_cannot_begin_has_one_item() {
     let kernel = Kernel::new();
-    kernel.add(function("greet", "", |args: Named| async move { args.name })).unwrap();
+    kernel
+        .add(function(
+            "greet",
+            "",
+            |args: Named| async move { args.name },
+        ))
+        .unwrap();
     type Case = (Run<String>, &'static str, &'static str);
     let cases: [Case; 5] = [
         (kernel.run("nobody", ()), "not-found", "UNKNOWN_ACTION"),
         (kernel.run("greet", ()), "invalid-request", "MISSING_INPUT"),
-        (kernel.run("greet", args! { name: "a", age: 3 }), "invalid-request", "UNKNOWN_PARAM"),
-        (kernel.run("greet", [("name", "a"), ("name", "b")]), "invalid-request", "DUPLICATE_PARAM"),
-        (kernel.run("greet", args! { name: "a" }).port("nope"), "invalid-request", "UNKNOWN_PARAM"),
+        (
+            kernel.run("greet", args! { name: "a", age: 3 }),
+            "invalid-request",
+            "UNKNOWN_PARAM",
+        ),
+        (
+            kernel.run("greet", [("name", "a"), ("name", "b")]),
+            "invalid-request",
+            "DUPLICATE_PARAM",
+        ),
+        (
+            kernel.run("greet", args! { name: "a" }).port("nope"),
+            "invalid-request",
+            "UNKNOWN_PARAM",
+        ),
     ];
     for (mut run, code, reason) in cases {
         let told = run.check().unwrap_err();
         let items: Vec<_> = block_on(run.by_ref().collect());
-        let [Err(error)] = &items[..] else { panic!("{items:?}") };
+        let [Err(error)] = &items[..] else {
+            panic!("{items:?}")
+        };
         assert_eq!((error.code().name(), error.reason()), (code, reason));
         assert_eq!(told.to_string(), error.to_string());
         assert!(block_on(run.next()).is_none());
@@ -149,7 +227,11 @@ fn ke_146_scopes_see_their_parent_and_drop_only_their_own() {
     scope.add(said("a", "shadow")).unwrap();
     assert_eq!(whole(scope.run::<String>("a", ())).unwrap(), "shadow");
     assert_eq!(whole(kernel.run::<String>("a", ())).unwrap(), "parent");
-    let names: Vec<String> = scope.specs().iter().map(|spec| spec.name.to_string()).collect();
+    let names: Vec<String> = scope
+        .specs()
+        .iter()
+        .map(|spec| spec.name.to_string())
+        .collect();
     assert_eq!(names, ["a", "b"]);
     kernel.add(said("late", "seen")).unwrap();
     assert!(scope.get("late").is_ok());
@@ -162,7 +244,11 @@ fn ke_146_a_change_never_affects_a_running_call() {
     let kernel = Kernel::new();
     let count = Count::new();
     let counted = count.clone();
-    kernel.add(source(Spec::new("f", ""), move || played(&counted, texts(["a", "b"]).into_iter().map(Ok)))).unwrap();
+    kernel
+        .add(source(Spec::new("f", ""), move || {
+            played(&counted, texts(["a", "b"]).into_iter().map(Ok))
+        }))
+        .unwrap();
     let mut run = kernel.run::<String>("f", ());
     assert_eq!(block_on(run.next()).unwrap().unwrap(), "a");
     kernel.remove("f");
@@ -188,9 +274,14 @@ fn ke_147_layers_wrap_in_order_the_first_outermost() {
     kernel.layer_on("other*", named("never", &log));
     let scope = kernel.scope();
     scope.layer(named("own", &log));
-    scope.add(layered(said("plugin.f", "x"), named("innermost", &log))).unwrap();
+    scope
+        .add(layered(said("plugin.f", "x"), named("innermost", &log)))
+        .unwrap();
     assert_eq!(whole(scope.run::<String>("plugin.f", ())).unwrap(), "x");
-    assert_eq!(*log.lock().unwrap(), ["own", "parent 1", "parent 2", "innermost"]);
+    assert_eq!(
+        *log.lock().unwrap(),
+        ["own", "parent 1", "parent 2", "innermost"]
+    );
 }
 
 #[test]
@@ -214,7 +305,11 @@ fn globs_match() {
 #[test]
 fn ke_148_what_arguments_may_be() {
     let given = |args: Result<Vec<(Name, Node)>>| {
-        let names: Vec<String> = args.unwrap().iter().map(|(name, _)| name.to_string()).collect();
+        let names: Vec<String> = args
+            .unwrap()
+            .iter()
+            .map(|(name, _)| name.to_string())
+            .collect();
         names.join(",")
     };
     assert_eq!(given(().into_args()), "");
@@ -222,19 +317,39 @@ fn ke_148_what_arguments_may_be() {
     assert_eq!(given(vec![(String::from("a"), "x")].into_args()), "a");
     assert_eq!(given(json!({"a": 1, "b": "x"}).into_args()), "a,b");
     assert_eq!(given(Args::new().with("a", true).into_args()), "a");
-    assert_eq!(given(args! { city: "Kyoto", days: 3, }.into_args()), "city,days");
-    assert!(matches!(json!([1]).into_args(), Err(Error::Argument { .. })));
+    assert_eq!(
+        given(args! { city: "Kyoto", days: 3, }.into_args()),
+        "city,days"
+    );
+    assert!(matches!(
+        json!([1]).into_args(),
+        Err(Error::Argument { .. })
+    ));
 }
 
 /// KE-R1
 #[test]
 fn ke_149_a_handle_and_the_kernel_give_the_same() {
     let kernel = Kernel::new();
-    let fun = function("greet", "", |args: Named| async move { format!("Hello, {}", args.name) });
+    let fun = function("greet", "", |args: Named| async move {
+        format!("Hello, {}", args.name)
+    });
     kernel.add(fun.clone()).unwrap();
-    let by_name: Vec<String> = block_on(kernel.run::<String>("greet", args! { name: "A" }).map(Result::unwrap).collect());
-    let by_handle: Vec<String> = block_on(fun.run::<String>(&kernel, args! { name: "A" }).map(Result::unwrap).collect());
-    assert_eq!((by_name.clone(), by_name), (by_handle, vec!["Hello, A".to_owned()]));
+    let by_name: Vec<String> = block_on(
+        kernel
+            .run::<String>("greet", args! { name: "A" })
+            .map(Result::unwrap)
+            .collect(),
+    );
+    let by_handle: Vec<String> = block_on(
+        fun.run::<String>(&kernel, args! { name: "A" })
+            .map(Result::unwrap)
+            .collect(),
+    );
+    assert_eq!(
+        (by_name.clone(), by_name),
+        (by_handle, vec!["Hello, A".to_owned()])
+    );
 }
 
 #[test]
@@ -244,12 +359,17 @@ fn ke_r1_streaming_runs_exist_on_kernel_and_handle() {
 
 /// A function whose costly port counts how often it is computed.
 fn costly(count: &Arc<Count>) -> Fun {
-    let spec = Spec::new("f", "").outputs([Output::new("", "text/plain"), Output::new("costly", "text/plain")]);
+    let spec = Spec::new("f", "").outputs([
+        Output::new("", "text/plain"),
+        Output::new("costly", "text/plain"),
+    ]);
     let count = count.clone();
     raw(spec, move |call| {
         let mut chunks = texts(["a"]);
         if call.want.ports.has("costly") {
-            count.polls.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            count
+                .polls
+                .fetch_add(1, std::sync::atomic::Ordering::SeqCst);
             chunks.push(Chunk::text("c").on("costly"));
         }
         futures::stream::iter(chunks.into_iter().map(Ok)).boxed()
@@ -271,6 +391,9 @@ fn ke_149_a_node_computes_the_ports_that_its_views_ask_for() {
     assert_eq!(count.polls(), 1);
     let all: Vec<_> = block_on(kernel.node("f", ()).read().collect());
     assert_eq!(all.len(), 2, "a bare reader reads every port");
-    assert_eq!(block_on(kernel.node("f", ()).port(Port::MAIN).whole()).unwrap(), "a");
+    assert_eq!(
+        block_on(kernel.node("f", ()).port(Port::MAIN).whole()).unwrap(),
+        "a"
+    );
     assert_eq!(count.polls(), 2);
 }

@@ -29,7 +29,10 @@ fn pending<S: Stream + Unpin>(stream: &mut S, waker: &Waker) -> bool {
 #[test]
 fn ke_121_every_reader_sees_every_chunk_and_the_same_end() {
     let count = Count::new();
-    let items = oks(texts(["a", "b"])).chain([Err(Error::Denied { why: "no".into() }), Ok(Chunk::text("never"))]);
+    let items = oks(texts(["a", "b"])).chain([
+        Err(Error::Denied { why: "no".into() }),
+        Ok(Chunk::text("never")),
+    ]);
     let node = Node::new(played(&count, items));
     let early = node.read();
     let middle = node.read();
@@ -37,7 +40,11 @@ fn ke_121_every_reader_sees_every_chunk_and_the_same_end() {
     assert_eq!(drain(middle), ["a", "b", "!permission-denied"]);
     assert!(node.is_complete());
     assert_eq!(drain(node.read()), ["a", "b", "!permission-denied"]);
-    assert_eq!((count.given(), count.dropped()), (3, 1), "the source ran once and is gone");
+    assert_eq!(
+        (count.given(), count.dropped()),
+        (3, 1),
+        "the source ran once and is gone"
+    );
 }
 
 proptest! {
@@ -126,7 +133,11 @@ fn ke_123_a_wake_inside_the_poll_reaches_every_waiting_reader() {
     let (woken, waker) = Woken::new();
     assert!(pending(&mut first, &waker));
     assert_eq!(woken.count(), 1);
-    assert_eq!(drain_ready(&mut second), ["x"], "the first is never polled again");
+    assert_eq!(
+        drain_ready(&mut second),
+        ["x"],
+        "the first is never polled again"
+    );
 }
 
 #[test]
@@ -138,7 +149,13 @@ fn ke_124_a_node_keeps_its_limit_and_one_chunk_more_fails() {
         let node = Node::with(played(&count, (0..chunks).map(|_| Ok(chunk()))), keep);
         let items: Vec<_> = block_on(node.read().collect());
         assert_eq!(items.iter().filter(|item| item.is_ok()).count(), 3);
-        let limited = matches!(items.last(), Some(Err(Error::Limit { name: "node_bytes_max", max: 3000 })));
+        let limited = matches!(
+            items.last(),
+            Some(Err(Error::Limit {
+                name: "node_bytes_max",
+                max: 3000
+            }))
+        );
         assert_eq!(limited, expect_error);
         assert_eq!(count.dropped(), 1);
         assert_eq!(block_on(node.read().count()), items.len(), "replayed alike");
@@ -150,7 +167,8 @@ fn ke_124_a_node_keeps_its_limit_and_one_chunk_more_fails() {
 #[test]
 fn ke_124_a_diamond_does_not_deadlock() {
     let count = Count::new();
-    let items = (0..100).map(|index| Ok(Chunk::text("x").on(if index % 2 == 0 { "" } else { "b" })));
+    let items =
+        (0..100).map(|index| Ok(Chunk::text("x").on(if index % 2 == 0 { "" } else { "b" })));
     let node = Node::new(played(&count, items));
     assert_eq!(block_on(node.port("").whole()).unwrap().len(), 50);
     assert_eq!(block_on(node.port("b").whole()).unwrap().len(), 50);
@@ -160,7 +178,10 @@ fn ke_124_a_diamond_does_not_deadlock() {
 fn ke_125_the_slowest_reader_of_a_window_sets_the_pace() {
     let count = Count::new();
     let keep = Keep::Window { bytes: 2 * SMALL };
-    let node = Node::with(played(&count, oks(texts(["0", "1", "2", "3", "4", "5"]))), keep);
+    let node = Node::with(
+        played(&count, oks(texts(["0", "1", "2", "3", "4", "5"]))),
+        keep,
+    );
     let (mut fast, mut slow) = (node.read(), node.read());
     let (woken, waker) = Woken::new();
     for _ in 0..3 {
@@ -171,9 +192,16 @@ fn ke_125_the_slowest_reader_of_a_window_sets_the_pace() {
     assert!(poll_once(&mut slow, Waker::noop()).is_ready());
     assert_eq!(woken.count(), 1, "there is room");
     assert!(poll_once(&mut fast, &waker).is_ready());
-    assert!(matches!(poll_once(&mut node.read(), &waker), Poll::Ready(Some(Err(Error::Gone)))));
+    assert!(matches!(
+        poll_once(&mut node.read(), &waker),
+        Poll::Ready(Some(Err(Error::Gone)))
+    ));
     drop(slow);
-    assert_eq!(drain(fast), ["4", "5"], "dropping the slowest frees the window");
+    assert_eq!(
+        drain(fast),
+        ["4", "5"],
+        "dropping the slowest frees the window"
+    );
 }
 
 #[test]
@@ -196,7 +224,11 @@ fn ke_125_a_window_lets_go_of_what_all_have_passed() {
     let data = Bytes::from(vec![7_u8; 4096]);
     let copies = data.clone();
     let keep = Keep::Window { bytes: 1 << 20 };
-    let node = Node::with(stream::iter((0..64).map(move |_| Ok(Chunk::bytes(copies.clone())))).chain(stream::pending()), keep);
+    let node = Node::with(
+        stream::iter((0..64).map(move |_| Ok(Chunk::bytes(copies.clone()))))
+            .chain(stream::pending()),
+        keep,
+    );
     let mut reader = node.read();
     for _ in 0..64 {
         let _chunk = poll_once(&mut reader, Waker::noop());
@@ -204,8 +236,14 @@ fn ke_125_a_window_lets_go_of_what_all_have_passed() {
     drop(data);
     // The source still has its copy; the log has none.
     let mut gone = node.read();
-    assert!(matches!(poll_once(&mut gone, Waker::noop()), Poll::Ready(Some(Err(Error::Gone)))));
-    assert!(pending(&mut reader, Waker::noop()), "a reader that came too late holds nothing back");
+    assert!(matches!(
+        poll_once(&mut gone, Waker::noop()),
+        Poll::Ready(Some(Err(Error::Gone)))
+    ));
+    assert!(
+        pending(&mut reader, Waker::noop()),
+        "a reader that came too late holds nothing back"
+    );
 }
 
 #[test]
@@ -231,7 +269,10 @@ fn ke_126_a_panicking_source_ends_the_node_and_poisons_nothing() {
     }));
     for _ in 0..2 {
         let items: Vec<_> = block_on(node.read().collect());
-        assert!(matches!(&items[..], [Ok(_), Err(Error::Panicked { .. })]), "{items:?}");
+        assert!(
+            matches!(&items[..], [Ok(_), Err(Error::Panicked { .. })]),
+            "{items:?}"
+        );
         assert!(!format!("{items:?}").contains("secret"));
     }
 }
@@ -260,7 +301,10 @@ fn ke_127_a_writer_waits_while_enough_is_unread() {
 fn ke_127_how_a_writer_ends_is_how_its_node_ends() {
     let ends: [(fn(NodeWriter), &[&str]); 3] = [
         (NodeWriter::finish, &["a"]),
-        (|writer| writer.fail(Error::Deadline), &["a", "!deadline-exceeded"]),
+        (
+            |writer| writer.fail(Error::Deadline),
+            &["a", "!deadline-exceeded"],
+        ),
         (drop, &["a", "!truncated"]),
     ];
     for (end, expect) in ends {
@@ -274,7 +318,10 @@ fn ke_127_how_a_writer_ends_is_how_its_node_ends() {
     drop(node);
     block_on(writer.send(Chunk::text("a"))).unwrap();
     drop(reader);
-    assert!(matches!(block_on(writer.send(Chunk::text("b"))), Err(Error::Cancelled)));
+    assert!(matches!(
+        block_on(writer.send(Chunk::text("b"))),
+        Err(Error::Cancelled)
+    ));
 }
 
 #[test]
@@ -289,10 +336,24 @@ fn ke_128_a_tree_is_its_leaves_in_order() {
     assert!(poll_once(&mut chunks, Waker::noop()).is_ready());
     assert_eq!(count.polls(), 0, "a leaf is opened when it is reached");
     let all: Vec<Chunk> = block_on(tree.read().map(Result::unwrap).collect());
-    let seen: Vec<_> = all.iter().map(|chunk| (chunk.part, chunk.mime.as_str(), chunk.to_string())).collect();
-    let expect = [(0, "text/plain", "a"), (1, "image/png", "png"), (2, "text/plain", "b"), (2, "text/plain", "c")];
-    assert_eq!(seen, expect.map(|(part, mime, text)| (part, mime, text.to_owned())));
-    assert_eq!(all[2].meta.as_ref().unwrap().role.as_deref(), Some("ASSISTANT"));
+    let seen: Vec<_> = all
+        .iter()
+        .map(|chunk| (chunk.part, chunk.mime.as_str(), chunk.to_string()))
+        .collect();
+    let expect = [
+        (0, "text/plain", "a"),
+        (1, "image/png", "png"),
+        (2, "text/plain", "b"),
+        (2, "text/plain", "c"),
+    ];
+    assert_eq!(
+        seen,
+        expect.map(|(part, mime, text)| (part, mime, text.to_owned()))
+    );
+    assert_eq!(
+        all[2].meta.as_ref().unwrap().role.as_deref(),
+        Some("ASSISTANT")
+    );
     assert!(tree.is_complete());
 }
 
@@ -305,8 +366,20 @@ fn ke_128_views_share_the_log() {
         Chunk::text("2").with_choice(2),
     ];
     let node = Node::new(played(&count, oks(items)));
-    let view: Vec<_> = block_on(node.port(Port::REASONING).read().map(Result::unwrap).collect());
-    assert_eq!((view.len(), view[0].port.as_str(), view[0].to_string().as_str()), (1, "", "r"));
+    let view: Vec<_> = block_on(
+        node.port(Port::REASONING)
+            .read()
+            .map(Result::unwrap)
+            .collect(),
+    );
+    assert_eq!(
+        (
+            view.len(),
+            view[0].port.as_str(),
+            view[0].to_string().as_str()
+        ),
+        (1, "", "r")
+    );
     assert_eq!(whole(node.choice(2).run::<String>()).unwrap(), "2");
     assert_eq!(whole(node.run::<String>()).unwrap(), "m");
     assert_eq!(count.given(), 3, "one log");
@@ -324,16 +397,28 @@ fn ke_129_what_becomes_a_node() {
         (Node::from("a"), "text/plain", "a"),
         (Node::from(String::from("b")), "text/plain", "b"),
         (Node::from(crate::chunk::Text::from("c")), "text/plain", "c"),
-        (Node::from(Bytes::from("d")), "application/octet-stream", "d"),
+        (
+            Node::from(Bytes::from("d")),
+            "application/octet-stream",
+            "d",
+        ),
         (Node::from(7_i64), "application/json", "7"),
         (Node::from(u8::MAX), "application/json", "255"),
         (Node::from(true), "application/json", "true"),
         (Node::from(1.5), "application/json", "1.5"),
         (Node::from(json!(null)), "application/json", "null"),
         (Node::from(json!("text")), "text/plain", "text"),
-        (Node::from(json!({"a": [1]})), "application/json", "{\"a\":[1]}"),
+        (
+            Node::from(json!({"a": [1]})),
+            "application/json",
+            "{\"a\":[1]}",
+        ),
         (Node::from(Json(vec![1, 2])), "application/json", "[1,2]"),
-        (Node::from(Chunk::text("e").with_mime(Mime::NDJSON)), "application/x-ndjson", "e"),
+        (
+            Node::from(Chunk::text("e").with_mime(Mime::NDJSON)),
+            "application/x-ndjson",
+            "e",
+        ),
     ] {
         assert_eq!(text(node), (mime.to_owned(), expect.to_owned()));
     }

@@ -91,9 +91,9 @@ async fn drive<T: FromChunks>(mut run: Run<T>, tx: &mpsc::Sender<Delivery<T>>) -
                 // time, and the error follows what is buffered (KE-503).
                 match select(pin!(tx.reserve()), pin!(sleep_until(deadline))).await {
                     Either::Left((permit, _)) => permit,
-                    Either::Right(_) => {
+                    Either::Right(((), reserve)) => {
                         run.stop(Error::Deadline);
-                        tx.reserve().await
+                        reserve.await
                     }
                 }
             }

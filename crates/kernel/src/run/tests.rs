@@ -1,1 +1,768 @@
 //! Tests.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Waker;
+
+use futures::executor::block_on;
+use futures::stream;
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::call::{Call, Ports, Want};
+use crate::from_chunks::Json;
+use crate::function::Fun;
+use crate::handler::raw;
+use crate::kernel::Kernel;
+use crate::layer::Next;
+use crate::meta::{Reason, Usage};
+use crate::name::Mime;
+use crate::probe::{Count, Woken, endless, paused, played, poll_once, source, texts, whole};
+use crate::spec::{Input, Output, Spec};
+use crate::{Chunks, args, limits};
+
+fn oks(chunks: Vec<Chunk>) -> impl Iterator<Item = Result<Chunk>> {
+    chunks.into_iter().map(Ok)
+}
+
+/// A kernel with one function `f` that plays these chunks.
+fn playing(spec: Spec, chunks: Vec<Chunk>) -> (Kernel, Arc<Count>) {
+    let (kernel, count) = (Kernel::new(), Count::new());
+    let counted = count.clone();
+    kernel
+        .add(source(spec, move || played(&counted, oks(chunks.clone()))))
+        .unwrap();
+    (kernel, count)
+}
+
+fn spec() -> Spec {
+    Spec::new("f", "")
+}
+
+fn many_ports() -> Spec {
+    let ports = ["", "reasoning", "progress"].map(|port| Output::new(port, Mime::ANY).many());
+    spec().outputs(ports)
+}
+
+fn codes<T: FromChunks>(run: Run<T>) -> Vec<&'static str> {
+    let codes = run.map(|item| item.map_or_else(|error| error.code().name(), |_| "ok"));
+    block_on(codes.collect())
+}
+
+/// KE-R21
+#[test]
+fn ke_101_a_run_is_the_stream_itself() {
+    let (kernel, count) = playing(spec(), texts(["a", "b"]));
+    let mut run = kernel.run::<String>("f", ());
+    assert_eq!((count.polls(), run.is_terminated()), (0, false));
+    assert_eq!(block_on(run.next()).unwrap().unwrap(), "a");
+    assert_eq!(*run.meta(), Meta::default());
+    assert_eq!(
+        block_on(run.by_ref().map(Result::unwrap).collect::<Vec<_>>()),
+        ["b"]
+    );
+    assert!(run.is_terminated());
+    fn is<T: FusedStream + Unpin + Send + IntoFuture>(_: &T) {}
+    is(&run);
+}
+
+#[test]
+fn ke_r21_the_call_returns_the_stream_and_runs_nothing() {
+    ke_101_a_run_is_the_stream_itself();
+}
+
+/// None of these is `Serialize`: a type that were would make the call ambiguous.
+#[test]
+fn ke_103_nothing_here_is_serialisable() {
+    trait Wire<Marker> {
+        fn is_not() {}
+    }
+    struct Serialisable;
+    impl<T: ?Sized> Wire<()> for T {}
+    impl<T: ?Sized + serde::Serialize> Wire<Serialisable> for T {}
+    <Chunk as Wire<_>>::is_not();
+    <Meta as Wire<_>>::is_not();
+    <Node as Wire<_>>::is_not();
+    <Error as Wire<_>>::is_not();
+    <Spec as Wire<_>>::is_not();
+    <Name as Wire<_>>::is_not();
+    <Run as Wire<_>>::is_not();
+    <Json<u8> as Wire<_>>::is_not();
+}
+
+#[test]
+fn ke_r2_without_a_type_items_are_chunks() {
+    let (kernel, _) = playing(
+        many_ports(),
+        vec![Chunk::text("a"), Chunk::text("t").on("reasoning")],
+    );
+    let run: Run = kernel.run("f", ());
+    let chunks: Vec<Chunk> = block_on(run.map(Result::unwrap).collect());
+    assert_eq!(
+        chunks
+            .iter()
+            .map(|chunk| chunk.port.as_str())
+            .collect::<Vec<_>>(),
+        ["", "reasoning"]
+    );
+}
+
+#[test]
+fn ke_r3_bytes_are_the_pieces_and_their_concatenation_the_whole() {
+    let (kernel, _) = playing(spec(), texts(["ab", "", "c"]));
+    let items: Vec<_> = block_on(
+        kernel
+            .run::<bytes::Bytes>("f", ())
+            .map(Result::unwrap)
+            .collect(),
+    );
+    assert_eq!(items, ["ab", "c"]);
+    assert_eq!(whole(kernel.run::<bytes::Bytes>("f", ())).unwrap(), "abc");
+}
+
+#[test]
+fn ke_r4_text_items_join_to_the_whole_and_split_no_character() {
+    let pieces =
+        [&b"\xe2"[..], b"\x82", b"\xac!"].map(|piece| Chunk::bytes(piece).with_mime("text/plain"));
+    let (kernel, _) = playing(spec(), pieces.to_vec());
+    let items: Vec<_> = block_on(kernel.run::<String>("f", ()).map(Result::unwrap).collect());
+    assert_eq!(items, ["\u{20ac}!"]);
+    assert_eq!(whole(kernel.run::<String>("f", ())).unwrap(), "\u{20ac}!");
+}
+
+#[test]
+fn ke_113_parts_rise_by_one_and_keep_their_type() {
+    let text = |part| Chunk::text("x").with_part(part);
+    let image = |part| {
+        Chunk::bytes(&b"i"[..])
+            .with_mime("image/png")
+            .with_part(part)
+    };
+    let cases: [(Vec<Chunk>, bool); 8] = [
+        (vec![text(0), image(1), text(2)], true),
+        (vec![text(0), image(1).with_choice(1)], false),
+        (vec![text(0), text(0).with_choice(1), text(1)], true),
+        (vec![text(1)], false),
+        (vec![text(0), text(2)], false),
+        (vec![text(0), text(1), text(0)], false),
+        (vec![text(0), image(0)], false),
+        (vec![text(0), text(0).on("reasoning"), text(1)], true),
+    ];
+    for (chunks, legal) in cases {
+        let (kernel, _) = playing(many_ports(), chunks.clone());
+        let result = whole(kernel.run::<Chunk>("f", ()));
+        assert_eq!(result.is_ok(), legal, "{chunks:?}");
+        assert!(legal || matches!(result, Err(Error::Protocol { .. })));
+    }
+    let (kernel, _) = playing(spec(), vec![text(0), text(1)]);
+    assert_eq!(
+        codes(kernel.run::<Chunk>("f", ())),
+        ["ok", "internal"],
+        "without `many` there is one part"
+    );
+}
+
+/// Limit: `chunk_bytes_max`.
+#[test]
+fn ke_134_a_spec_is_a_promise() {
+    let cases: [(Chunk, &str); 4] = [
+        (Chunk::text("a").on("elsewhere"), "internal"),
+        (Chunk::bytes(&b"a"[..]).with_mime("image/png"), "internal"),
+        (
+            Chunk::bytes(vec![0; limits::CHUNK_BYTES_MAX]).with_mime("text/plain"),
+            "ok",
+        ),
+        (
+            Chunk::bytes(vec![0; limits::CHUNK_BYTES_MAX + 1]).with_mime("text/plain"),
+            "limit-exceeded",
+        ),
+    ];
+    for (chunk, expect) in cases {
+        let (kernel, count) = playing(spec(), vec![chunk, Chunk::text("b")]);
+        assert_eq!(codes(kernel.run::<Chunk>("f", ()))[0], expect);
+        assert_eq!(count.dropped(), 1);
+    }
+}
+
+#[test]
+fn ke_135_unwanted_ports_are_dropped() {
+    let chunks = vec![
+        Chunk::text("r").on("reasoning"),
+        Chunk::text("a"),
+        Chunk::text("p").on("progress"),
+    ];
+    let (kernel, _) = playing(many_ports(), chunks);
+    let want = Want::from(Ports::Only(vec!["progress".into()]));
+    let seen: Vec<Chunk> = block_on(
+        kernel
+            .run::<Chunk>("f", ())
+            .wanting(want)
+            .map(Result::unwrap)
+            .collect(),
+    );
+    assert_eq!(seen.len(), 1);
+    assert_eq!(seen[0].port, "progress");
+    assert_eq!(
+        whole(kernel.run::<String>("f", ()).port("reasoning")).unwrap(),
+        "r"
+    );
+}
+
+#[test]
+fn ke_136_a_missing_finish_is_truncation() {
+    let mut promising = many_ports();
+    promising.finishes = true;
+    let finish =
+        |choice| Chunk::empty().with_meta(Meta::default().with_finish(choice, Reason::Stop));
+    for (chunks, expect) in [
+        (vec![Chunk::text("a"), finish(0)], vec!["ok", "ok"]),
+        (vec![Chunk::text("a")], vec!["ok", "truncated"]),
+        (
+            vec![Chunk::text("a"), Chunk::text("b").with_choice(1), finish(0)],
+            vec!["ok", "ok", "ok", "truncated"],
+        ),
+        (vec![], vec![]),
+    ] {
+        let (kernel, _) = playing(promising.clone(), chunks);
+        assert_eq!(codes(kernel.run::<Chunk>("f", ())), expect);
+    }
+}
+
+/// KE-313: a local stream's own end is its marker; one that promised a finish and lacks it is truncated.
+#[test]
+fn ke_313_a_stream_without_its_marker_is_truncated() {
+    ke_136_a_missing_finish_is_truncation();
+}
+
+#[test]
+fn ke_142_a_type_that_does_not_fit_fails_before_work() {
+    let image = spec().outputs([Output::new("", "image/png"), Output::new("notes", "text/*")]);
+    let (kernel, count) = playing(image, vec![Chunk::bytes(&b"i"[..]).with_mime("image/png")]);
+    for run in [
+        kernel.run::<String>("f", ()).check(),
+        kernel.run::<Json<u8>>("f", ()).check(),
+    ] {
+        assert!(matches!(run, Err(Error::Unsupported { .. })));
+    }
+    assert_eq!(codes(kernel.run::<String>("f", ())), ["invalid-request"]);
+    assert_eq!(count.polls(), 0);
+    assert!(
+        kernel.run::<String>("f", ()).port("notes").check().is_ok(),
+        "a pattern matches"
+    );
+    assert!(kernel.run::<bytes::Bytes>("f", ()).check().is_ok());
+    assert!(kernel.run::<()>("f", ()).check().is_ok());
+    assert!(whole(kernel.run::<Chunk>("f", ())).is_ok());
+}
+
+#[test]
+fn ke_142_unknown_outputs_are_checked_at_the_first_chunk() {
+    let unknown = spec().outputs([]);
+    let (kernel, _) = playing(
+        unknown,
+        vec![Chunk::bytes(&b"i"[..]).with_mime("image/png")],
+    );
+    assert!(kernel.run::<String>("f", ()).check().is_ok());
+    assert!(matches!(
+        whole(kernel.run::<String>("f", ())),
+        Err(Error::Unsupported { .. })
+    ));
+}
+
+#[test]
+fn ke_r7_a_type_that_cannot_be_given_is_an_error_before_work() {
+    ke_142_a_type_that_does_not_fit_fails_before_work();
+}
+
+#[tokio::test(start_paused = true)]
+async fn ke_143_a_timeout_counts_from_the_first_poll_and_comes_too_late_afterwards() {
+    let count = Count::new();
+    let kernel = Kernel::new();
+    let counted = count.clone();
+    kernel
+        .add(source(spec(), move || endless(&counted, texts(["a"]))))
+        .unwrap();
+    let mut run = kernel
+        .run::<String>("f", ())
+        .timeout(Duration::from_secs(5));
+    tokio::time::advance(Duration::from_secs(60)).await;
+    assert_eq!(run.next().await.unwrap().unwrap(), "a");
+    let began = Instant::now();
+    assert!(matches!(run.next().await, Some(Err(Error::Deadline))));
+    assert_eq!(began.elapsed().as_secs(), 5);
+    assert_eq!(count.dropped(), 1);
+    let mut begun = kernel.run::<String>("f", ());
+    assert!(begun.next().await.is_some());
+    let mut begun = begun
+        .timeout(Duration::from_secs(1))
+        .port("nowhere")
+        .context("k", 1);
+    tokio::time::advance(Duration::from_secs(60)).await;
+    assert!(
+        poll_once(&mut begun, Waker::noop()).is_pending(),
+        "no effect"
+    );
+}
+
+#[test]
+fn ke_144_whole_finish_one_and_settle() {
+    let usage = Chunk::empty().with_meta(Meta::default().with_usage(0, Usage::of(3, 2)));
+    let (kernel, _) = playing(spec(), vec![Chunk::text("a"), Chunk::text("b"), usage]);
+    assert_eq!(whole(kernel.run::<String>("f", ())).unwrap(), "ab");
+    let (text, meta) = block_on(kernel.run::<String>("f", ()).finish()).unwrap();
+    assert_eq!((text.as_str(), meta.usage), ("ab", Usage::of(3, 2)));
+    assert!(
+        matches!(
+            block_on(kernel.run::<String>("f", ()).one()),
+            Err(Error::Decode { .. })
+        ),
+        "two items"
+    );
+    let (none, _) = playing(spec(), vec![]);
+    assert!(matches!(
+        block_on(none.run::<String>("f", ()).one()),
+        Err(Error::Decode { .. })
+    ));
+    let (one, _) = playing(spec(), texts(["x"]));
+    assert_eq!(block_on(one.run::<String>("f", ()).one()).unwrap(), "x");
+}
+
+#[test]
+fn ke_144_settle_never_discards_what_arrived() {
+    let kernel = Kernel::new();
+    let usage = || Chunk::text("a").with_meta(Meta::default().with_usage(0, Usage::of(1, 1)));
+    kernel
+        .add(raw(spec(), move |_| {
+            stream::iter([Ok(usage()), Err(Error::Gone)]).boxed()
+        }))
+        .unwrap();
+    let settled = block_on(kernel.run::<String>("f", ()).settle());
+    assert_eq!(settled.whole.as_deref(), Some("a"));
+    assert_eq!(settled.meta.usage, Usage::of(1, 1));
+    assert!(matches!(settled.error, Some(Error::Gone)));
+    assert!(matches!(
+        block_on(kernel.run::<String>("f", ()).finish()),
+        Err(Error::Gone)
+    ));
+}
+
+#[test]
+fn ke_144_a_fold_yields_once_every_256_chunks() {
+    let (kernel, count) = playing(spec(), texts(std::iter::repeat_n("x", 1000)));
+    let mut folding = IntoFuture::into_future(kernel.run::<String>("f", ()));
+    let (woken, waker) = Woken::new();
+    let mut polls = 0;
+    let whole = loop {
+        polls += 1;
+        match Pin::new(&mut folding).poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(whole) => break whole.unwrap(),
+            Poll::Pending => assert!(count.polls() <= 256 * polls && woken.count() == polls),
+        }
+    };
+    assert_eq!((whole.len(), polls), (1000, 4));
+}
+
+#[test]
+fn ke_145_a_run_prefetches_nothing() {
+    let (kernel, count) = playing(spec(), texts(["a", "b", "c", "d"]));
+    let mut run = kernel.run::<String>("f", ());
+    for taken in 1..=3 {
+        assert!(block_on(run.next()).is_some());
+        assert_eq!(count.polls(), taken);
+    }
+}
+
+#[tokio::test]
+async fn ke_145_a_driven_run_goes_ahead_by_its_capacity_and_ends_with_its_drop() {
+    let (kernel, count) = playing(spec(), texts(std::iter::repeat_n("x", 100)));
+    let mut run = kernel.run::<String>("f", ()).driven(4);
+    for _ in 0..50 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(count.given(), 5, "four buffered, one waiting for room");
+    assert!(run.next().await.is_some());
+    drop(run);
+    for _ in 0..5 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(count.dropped(), 1);
+    assert_eq!(
+        kernel.run::<String>("f", ()).driven(2).await.unwrap().len(),
+        100
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn ke_503_a_driven_run_drops_its_source_on_time() {
+    let (kernel, count) = playing(spec(), texts(["a", "b", "c"]));
+    let mut run = kernel
+        .run::<String>("f", ())
+        .timeout(Duration::from_secs(1))
+        .driven(1);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(count.dropped(), 1, "although nobody polled");
+    assert!(run.next().await.unwrap().is_ok() && run.next().await.unwrap().is_ok());
+    assert!(matches!(run.next().await, Some(Err(Error::Deadline))));
+    assert!(run.next().await.is_none());
+}
+
+#[test]
+fn ke_145_driving_without_a_runtime_is_an_error() {
+    let (kernel, _) = playing(spec(), texts(["a"]));
+    assert!(matches!(
+        whole(kernel.run::<String>("f", ()).driven(1)),
+        Err(Error::Unavailable { .. })
+    ));
+}
+
+/// KE-R12
+#[test]
+fn ke_304_meta_is_live_and_usage_may_come_last() {
+    let meta = |completion| Meta::default().with_usage(0, Usage::of(5, completion));
+    let chunks = vec![
+        Chunk::text("a").with_meta(meta(1)),
+        Chunk::text("b"),
+        Chunk::empty().with_meta(meta(2).with_finish(0, Reason::Stop)),
+    ];
+    let (kernel, _) = playing(spec(), chunks);
+    let mut run = kernel.run::<String>("f", ());
+    assert!(block_on(run.next()).is_some());
+    assert_eq!(run.meta().usage, Usage::of(5, 1));
+    assert!(block_on(run.next()).is_some());
+    assert_eq!(run.meta().usage, Usage::of(5, 1), "not ahead of the items");
+    assert!(block_on(run.next()).is_none());
+    assert_eq!(
+        (run.meta().usage, run.meta().finish[&0].clone()),
+        (Usage::of(5, 2), Reason::Stop)
+    );
+}
+
+#[test]
+fn ke_r12_request_metadata_is_on_chunks_and_on_the_run() {
+    ke_304_meta_is_live_and_usage_may_come_last();
+}
+
+#[test]
+fn ke_r10_every_port_appends_as_bytes() {
+    let line = |text: &'static str| Chunk::text(text).with_mime(Mime::NDJSON).on("progress");
+    let (kernel, _) = playing(
+        many_ports(),
+        vec![line("{\"id\":1}\n"), line("{\"id\""), line(":2}\n")],
+    );
+    let run = kernel
+        .run::<Json<serde_json::Value>>("f", ())
+        .port("progress");
+    assert_eq!(whole(run).unwrap(), [json!({"id": 1}), json!({"id": 2})]);
+}
+
+#[test]
+fn ke_301_reserved_ports_and_own_ones_may_be_declared() {
+    for (port, legal) in [
+        ("reasoning", true),
+        ("tool_calls", true),
+        ("events", true),
+        ("meta", true),
+        ("tokens", true),
+        ("logprobs", true),
+        ("progress", true),
+        ("structured", true),
+        ("own_2", true),
+        ("Own", false),
+        ("2own", false),
+        ("a-b", false),
+    ] {
+        let declared = spec().outputs([Output::new("", Mime::TEXT), Output::new(port, Mime::TEXT)]);
+        assert_eq!(declared.check().is_ok(), legal, "{port}");
+    }
+    let order = vec![
+        Chunk::text("1").on("progress"),
+        Chunk::text("2"),
+        Chunk::text("3").on("progress"),
+    ];
+    let (kernel, _) = playing(many_ports(), order);
+    assert_eq!(
+        crate::probe::drain(kernel.node("f", ()).read()),
+        ["1", "2", "3"]
+    );
+}
+
+#[test]
+fn ke_311_an_error_is_the_last_item_for_ever() {
+    let kernel = Kernel::new();
+    kernel
+        .add(raw(spec(), |_| {
+            stream::iter([
+                Ok(Chunk::text("a")),
+                Err(Error::Gone),
+                Ok(Chunk::text("b")),
+                Err(Error::Deadline),
+            ])
+            .boxed()
+        }))
+        .unwrap();
+    let mut run = kernel.run::<String>("f", ());
+    let items: Vec<_> = block_on(run.by_ref().collect());
+    assert!(matches!(&items[..], [Ok(_), Err(Error::Gone)]));
+    for _ in 0..3 {
+        assert!(block_on(run.next()).is_none());
+    }
+    assert!(run.is_terminated());
+}
+
+/// A value whose drop can be seen.
+struct Guard(Arc<AtomicUsize>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn guarded(live: &Arc<AtomicUsize>, pauses: usize) -> Fun {
+    let live = live.clone();
+    raw(spec(), move |_| {
+        let live = live.clone();
+        let once = async move {
+            live.fetch_add(1, Ordering::SeqCst);
+            let guard = Guard(live);
+            for _ in 0..pauses {
+                let mut woken = false;
+                std::future::poll_fn(|cx| {
+                    cx.waker().wake_by_ref();
+                    if std::mem::replace(&mut woken, true) {
+                        Poll::Ready(())
+                    } else {
+                        Poll::Pending
+                    }
+                })
+                .await;
+            }
+            drop(guard);
+            Ok(Chunk::text("done"))
+        };
+        stream::once(once).boxed()
+    })
+}
+
+proptest! {
+    /// KE-131
+    #[test]
+    fn ke_501_a_drop_at_any_poll_leaves_no_live_guard(polls in 0_usize..12, pauses in 0_usize..8, layered in any::<bool>()) {
+        let live = Arc::new(AtomicUsize::new(0));
+        let kernel = Kernel::new();
+        kernel.add(guarded(&live, pauses)).unwrap();
+        if layered {
+            kernel.layer(|call: Call, next: Next| -> Chunks { next.call(call).map(|item| item).boxed() });
+        }
+        let mut run = kernel.run::<String>("f", ());
+        let cancel = run.cancel();
+        for _ in 0..polls {
+            let _any = poll_once(&mut run, Waker::noop());
+        }
+        drop(run);
+        prop_assert_eq!(live.load(Ordering::SeqCst), 0);
+        prop_assert!(cancel.is_cancelled());
+    }
+}
+
+#[test]
+fn ke_131_a_call_does_nothing_before_its_first_poll() {
+    let live = Arc::new(AtomicUsize::new(0));
+    let kernel = Kernel::new();
+    kernel.add(guarded(&live, 1)).unwrap();
+    let mut run = kernel.run::<String>("f", ());
+    assert_eq!(live.load(Ordering::SeqCst), 0);
+    assert!(poll_once(&mut run, Waker::noop()).is_pending());
+    assert_eq!(live.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn ke_502_a_cancel_ends_the_run_and_wakes_it() {
+    let seen: Arc<Mutex<Option<Cancel>>> = Arc::default();
+    let kernel = Kernel::new();
+    let nested = seen.clone();
+    kernel
+        .add(raw(Spec::new("inner", ""), move |call| {
+            *nested.lock().unwrap() = Some(call.cancel.clone());
+            stream::pending().boxed()
+        }))
+        .unwrap();
+    kernel
+        .add(raw(spec(), |call| call.kernel.node("inner", ()).read()))
+        .unwrap();
+    let mut run = kernel.run::<String>("f", ());
+    let (woken, waker) = Woken::new();
+    assert!(poll_once(&mut run, &waker).is_pending());
+    let cancel = run.cancel();
+    let inner = seen.lock().unwrap().clone().unwrap();
+    assert!(!cancel.is_cancelled() && !inner.is_cancelled());
+    cancel.cancel();
+    assert!(woken.count() > 0 && inner.is_cancelled());
+    block_on(cancel.cancelled());
+    assert!(matches!(
+        poll_once(&mut run, &waker),
+        Poll::Ready(Some(Err(Error::Cancelled)))
+    ));
+    assert!(matches!(poll_once(&mut run, &waker), Poll::Ready(None)));
+    let run = kernel.run::<String>("f", ());
+    let cancel = run.cancel();
+    drop(run);
+    assert!(cancel.is_cancelled() && cancel.child().is_cancelled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn ke_503_a_deadline_reaches_nested_calls_and_busy_streams() {
+    let kernel = Kernel::new();
+    let seen: Arc<Mutex<Vec<Option<Instant>>>> = Arc::default();
+    let deadlines = seen.clone();
+    kernel
+        .add(raw(Spec::new("inner", ""), move |call| {
+            deadlines.lock().unwrap().push(call.deadline);
+            stream::pending().boxed()
+        }))
+        .unwrap();
+    kernel
+        .add(raw(spec(), |call| call.kernel.node("inner", ()).read()))
+        .unwrap();
+    kernel
+        .add(raw(Spec::new("busy", ""), |_| {
+            stream::repeat_with(|| Ok(Chunk::text("x"))).boxed()
+        }))
+        .unwrap();
+    let began = Instant::now();
+    let run = kernel
+        .run::<String>("f", ())
+        .timeout(Duration::from_secs(3));
+    assert!(matches!(run.await, Err(Error::Deadline)));
+    assert_eq!(
+        seen.lock().unwrap()[0],
+        Some(began + Duration::from_secs(3))
+    );
+    // A stream that is always ready is looked at every 64 chunks.
+    let mut busy = kernel
+        .run::<String>("busy", ())
+        .timeout(Duration::from_secs(1));
+    assert!(busy.next().await.unwrap().is_ok());
+    tokio::time::advance(Duration::from_secs(2)).await;
+    let more = busy
+        .take_while(|item| std::future::ready(item.is_ok()))
+        .count()
+        .await;
+    assert!(more <= 64, "{more}");
+}
+
+#[test]
+fn ke_503_a_deadline_without_a_runtime_is_an_error() {
+    let kernel = Kernel::new();
+    kernel
+        .add(raw(spec(), |_| stream::pending().boxed()))
+        .unwrap();
+    let run = kernel
+        .run::<String>("f", ())
+        .timeout(Duration::from_secs(1));
+    assert!(matches!(whole(run), Err(Error::Unavailable { .. })));
+}
+
+#[test]
+fn ke_504_three_of_a_million_make_three() {
+    let (kernel, count) = (Kernel::new(), Count::new());
+    let counted = count.clone();
+    kernel
+        .add(raw(spec(), move |_| {
+            let counted = counted.clone();
+            let numbers = (0..1_000_000_u32).inspect(move |_| {
+                counted.given.fetch_add(1, Ordering::SeqCst);
+            });
+            stream::iter(
+                numbers
+                    .map(|number| Chunk::json(&number).map(|chunk| chunk.with_mime("text/plain"))),
+            )
+            .boxed()
+        }))
+        .unwrap();
+    for name in ["second", "third"] {
+        let spec = Spec::new(name, "").inputs([Input::new("a")]);
+        kernel
+            .add(raw(spec, |call| call.read("a").unwrap()))
+            .unwrap();
+    }
+    let second = kernel.node("second", args! { a: kernel.node("f", ()) });
+    let mut third = kernel.run::<String>("third", args! { a: second });
+    for _ in 0..3 {
+        assert!(block_on(third.next()).unwrap().is_ok());
+    }
+    assert_eq!(count.given(), 3);
+}
+
+#[test]
+fn ke_139_a_panic_ends_one_run_and_says_nothing() {
+    let kernel = Kernel::new();
+    let panics: [Fun; 2] = [
+        raw(Spec::new("at_call", ""), |_| panic!("secret")),
+        raw(Spec::new("at_poll", ""), |_| {
+            stream::poll_fn(|_| panic!("secret")).boxed()
+        }),
+    ];
+    kernel.add_all(panics).unwrap();
+    for name in ["at_call", "at_poll"] {
+        let error = whole(kernel.run::<String>(name, ())).unwrap_err();
+        assert!(matches!(&error, Error::Panicked { function } if *function == *name));
+        assert!(!format!("{error} {error:?}").contains("secret"));
+    }
+    kernel.layer(|_: Call, _: Next| -> Chunks { panic!("secret") });
+    assert!(matches!(
+        whole(kernel.run::<String>("at_call", ())),
+        Err(Error::Panicked { .. })
+    ));
+}
+
+/// Pauses in the source change nothing, and everything runs under a bare executor.
+#[test]
+fn ke_102_no_runtime_is_needed() {
+    let count = Count::new();
+    let kernel = Kernel::new();
+    kernel
+        .add(source(spec(), move || {
+            paused(
+                &count,
+                [None, Some(Chunk::text("a")), None, Some(Chunk::text("b"))],
+            )
+        }))
+        .unwrap();
+    assert_eq!(whole(kernel.run::<String>("f", ())).unwrap(), "ab");
+}
+
+#[tokio::test]
+async fn ke_p3_a_thousand_open_runs_spawn_no_task() {
+    let (kernel, _) = playing(spec(), texts(["a", "b"]));
+    let tasks = || {
+        tokio::runtime::Handle::current()
+            .metrics()
+            .num_alive_tasks()
+    };
+    let before = tasks();
+    let mut runs: Vec<Run<String>> = (0..1000).map(|_| kernel.run("f", ())).collect();
+    for run in &mut runs {
+        assert!(run.next().await.is_some());
+    }
+    assert_eq!(tasks(), before);
+}
+
+#[test]
+fn ke_115_inner_is_asked_for_only_by_chunks() {
+    let asked: Arc<Mutex<Vec<bool>>> = Arc::default();
+    let seen = asked.clone();
+    let kernel = Kernel::new();
+    kernel
+        .add(raw(spec(), move |call| {
+            seen.lock().unwrap().push(call.want.inner);
+            stream::iter([Ok(Chunk::text("a").with_inner(7_u8))]).boxed()
+        }))
+        .unwrap();
+    let chunks = whole(kernel.run::<Chunk>("f", ())).unwrap();
+    assert_eq!(chunks[0].inner::<u8>(), Some(&7));
+    assert_eq!(whole(kernel.run::<String>("f", ())).unwrap(), "a");
+    assert_eq!(*asked.lock().unwrap(), [true, false]);
+}

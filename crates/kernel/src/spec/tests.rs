@@ -27,9 +27,16 @@ fn ke_133_the_schema_of_all_inputs() {
     assert_eq!(schema.pointer("/type"), Some(&json!("object")));
     assert_eq!(schema.pointer("/required"), Some(&json!(["text", "tree"])));
     assert_eq!(schema.pointer("/additionalProperties"), Some(&json!(false)));
-    assert_eq!(schema.pointer("/properties/text/description"), Some(&json!("What to look for.")));
+    assert_eq!(
+        schema.pointer("/properties/text/description"),
+        Some(&json!("What to look for."))
+    );
     let defs = schema.get("$defs").and_then(Value::as_object);
-    assert_eq!(defs.map(Map::len), Some(1), "only the recursive type is a definition");
+    assert_eq!(
+        defs.map(Map::len),
+        Some(1),
+        "only the recursive type is a definition"
+    );
 }
 
 #[test]
@@ -37,8 +44,14 @@ fn outputs_are_found_by_port_and_by_wire_name() {
     let main = Output::new("", "text/plain").wire("response").alias("text");
     let spec = Spec::new("f", "").outputs([main, Output::new("meta", "application/json")]);
     for (wire, port) in [("", ""), ("response", ""), ("text", ""), ("meta", "meta")] {
-        assert_eq!(spec.output_on_wire(wire).map(|output| output.port.as_str()), Some(port));
+        assert_eq!(
+            spec.output_on_wire(wire).map(|output| output.port.as_str()),
+            Some(port)
+        );
     }
     assert!(spec.output_on_wire("output").is_none());
-    assert!(InnerType::of::<u8>().name().contains("u8") && InnerType::of::<u8>() != InnerType::of::<u16>());
+    assert!(
+        InnerType::of::<u8>().name().contains("u8")
+            && InnerType::of::<u8>() != InnerType::of::<u16>()
+    );
 }
