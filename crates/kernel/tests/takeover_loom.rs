@@ -42,7 +42,7 @@ struct Gate(Mutex<(bool, Option<Waker>)>);
 impl Gate {
     fn open(&self) {
         let waker = {
-            let mut gate = self.0.lock().unwrap();
+            let mut gate = self.0.lock().expect("nobody panics with it");
             gate.0 = true;
             gate.1.take()
         };
@@ -64,7 +64,7 @@ impl Stream for Source {
             return Poll::Pending;
         }
         let gate = self.gate.clone();
-        let mut gate = gate.0.lock().unwrap();
+        let mut gate = gate.0.lock().expect("nobody panics with it");
         if gate.0 {
             self.given = true;
             return Poll::Ready(Some(7));

@@ -137,12 +137,12 @@ fn ke_138_nested_calls_inherit_and_depth_is_limited() {
             let key = call.context.get("key").cloned();
             assert_eq!((key, call.deadline.is_none()), (Some(json!(7)), true));
             if down.left == 0 {
-                return Ok::<_, Error>(format!("{}", call.parent.is_some()));
+                return Ok(format!("{}", call.parent.is_some()));
             }
             let run = call
                 .kernel
                 .run::<String>("down", args! { left: down.left - 1 });
-            Ok(run.await?)
+            run.await
         }))
         .unwrap();
     let deep = |left: u32| {

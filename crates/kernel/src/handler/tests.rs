@@ -114,7 +114,7 @@ async fn ke_139_blocking_code_runs_elsewhere() {
         .unwrap();
     let error = kernel.run::<String>("p", args! { a: 1 }).await.unwrap_err();
     assert!(
-        matches!(&error, Error::Panicked { function } if function == &"p"),
+        matches!(&error, Error::Panicked { function } if *function == "p"),
         "{error:?}"
     );
 }

@@ -29,7 +29,10 @@ fn ke_211_a_plain_value_is_one_chunk() {
             Bytes::from("d").into_chunks(),
             "0.0 application/octet-stream d",
         ),
-        (vec![101_u8].into_chunks(), "0.0 application/octet-stream e"),
+        (
+            IntoChunks::into_chunks(vec![101_u8]),
+            "0.0 application/octet-stream e",
+        ),
         (true.into_chunks(), "0.0 application/json true"),
         ((-7_i64).into_chunks(), "0.0 application/json -7"),
         (0.1_f32.into_chunks(), "0.0 application/json 0.1"),

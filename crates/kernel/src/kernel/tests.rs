@@ -242,8 +242,7 @@ fn ke_146_scopes_see_their_parent_and_drop_only_their_own() {
 #[test]
 fn ke_146_a_change_never_affects_a_running_call() {
     let kernel = Kernel::new();
-    let count = Count::new();
-    let counted = count.clone();
+    let counted = Count::new();
     kernel
         .add(source(Spec::new("f", ""), move || {
             played(&counted, texts(["a", "b"]).into_iter().map(Ok))

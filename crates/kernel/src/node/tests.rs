@@ -299,7 +299,8 @@ fn ke_127_a_writer_waits_while_enough_is_unread() {
 
 #[test]
 fn ke_127_how_a_writer_ends_is_how_its_node_ends() {
-    let ends: [(fn(NodeWriter), &[&str]); 3] = [
+    type Case = (fn(NodeWriter), &'static [&'static str]);
+    let ends: [Case; 3] = [
         (NodeWriter::finish, &["a"]),
         (
             |writer| writer.fail(Error::Deadline),

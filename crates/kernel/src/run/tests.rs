@@ -451,9 +451,7 @@ fn ke_r10_every_port_appends_as_bytes() {
         many_ports(),
         vec![line("{\"id\":1}\n"), line("{\"id\""), line(":2}\n")],
     );
-    let run = kernel
-        .run::<Json<serde_json::Value>>("f", ())
-        .port("progress");
+    let run = kernel.run::<Json<Value>>("f", ()).port("progress");
     assert_eq!(whole(run).unwrap(), [json!({"id": 1}), json!({"id": 2})]);
 }
 
@@ -585,7 +583,7 @@ fn ke_502_a_cancel_ends_the_run_and_wakes_it() {
     let nested = seen.clone();
     kernel
         .add(raw(Spec::new("inner", ""), move |call| {
-            *nested.lock().unwrap() = Some(call.cancel.clone());
+            *nested.lock().unwrap() = Some(call.cancel);
             stream::pending().boxed()
         }))
         .unwrap();

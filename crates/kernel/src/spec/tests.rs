@@ -15,7 +15,7 @@ struct Query {
 #[derive(serde::Deserialize, schemars::JsonSchema)]
 #[allow(dead_code, reason = "only its schema is looked at")]
 struct Tree {
-    children: Vec<Tree>,
+    children: Vec<Self>,
 }
 
 #[test]
