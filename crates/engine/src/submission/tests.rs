@@ -19,92 +19,93 @@ fn refused(change: impl FnOnce(&mut Request)) -> Option<(&'static str, String)> 
 /// A field, a value at its limit, and one past it.
 type Case = (&'static str, fn(&mut Request), fn(&mut Request));
 
+const CASES: &[Case] = &[
+    (
+        "temperature",
+        |r| r.sampling.temperature = 100.0,
+        |r| r.sampling.temperature = 100.5,
+    ),
+    (
+        "temperature",
+        |r| r.sampling.temperature = 0.0,
+        |r| r.sampling.temperature = -0.1,
+    ),
+    ("temperature", |_| (), |r| r.sampling.temperature = f32::NAN),
+    (
+        "top_p",
+        |r| r.sampling.top_p = 1.0,
+        |r| r.sampling.top_p = 1.1,
+    ),
+    (
+        "top_p",
+        |r| r.sampling.top_p = 0.01,
+        |r| r.sampling.top_p = 0.0,
+    ),
+    (
+        "min_p",
+        |r| r.sampling.min_p = 0.0,
+        |r| r.sampling.min_p = 1.0,
+    ),
+    (
+        "repetition_penalty",
+        |r| r.sampling.repetition_penalty = 10.0,
+        |r| r.sampling.repetition_penalty = 0.0,
+    ),
+    (
+        "presence_penalty",
+        |r| r.sampling.presence_penalty = -100.0,
+        |r| r.sampling.presence_penalty = -101.0,
+    ),
+    (
+        "frequency_penalty",
+        |r| r.sampling.frequency_penalty = 100.0,
+        |r| r.sampling.frequency_penalty = f32::NAN,
+    ),
+    (
+        "logit_bias",
+        |r| _ = r.sampling.logit_bias.insert(257, -1e9),
+        |r| _ = r.sampling.logit_bias.insert(258, 0.0),
+    ),
+    (
+        "logit_bias",
+        |_| (),
+        |r| _ = r.sampling.logit_bias.insert(1, f32::INFINITY),
+    ),
+    ("n", |r| r.n = 64, |r| r.n = 65),
+    ("n", |r| r.n = 1, |r| r.n = 0),
+    (
+        "stop",
+        |r| r.stop = vec!["x".to_owned(); 64],
+        |r| r.stop = vec!["x".to_owned(); 65],
+    ),
+    (
+        "stop",
+        |r| r.stop = vec!["x".repeat(1024)],
+        |r| r.stop = vec!["x".repeat(1025)],
+    ),
+    ("stop", |_| (), |r| r.stop = vec![String::new()]),
+    (
+        "stop_tokens",
+        |r| r.stop_tokens = vec![257; 256],
+        |r| r.stop_tokens = vec![257; 257],
+    ),
+    ("stop_tokens", |_| (), |r| r.stop_tokens = vec![258]),
+    (
+        "top_logprobs",
+        |r| r.top_logprobs = Some(1000),
+        |r| r.top_logprobs = Some(1001),
+    ),
+    (
+        "min_tokens",
+        |r| (r.min_tokens, r.max_tokens) = (4, Some(4)),
+        |r| (r.min_tokens, r.max_tokens) = (5, Some(4)),
+    ),
+];
+
 /// D-20.
 #[test]
 fn ev_603_each_field_is_taken_at_its_limit_and_refused_past_it_by_name() {
-    let cases: &[Case] = &[
-        (
-            "temperature",
-            |r| r.sampling.temperature = 100.0,
-            |r| r.sampling.temperature = 100.5,
-        ),
-        (
-            "temperature",
-            |r| r.sampling.temperature = 0.0,
-            |r| r.sampling.temperature = -0.1,
-        ),
-        ("temperature", |_| (), |r| r.sampling.temperature = f32::NAN),
-        (
-            "top_p",
-            |r| r.sampling.top_p = 1.0,
-            |r| r.sampling.top_p = 1.1,
-        ),
-        (
-            "top_p",
-            |r| r.sampling.top_p = 0.01,
-            |r| r.sampling.top_p = 0.0,
-        ),
-        (
-            "min_p",
-            |r| r.sampling.min_p = 0.0,
-            |r| r.sampling.min_p = 1.0,
-        ),
-        (
-            "repetition_penalty",
-            |r| r.sampling.repetition_penalty = 10.0,
-            |r| r.sampling.repetition_penalty = 0.0,
-        ),
-        (
-            "presence_penalty",
-            |r| r.sampling.presence_penalty = -100.0,
-            |r| r.sampling.presence_penalty = -101.0,
-        ),
-        (
-            "frequency_penalty",
-            |r| r.sampling.frequency_penalty = 100.0,
-            |r| r.sampling.frequency_penalty = f32::NAN,
-        ),
-        (
-            "logit_bias",
-            |r| _ = r.sampling.logit_bias.insert(257, -1e9),
-            |r| _ = r.sampling.logit_bias.insert(258, 0.0),
-        ),
-        (
-            "logit_bias",
-            |_| (),
-            |r| _ = r.sampling.logit_bias.insert(1, f32::INFINITY),
-        ),
-        ("n", |r| r.n = 64, |r| r.n = 65),
-        ("n", |r| r.n = 1, |r| r.n = 0),
-        (
-            "stop",
-            |r| r.stop = vec!["x".to_owned(); 64],
-            |r| r.stop = vec!["x".to_owned(); 65],
-        ),
-        (
-            "stop",
-            |r| r.stop = vec!["x".repeat(1024)],
-            |r| r.stop = vec!["x".repeat(1025)],
-        ),
-        ("stop", |_| (), |r| r.stop = vec![String::new()]),
-        (
-            "stop_tokens",
-            |r| r.stop_tokens = vec![257; 256],
-            |r| r.stop_tokens = vec![257; 257],
-        ),
-        ("stop_tokens", |_| (), |r| r.stop_tokens = vec![258]),
-        (
-            "top_logprobs",
-            |r| r.top_logprobs = Some(1000),
-            |r| r.top_logprobs = Some(1001),
-        ),
-        (
-            "min_tokens",
-            |r| (r.min_tokens, r.max_tokens) = (4, Some(4)),
-            |r| (r.min_tokens, r.max_tokens) = (5, Some(4)),
-        ),
-    ];
-    for (field, at_limit, past_it) in cases {
+    for (field, at_limit, past_it) in CASES {
         assert_eq!(refused(at_limit), None, "{field}");
         let (reason, message) = refused(past_it).unwrap();
         assert_eq!(reason, "BAD_CONFIG");

@@ -1,0 +1,174 @@
+//! What the engine's own loop costs per token, beside a bare loop over the same scripted rows.
+//!
+//! `cargo run --release -p sapwood-benches --bin engine_loop [--json]`. The bare loop asks the model for rows and takes
+//! the best token; the engine does the same behind its scheduler, cache bookkeeping, sampler, text assembly and
+//! outboxes. Reading the events is timed apart: in a server it happens on other threads.
+
+use std::time::{Duration, Instant};
+
+use sapwood_engine::api::{Prompt, Request};
+use sapwood_engine::model::{Entry, Model, Opening, Row};
+use sapwood_engine::scripted::{Config as Script, Script as Name, Scripted};
+use sapwood_engine::{Config, Handle, Owner};
+use sapwood_proto::time::Time;
+
+const SEQUENCES: [u32; 3] = [1, 16, 64];
+const STEPS: u32 = 1500;
+const ROUNDS: usize = 5;
+
+/// Nanoseconds per token, medians of alternating rounds.
+struct Figures {
+    sequences: u32,
+    bare: f64,
+    step: f64,
+    read: f64,
+}
+
+impl Figures {
+    fn own(&self) -> f64 {
+        self.step - self.bare
+    }
+}
+
+fn model() -> anyhow::Result<Scripted> {
+    let script = Script {
+        script: Name::Tokens,
+        count: u32::MAX,
+        context_tokens: 4096,
+        parallel: 64,
+        kept_prefixes: 0,
+        ..Script::default()
+    };
+    Ok(Scripted::new(script)?)
+}
+
+fn per_token(spent: Duration, sequences: u32) -> f64 {
+    spent.as_secs_f64() * 1e9 / f64::from(STEPS * sequences)
+}
+
+/// The same rows without an engine.
+fn bare(sequences: u32) -> anyhow::Result<f64> {
+    let mut model = model()?;
+    let prompt = [256, 97];
+    for slot in 0..sequences {
+        let opening = Opening {
+            prompt: &prompt,
+            seed: u64::from(slot),
+            choice: 0,
+            max_tokens: None,
+        };
+        model.open(slot, &opening);
+    }
+    let mut tokens = vec![256; sequences as usize];
+    let mut batch = Vec::new();
+    let mut began = Instant::now();
+    for position in 0..STEPS + 2 {
+        if position == 2 {
+            began = Instant::now();
+        }
+        batch.clear();
+        batch.extend((0..).zip(&tokens).map(|(slot, &token)| Entry {
+            slot,
+            position,
+            token,
+            row: true,
+        }));
+        model
+            .decode(&batch, Time::ZERO)
+            .map_err(|stop| anyhow::anyhow!("{stop:?}"))?;
+        for (index, token) in tokens.iter_mut().enumerate() {
+            if let Row::Ranked(ranking) = model.row(index, Time::ZERO) {
+                *token = ranking.first();
+            }
+        }
+    }
+    std::hint::black_box(&tokens);
+    Ok(per_token(began.elapsed(), sequences))
+}
+
+/// The same tokens through the engine: time in steps, and time spent reading.
+fn engine(sequences: u32) -> anyhow::Result<(f64, f64)> {
+    let (mut owner, engine) = Owner::by_hand(
+        Box::new(model()?),
+        Config {
+            seed: Some(1),
+            ..Config::default()
+        },
+    );
+    let mut handles = Vec::new();
+    for _ in 0..sequences {
+        handles.push(engine.submit(Request::new(Prompt::Tokens(vec![256, 97])))?);
+    }
+    let mut now = Time::ZERO;
+    let (mut stepping, mut reading) = (Duration::ZERO, Duration::ZERO);
+    for step in 0..STEPS + 2 {
+        now = now + Duration::from_millis(1);
+        let began = Instant::now();
+        std::hint::black_box(owner.step(now));
+        let stepped = Instant::now();
+        handles.iter_mut().for_each(drain);
+        if step >= 2 {
+            stepping += stepped - began;
+            reading += stepped.elapsed();
+        }
+    }
+    Ok((
+        per_token(stepping, sequences),
+        per_token(reading, sequences),
+    ))
+}
+
+fn drain(handle: &mut Handle) {
+    while let Some(event) = handle.try_next() {
+        std::hint::black_box(event);
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn measure(sequences: u32) -> anyhow::Result<Figures> {
+    let (mut bares, mut steps, mut reads) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        bares.push(bare(sequences)?);
+        let (step, read) = engine(sequences)?;
+        steps.push(step);
+        reads.push(read);
+    }
+    Ok(Figures {
+        sequences,
+        bare: median(bares),
+        step: median(steps),
+        read: median(reads),
+    })
+}
+
+#[expect(clippy::print_stdout, reason = "a bench prints its figures")]
+fn main() -> anyhow::Result<()> {
+    let json = std::env::args().any(|argument| argument == "--json");
+    let figures = SEQUENCES
+        .into_iter()
+        .map(measure)
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    if json {
+        let rows = figures.iter().map(|row| {
+            serde_json::json!({
+                "sequences": row.sequences, "bare_ns_per_token": row.bare, "step_ns_per_token": row.step,
+                "own_ns_per_token": row.own(), "read_ns_per_token": row.read,
+            })
+        });
+        println!("{}", serde_json::Value::from_iter(rows));
+        return Ok(());
+    }
+    println!("sequences  bare ns/token  step ns/token  own ns/token  read ns/token");
+    for row in &figures {
+        let own = row.own();
+        println!(
+            "{:>9} {:>14.0} {:>14.0} {own:>13.0} {:>14.0}",
+            row.sequences, row.bare, row.step, row.read
+        );
+    }
+    Ok(())
+}
