@@ -69,7 +69,7 @@ impl Payload {
         match self {
             Self::Data(data) => data.len(),
             Self::Ref(uri) => uri.len(),
-            Self::Status(_) => 0,
+            Self::Status(status) => status.as_ref().map_or(0, |status| status.text_bytes()),
         }
     }
 

@@ -97,6 +97,20 @@ impl Status {
         Reason::from_name(&self.reason)
     }
 
+    /// Bytes of text that it holds.
+    #[must_use]
+    pub fn text_bytes(&self) -> usize {
+        let details = self
+            .details
+            .iter()
+            .map(|(key, value)| key.len() + value.len());
+        let fields = self
+            .fields
+            .iter()
+            .map(|(field, what)| field.len() + what.len());
+        self.reason.len() + self.message.len() + details.chain(fields).sum::<usize>()
+    }
+
     /// The encoded `google.rpc.Status`: the trailer `grpc-status-details-bin`, or the bytes of a status chunk.
     #[must_use]
     pub fn encode(&self) -> Bytes {
@@ -138,9 +152,13 @@ impl Status {
         .into()
     }
 
-    /// Reads an encoded `google.rpc.Status`, a peer's perhaps: `Some(None)` is OK, `None` is no status at all.
+    /// Reads an encoded `google.rpc.Status`, a peer's perhaps: `Some(None)` is OK, `None` is no status at all, or one
+    /// of more than 64 KiB, which no peer needs and which would take far more once it is unpacked.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Option<Self>> {
+        if bytes.len() > ENCODED_MAX {
+            return None;
+        }
         let status = rpc::Status::decode(bytes).ok()?;
         if status.code == 0 {
             return Some(None);
@@ -209,6 +227,8 @@ fn pack(name: &str, message: &impl Message) -> Any {
     }
 }
 
+/// Bytes of an encoded status that are read.
+const ENCODED_MAX: usize = 64 * 1024;
 /// The domain of our reasons.
 pub const DOMAIN: &str = "evergreen.sapwood";
 /// What we advise where asking again later can help.
@@ -254,5 +274,11 @@ mod tests {
         );
         assert_eq!(Status::decode(b""), Some(None));
         assert_eq!(Status::decode(b"\xff"), None);
+        let huge = rpc::Status {
+            code: 5,
+            message: "x".repeat(70_000),
+            details: Vec::new(),
+        };
+        assert_eq!(Status::decode(&huge.encode_to_vec()), None);
     }
 }

@@ -50,7 +50,7 @@ impl Piece {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Begin(_, data) | Self::Data(data) => data.len(),
-            Self::Status(Some(status)) => STATUS_BYTES + status.message.len(),
+            Self::Status(Some(status)) => STATUS_BYTES + status.text_bytes(),
             Self::Empty | Self::Ref(_) | Self::Children(_) | Self::Status(None) => 0,
         }
     }
@@ -316,5 +316,5 @@ pub(super) fn check_id(id: &str, limits: &Limits) -> Result<(), Status> {
     Err(Status { message, ..status })
 }
 
-/// About what a status takes beside its message.
+/// About what a status takes beside its text.
 const STATUS_BYTES: usize = 128;

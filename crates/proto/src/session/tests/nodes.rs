@@ -375,3 +375,21 @@ fn ev_217_what_the_search_leaves_undone_is_found_by_the_reader() {
         assert!(session.aborted().is_some(), "a cycle ends the session");
     }
 }
+
+/// EV-308
+#[test]
+fn ev_217_the_searches_of_one_message_share_a_budget() {
+    // D-27: with no edge to follow nothing is found before it is read, with two edges it is.
+    for (edges, found) in [(0, false), (2, true)] {
+        let mut session = server_with(|_, limits| limits.cycle_edges_per_message = edges);
+        let list = [
+            tree("a", 0, &["b"]),
+            tree("b", 0, &["c"]),
+            tree("c", 0, &["a"]),
+        ];
+        assert_eq!(feed(&mut session, list).is_err(), found);
+        if !found {
+            assert_eq!(content(&mut session, "a").1, Stop::Failed(Reason::Cycle));
+        }
+    }
+}
