@@ -4,6 +4,7 @@
 
 use sapwood_kernel::{Error, Kernel};
 use sapwood_proto::code::Code;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::Config;
 use crate::failure::Failure;
@@ -48,6 +49,13 @@ pub(crate) fn told(error: &Error) -> Failure {
         _ => "",
     };
     Failure::new(format!("{error}{reason}{hint}"))
+}
+
+/// Ctrl-C from now on. Made once for each thing that can be interrupted: a listener made anew would miss what came
+/// between.
+pub(crate) fn interrupts() -> Result<Signal, Failure> {
+    signal(SignalKind::interrupt())
+        .map_err(|error| Failure::new(format!("cannot watch signals: {error}")))
 }
 
 /// Commands that answer are quiet unless asked to talk.

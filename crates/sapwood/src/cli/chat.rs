@@ -176,13 +176,14 @@ impl Chat {
 
     /// Writes the answer as it streams, and what it cost.
     async fn show(&self, answer: &Node, text: &mut String) -> Result<Ended, Failure> {
+        let mut interrupts = client::interrupts()?;
         let mut run = answer.run::<String>();
         let mut first = None;
         let ended = loop {
             // Both may be cancelled: the interrupt is what we wait for, a piece not taken is not lost.
             let next = tokio::select! {
                 next = run.next() => next,
-                _ = tokio::signal::ctrl_c() => break Ended::Cancelled,
+                _ = interrupts.recv() => break Ended::Cancelled,
             };
             match next {
                 Some(Ok(piece)) => {

@@ -53,12 +53,13 @@ impl Run {
         let place = client::open(&config).await?;
         let mut sink = Sink::open(self.output.as_deref())?;
         let port = self.port(&place.kernel)?;
+        let mut interrupts = client::interrupts()?;
         let mut run = place.kernel.run::<Chunk>(&self.name, inputs).port(port);
         loop {
             // Both may be cancelled: an interrupt ends everything, and a piece that was not taken is not lost.
             let next = tokio::select! {
                 next = run.next() => next,
-                _ = tokio::signal::ctrl_c() => return Err(Failure::exit(Exit::Interrupted, "cancelled")),
+                _ = interrupts.recv() => return Err(Failure::exit(Exit::Interrupted, "cancelled")),
             };
             match next {
                 // It carries what the totals will say, and no data.

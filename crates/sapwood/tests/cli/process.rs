@@ -53,6 +53,11 @@ pub(crate) fn run(folder: &Path, arguments: &[&str]) -> Ended {
     run_with(sapwood(folder, arguments), "")
 }
 
+/// Sends a process a signal.
+pub(crate) fn interrupt(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
 /// A server that runs, and is killed at the latest when dropped.
 pub(crate) struct Serving {
     child: Child,
@@ -112,8 +117,7 @@ impl Serving {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, signal).unwrap();
+        interrupt(&self.child, signal);
     }
 
     /// Waits for the end; the exit code and the rest of the log.

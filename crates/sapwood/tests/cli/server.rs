@@ -13,6 +13,15 @@ pub(crate) fn with_echo(name: &str, more: &str) -> std::path::PathBuf {
     here
 }
 
+/// The same, saying ten letters a second.
+pub(crate) fn with_slow_echo(name: &str, more: &str) -> std::path::PathBuf {
+    let here = with_echo(name, more);
+    let text = std::fs::read_to_string(here.join("sapwood.toml")).unwrap();
+    let slow = text.replace("\"echo\"", "\"echo\", tokens_per_s = 10.0");
+    std::fs::write(here.join("sapwood.toml"), slow).unwrap();
+    here
+}
+
 fn write_config(here: &Path, more: &str) {
     let text = format!(
         "test_functions = true\n{more}\n[[models]]\nname = \"parrot\"\nbackend = \"scripted\"\n\

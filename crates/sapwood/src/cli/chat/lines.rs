@@ -8,7 +8,8 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use tokio::io::{AsyncBufReadExt, BufReader, Stdin};
 
-use crate::failure::Failure;
+use crate::client;
+use crate::failure::{Exit, Failure};
 use crate::output;
 
 /// The source of lines.
@@ -44,7 +45,12 @@ impl Lines {
     pub(super) async fn next(&mut self) -> Result<Line, Failure> {
         match self {
             Self::Pipe(lines) => {
-                let line = lines.next_line().await;
+                let mut interrupts = client::interrupts()?;
+                // Both may be cancelled: an interrupt ends the chat, and a line half read is then nobody's.
+                let line = tokio::select! {
+                    line = lines.next_line() => line,
+                    _ = interrupts.recv() => return Err(Failure::exit(Exit::Interrupted, "")),
+                };
                 let line =
                     line.map_err(|error| Failure::new(format!("cannot read the input: {error}")))?;
                 Ok(line.map_or(Line::End, Line::Text))
