@@ -136,6 +136,12 @@ pub struct Session<W> {
     observer: W,
 }
 
+/// What LIST_ACTIONS answers, for whoever asks outside a session (EV-914).
+#[must_use]
+pub fn listing(kernel: &Kernel, options: &Options) -> serde_json::Value {
+    listing::actions(kernel, options)
+}
+
 /// Opens a session against the functions of `kernel`: what is to be run, and what goes to the transport.
 pub fn open<W: Observe>(kernel: Kernel, options: Options, observer: W) -> (Session<W>, Outgoing) {
     let link = Link::new(|now| {

@@ -150,6 +150,8 @@ pub(crate) struct Limits {
     pub(crate) handshake: Span,
     /// A connection without a request for this long is closed.
     pub(crate) idle: Span,
+    /// Evergreen sessions at a time; one more is refused.
+    pub(crate) sessions: usize,
     /// Requests that may wait for one model; one more is refused.
     pub(crate) queue_requests: usize,
     /// Prompt tokens that may wait for one model, together.
@@ -166,6 +168,7 @@ impl Default for Limits {
             header_bytes: 65_536,
             handshake: Span::seconds(10),
             idle: Span::seconds(75),
+            sessions: 20_000,
             queue_requests: 1_024,
             queue_tokens: 4_194_304,
             queue_timeout: Span::seconds(60),

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use sapwood_engine::Engine;
+use sapwood_kernel::session::test_functions;
 use sapwood_kernel::{Error, Fun, Kernel, Name, Spec, Targets, generate, model, raw};
 
 use crate::config::Config;
@@ -32,6 +33,9 @@ pub(crate) fn kernel(config: &Config, planned: &[Planned]) -> Result<Kernel, Fai
     };
     let refused = |error: Error| Failure::usage(format!("models: {error}"));
     kernel.add(generate(targets)).map_err(refused)?;
+    if config.test_functions {
+        kernel.add_all(test_functions()).map_err(refused)?;
+    }
     for model in planned {
         kernel.add(loading(&model.name)).map_err(refused)?;
     }

@@ -65,7 +65,12 @@ impl Config {
 /// The face over the functions of `kernel`.
 #[must_use]
 pub fn face(shared: Shared, kernel: Kernel, config: Config) -> Face {
-    let routes = Router::new().route_service(grpc::PATH, Service::new(shared, kernel, config));
+    let options = config.session(Options::default());
+    let listed = kernel.clone();
+    let listing = move || async move { axum::Json(session::listing(&listed, &options)) };
+    let routes = Router::new()
+        .route("/evergreen/v2/actions", axum::routing::get(listing))
+        .route_service(grpc::PATH, Service::new(shared, kernel, config));
     Face {
         routes,
         descriptors: vec![DESCRIPTORS],

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use clap::Args;
 use sapwood_kernel::Kernel;
-use sapwood_server::{Server, Shared, drain, listener, origin};
+use sapwood_server::counting::Counting;
+use sapwood_server::{Server, Shared, drain, evergreen, listener, metrics, origin};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
@@ -82,7 +83,13 @@ impl Serve {
         let builder = Server::builder(server_config(&config, address), keys).map_err(broken)?;
         let shared = builder.shared().clone();
         let kernel = serving::kernel(&config, &planned)?;
-        let server = builder.build().map_err(broken)?;
+        kernel.layer(Counting::new(&shared.metrics, metrics::Face::Evergreen));
+        let face = evergreen::face(
+            shared.clone(),
+            kernel.clone(),
+            evergreen_config(&config, &planned),
+        );
+        let server = builder.face(face).build().map_err(broken)?;
         let reload = Reload {
             serve: self,
             common,
@@ -163,6 +170,15 @@ fn server_config(config: &Config, address: SocketAddr) -> sapwood_server::Config
         },
         engine_watchdog: config.engine.watchdog.get(),
         metrics_public: config.auth.metrics_public,
+    }
+}
+
+fn evergreen_config(config: &Config, planned: &[Planned]) -> evergreen::Config {
+    let only = || (planned.len() == 1).then(|| planned[0].name.clone());
+    evergreen::Config {
+        sessions: config.limits.sessions,
+        default_target: config.default_model.clone().or_else(only),
+        ..evergreen::Config::default()
     }
 }
 

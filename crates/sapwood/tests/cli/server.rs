@@ -162,3 +162,29 @@ fn oa_905_keys_change_on_sighup_and_never_vanish() {
         "an emptied file must not open the server"
     );
 }
+
+/// EV-914: what there is can be read without a session.
+#[test]
+fn ev_914_actions_and_targets_are_listed_over_http() {
+    let here = with_echo("listing", "");
+    let mut serving = Serving::start(&here, &[]);
+    serving.wait_for("loaded");
+    let answer = serving.get("/evergreen/v2/actions", "");
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    let listed: serde_json::Value = serde_json::from_str(body).unwrap();
+    assert_eq!(
+        (&listed["targets"], &listed["default_target"]),
+        (&serde_json::json!(["parrot"]), &"parrot".into())
+    );
+    let named = |name: &str| {
+        listed["actions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|action| action["name"] == name)
+    };
+    assert!(
+        named("GENERATE") && named("echo") && !named("parrot"),
+        "{listed}"
+    );
+}

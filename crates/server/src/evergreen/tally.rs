@@ -9,6 +9,7 @@ use sapwood_kernel::session::Observe;
 use sapwood_proto::evergreen::{Reason, Status};
 use sapwood_proto::session::Stats;
 
+use crate::drain::{Drain, Work};
 use crate::metrics::{Face, Metrics};
 
 /// The numbers of one session.
@@ -18,11 +19,14 @@ pub(super) struct Tally {
     retained: i64,
     actions: i64,
     over: bool,
+    drain: Drain,
+    /// One for each action that runs: a drain waits for them, not for sessions that are merely open (OA-904).
+    work: Vec<Work>,
 }
 
 impl Tally {
     /// A session has been opened.
-    pub(super) fn begin(metrics: Arc<Metrics>) -> Self {
+    pub(super) fn begin(metrics: Arc<Metrics>, drain: Drain) -> Self {
         metrics.evergreen.sessions_open.inc();
         Self {
             metrics,
@@ -30,6 +34,8 @@ impl Tally {
             retained: 0,
             actions: 0,
             over: false,
+            drain,
+            work: Vec::new(),
         }
     }
 
@@ -45,6 +51,7 @@ impl Tally {
 impl Observe for Tally {
     fn action_began(&mut self) {
         self.actions += 1;
+        self.work.push(self.drain.hold());
         self.metrics.evergreen.actions_open.inc();
         self.metrics
             .streams_open
@@ -54,6 +61,7 @@ impl Observe for Tally {
 
     fn action_ended(&mut self, failure: Option<&Status>) {
         self.actions -= 1;
+        self.work.pop();
         self.metrics.evergreen.actions_open.dec();
         self.metrics
             .streams_open
