@@ -9,7 +9,14 @@ use tokio::sync::watch;
 
 /// The count of one connection; clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Activity(Arc<watch::Sender<u32>>);
+pub(crate) struct Activity(Arc<watch::Sender<Count>>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    in_flight: u32,
+    /// There has been a request at all.
+    begun: bool,
+}
 
 /// A request in flight, until dropped.
 #[derive(Debug)]
@@ -17,21 +24,30 @@ pub(crate) struct InFlight(Activity);
 
 impl Activity {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(watch::Sender::new(0)))
+        Self(Arc::new(watch::Sender::new(Count::default())))
     }
 
     pub(crate) fn begin(&self) -> InFlight {
-        self.0.send_modify(|count| *count += 1);
+        self.0.send_modify(|count| {
+            count.in_flight += 1;
+            count.begun = true;
+        });
         InFlight(self.clone())
+    }
+
+    /// Resolves when there has been a request.
+    pub(crate) async fn begun(&self) {
+        // The sender lives in `self`: waiting cannot fail, here and below.
+        let _ = self.0.subscribe().wait_for(|count| count.begun).await;
     }
 
     /// Resolves when nothing has been in flight for `limit` on end.
     pub(crate) async fn idle_for(&self, limit: Duration) {
         let mut count = self.0.subscribe();
         loop {
-            // The sender lives in `self`: neither wait can fail.
-            let _ = count.wait_for(|count| *count == 0).await;
-            let busy = tokio::time::timeout(limit, count.wait_for(|count| *count > 0)).await;
+            let _ = count.wait_for(|count| count.in_flight == 0).await;
+            let busy =
+                tokio::time::timeout(limit, count.wait_for(|count| count.in_flight > 0)).await;
             if busy.is_err() {
                 return;
             }
@@ -41,7 +57,7 @@ impl Activity {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.0.send_modify(|count| *count -= 1);
+        self.0.0.send_modify(|count| count.in_flight -= 1);
     }
 }
 

@@ -171,7 +171,7 @@ async fn connection(socket: TcpStream, peer: SocketAddr, door: &Door) {
     tokio::pin!(serving);
     let told = tokio::select! {
         result = serving.as_mut() => return ended(result),
-        () = door.drain.reached(Phase::Refusing) => false,
+        () = leaving(&door.drain, &activity) => false,
         () = activity.idle_for(door.config.idle) => true,
     };
     serving.as_mut().graceful_shutdown();
@@ -180,6 +180,12 @@ async fn connection(socket: TcpStream, peer: SocketAddr, door: &Door) {
     } else {
         ended(serving.await);
     }
+}
+
+/// Resolves when a drain wants the connection to go. One that has just been opened may still ask, and is told why not.
+async fn leaving(drain: &Drain, activity: &Activity) {
+    drain.reached(Phase::Refusing).await;
+    let _ = tokio::time::timeout(GOODBYE, activity.begun()).await;
 }
 
 /// A connection that breaks is the client's business; it is worth a line only when somebody looks for it.
