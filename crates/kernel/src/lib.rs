@@ -33,6 +33,8 @@ mod args;
 mod call;
 mod cancel;
 mod chunk;
+#[cfg(feature = "net")]
+pub mod connect;
 mod error;
 pub mod from_chunks;
 mod function;

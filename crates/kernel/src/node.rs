@@ -139,6 +139,49 @@ impl Demand {
     }
 }
 
+/// Which node something is, without keeping it alive. While an identity exists its place in memory is not reused.
+#[cfg(feature = "net")]
+#[derive(Clone)]
+pub(crate) enum Identity {
+    One(std::sync::Weak<Result<Chunk>>),
+    Log(std::sync::Weak<dyn Replay>),
+}
+
+#[cfg(feature = "net")]
+impl Identity {
+    /// Whether the node is still held by anybody.
+    pub(crate) fn is_alive(&self) -> bool {
+        match self {
+            Self::One(node) => node.strong_count() > 0,
+            Self::Log(node) => node.strong_count() > 0,
+        }
+    }
+
+    fn address(&self) -> *const () {
+        match self {
+            Self::One(node) => node.as_ptr().cast(),
+            Self::Log(node) => node.as_ptr().cast(),
+        }
+    }
+}
+
+#[cfg(feature = "net")]
+impl PartialEq for Identity {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.address(), other.address())
+    }
+}
+
+#[cfg(feature = "net")]
+impl Eq for Identity {}
+
+#[cfg(feature = "net")]
+impl std::hash::Hash for Identity {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.address().hash(state);
+    }
+}
+
 impl Node {
     /// A node over a lazy source, keeping everything up to `node_bytes_max`.
     pub fn new(source: impl Stream<Item = Result<Chunk>> + Send + 'static) -> Self {
@@ -262,6 +305,25 @@ impl Node {
         Self {
             body: Body::View(Arc::new(self.clone()), view),
             demand,
+        }
+    }
+
+    /// The parts of a tree.
+    #[cfg(feature = "net")]
+    pub(crate) fn parts(&self) -> Option<&[Self]> {
+        match &self.body {
+            Body::Tree(parts) => Some(parts),
+            _ => None,
+        }
+    }
+
+    /// What makes this node itself and no other; `None` for trees and views, which are made anew for each use.
+    #[cfg(feature = "net")]
+    pub(crate) fn identity(&self) -> Option<Identity> {
+        match &self.body {
+            Body::One(chunk) => Some(Identity::One(Arc::downgrade(chunk))),
+            Body::Log(log) => Some(Identity::Log(Arc::downgrade(log))),
+            Body::Tree(_) | Body::View(..) => None,
         }
     }
 

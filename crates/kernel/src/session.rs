@@ -16,7 +16,7 @@ mod action;
 mod bind;
 mod config;
 mod driver;
-mod failure;
+pub(crate) mod failure;
 mod input;
 mod link;
 mod listing;
@@ -26,6 +26,7 @@ mod signals;
 mod test_functions;
 #[cfg(test)]
 mod tests;
+pub(crate) mod wire;
 
 use std::collections::HashMap;
 use std::fmt;

@@ -12,10 +12,11 @@ use sapwood_proto::session::{ActionKey, CursorId, NodeKey, Piece, Read};
 use super::failure;
 use super::link::Link;
 use super::signals::Signals;
+use super::wire;
 use crate::Result;
 use crate::chunk::Chunk;
 use crate::meta::Meta;
-use crate::name::{Mime, Name};
+use crate::name::Mime;
 use crate::node::{Cursor, Node, Replay};
 
 /// An input of an action.
@@ -61,7 +62,7 @@ impl Flattened {
                 let typed = Typed {
                     wire: Arc::clone(metadata),
                     mime: Mime::shared(metadata.mimetype()),
-                    meta: meta(metadata).map(Arc::new),
+                    meta: wire::meta(metadata).map(Arc::new),
                 };
                 last.insert(typed).clone()
             }
@@ -121,23 +122,3 @@ impl Replay for Flattened {
         self.link.with(|live| live.machine().is_complete(self.node))
     }
 }
-
-/// Role, file name and capture time; `None` if there are none.
-pub(super) fn meta(metadata: &Metadata) -> Option<Meta> {
-    let mut meta = Meta::default();
-    if !metadata.role.is_empty() {
-        meta.role = Some(Name::shared(&metadata.role));
-    }
-    if !metadata.file_name.is_empty() {
-        meta = meta.with_extra(FILE_NAME, metadata.file_name.to_string());
-    }
-    if let Some(time) = &metadata.capture_time {
-        meta = meta.with_extra(CAPTURE_TIME, serde_json::json!([time.seconds, time.nanos]));
-    }
-    (meta != Meta::default()).then_some(meta)
-}
-
-/// Key of `Meta::extra`: the name that the producer gave, for people.
-pub(super) const FILE_NAME: &str = "file_name";
-/// Key of `Meta::extra`: seconds and nanoseconds since 1970.
-pub(super) const CAPTURE_TIME: &str = "capture_time";

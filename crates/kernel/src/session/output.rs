@@ -13,13 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytestring::ByteString;
-use prost_types::Timestamp;
 use sapwood_proto::evergreen::Metadata;
 use sapwood_proto::session::{ActionKey, NodeKey, Session, WriteError};
 
-use super::input::{CAPTURE_TIME, FILE_NAME};
+use super::wire;
 use crate::chunk::Chunk;
-use crate::meta::Meta;
 use crate::name::Port;
 use crate::spec;
 
@@ -223,7 +221,7 @@ impl Slot {
             Shape::Leaf(_) if chunk.data.is_empty() => Ok(()),
             Shape::Leaf(metadata) => pen.session.write(self.node, metadata, chunk.data.clone()),
             Shape::Open => {
-                let metadata = Arc::new(metadata(chunk));
+                let metadata = Arc::new(wire::metadata(chunk));
                 pen.session
                     .write(self.node, &metadata, chunk.data.clone())?;
                 self.shape = Shape::Leaf(metadata);
@@ -247,31 +245,6 @@ impl Slot {
         self.shape = Shape::Ended;
         pen.session
             .end(self.node, &Arc::new(Metadata::of(mime.clone())))
-    }
-}
-
-/// What goes to seq 0 of a leaf.
-fn metadata(chunk: &Chunk) -> Metadata {
-    let mut metadata = Metadata::of(chunk.mime.as_str());
-    if let Some(meta) = &chunk.meta {
-        describe(meta, &mut metadata);
-    }
-    metadata
-}
-
-fn describe(meta: &Meta, metadata: &mut Metadata) {
-    if let Some(role) = &meta.role {
-        metadata.role = role.as_str().into();
-    }
-    if let Some(name) = meta.extra.get(FILE_NAME).and_then(|name| name.as_str()) {
-        metadata.file_name = name.into();
-    }
-    if let Some(time) = meta.extra.get(CAPTURE_TIME) {
-        let part = |index: usize| time.get(index).and_then(serde_json::Value::as_i64);
-        let nanos = part(1).and_then(|nanos| i32::try_from(nanos).ok());
-        metadata.capture_time = part(0)
-            .zip(nanos)
-            .map(|(seconds, nanos)| Timestamp { seconds, nanos });
     }
 }
 

@@ -1,0 +1,151 @@
+//! What a server lists, as specs (EV-914, KE-706).
+//!
+//! Owns: asking and reading back. Refuses to know: how functions are called. What a server says is checked like any
+//! other spec before it is registered.
+
+use sapwood_net::evergreen::{Request, Session};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{GENERATE, PEER, told};
+use crate::Result;
+use crate::error::Error;
+use crate::name::{Mime, Name, Port};
+use crate::spec::{Input, Output, Spec};
+
+/// The listed functions and models.
+pub(super) struct Listed {
+    pub(super) functions: Vec<Spec>,
+    pub(super) models: Vec<Spec>,
+}
+
+#[derive(Deserialize)]
+struct Document {
+    actions: Vec<Action>,
+    #[serde(default)]
+    targets: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Action {
+    name: String,
+    #[serde(default)]
+    description: String,
+    #[serde(default)]
+    inputs: Vec<Parameter>,
+    #[serde(default)]
+    outputs: Vec<Parameter>,
+}
+
+#[derive(Deserialize)]
+struct Parameter {
+    name: String,
+    #[serde(default)]
+    aliases: Vec<String>,
+    #[serde(default)]
+    mimetypes: Vec<String>,
+    #[serde(default)]
+    required: bool,
+    schema: Option<Value>,
+    /// Ours; a server that knows only the page leaves it out.
+    port: Option<String>,
+    #[serde(default)]
+    many: bool,
+}
+
+/// Asks the server.
+pub(super) async fn ask(session: &Session) -> Result<Listed> {
+    if !session.announces("list-actions") {
+        let what = "listing the functions of a server that does not announce `list-actions`".into();
+        return Err(Error::Unimplemented { what });
+    }
+    let call = session.call(Request {
+        name: "LIST_ACTIONS".into(),
+        outputs: vec!["actions".into()],
+        ..Request::default()
+    });
+    let call = call.map_err(told)?;
+    let unread = || Error::Protocol {
+        peer: PEER,
+        why: "its list of functions cannot be read".into(),
+    };
+    let output = call.output("actions").ok_or_else(unread)?;
+    let text = output
+        .read()
+        .whole()
+        .await
+        .map_err(|status| told((*status).clone()))?;
+    let document: Document = serde_json::from_slice(&text).map_err(|_| unread())?;
+    let functions: Vec<Spec> = document.actions.iter().map(spec).collect();
+    let generate = functions.iter().find(|spec| spec.name == *GENERATE);
+    let models = document
+        .targets
+        .iter()
+        .filter_map(|target| Some(model(generate?, target)))
+        .collect();
+    Ok(Listed { functions, models })
+}
+
+fn spec(action: &Action) -> Spec {
+    let mut spec = Spec::new(action.name.clone(), action.description.clone());
+    spec.inputs = action.inputs.iter().map(input).collect();
+    let outputs = action.outputs.iter().enumerate();
+    spec.outputs = outputs
+        .map(|(index, parameter)| output(index, parameter))
+        .collect();
+    spec
+}
+
+/// A target is GENERATE with the target chosen.
+fn model(generate: &Spec, target: &str) -> Spec {
+    let mut spec = generate.clone();
+    spec.name = Name::shared(target);
+    spec.inputs.retain(|input| input.name != *"target");
+    spec.model = true;
+    spec
+}
+
+fn input(parameter: &Parameter) -> Input {
+    let mut input = Input::new(parameter.name.clone())
+        .taking(mimes(parameter))
+        .streaming();
+    input.aliases = parameter
+        .aliases
+        .iter()
+        .map(|alias| Name::shared(alias))
+        .collect();
+    input.required = parameter.required;
+    if let Some(schema) = &parameter.schema {
+        input.schema = schema.clone();
+    }
+    input
+}
+
+fn output(index: usize, parameter: &Parameter) -> Output {
+    let port = match (&parameter.port, index) {
+        (Some(port), _) => Port::shared(port),
+        (None, 0) => Port::MAIN,
+        (None, _) => Port::shared(&parameter.name),
+    };
+    let mut output = Output::new(port, Mime::ANY).wire(parameter.name.clone());
+    output.mimes = mimes(parameter);
+    output.aliases = parameter
+        .aliases
+        .iter()
+        .map(|alias| Name::shared(alias))
+        .collect();
+    output.schema.clone_from(&parameter.schema);
+    output.many = parameter.many;
+    output
+}
+
+fn mimes(parameter: &Parameter) -> Vec<Mime> {
+    if parameter.mimetypes.is_empty() {
+        return vec![Mime::ANY];
+    }
+    parameter
+        .mimetypes
+        .iter()
+        .map(|mime| Mime::shared(mime))
+        .collect()
+}

@@ -1,0 +1,226 @@
+//! Outputs of remote calls: nodes of the session become chunks.
+//!
+//! Owns: [`Output`], one output's reader, and `Origin`, by which a chunk is known as a piece of a node of the peer's.
+//! Refuses to know: calls and inputs.
+
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use futures::{FutureExt, StreamExt};
+use sapwood_net::evergreen::{Node as Remote, Reader, Session};
+use sapwood_proto::evergreen::Metadata;
+use sapwood_proto::session::Piece;
+use serde_json::Value;
+
+use super::{META, PEER, read};
+use crate::Result;
+use crate::chunk::Chunk;
+use crate::error::Error;
+use crate::meta::{Meta, Reason, Usage};
+use crate::name::{Mime, Name, Port};
+use crate::node::Node;
+use crate::session::{failure, wire};
+
+/// One output that is being read.
+pub(super) struct Output {
+    port: Port,
+    reader: Option<Reader>,
+    /// Whether the items of the tree are answers, or parts of one.
+    choices: bool,
+    mime: Option<(Arc<Metadata>, Mime)>,
+    origin: Option<Arc<Source>>,
+    read: u64,
+    /// What `meta` said so far; it is of use only whole.
+    meta: BytesMut,
+}
+
+/// A node of the peer's, as the chunks that were read from it remember it.
+struct Source {
+    node: Remote,
+    /// How long it is, once it is known.
+    len: OnceLock<u64>,
+}
+
+/// The raw object of a chunk: where in which node its bytes stand.
+struct Origin {
+    source: Arc<Source>,
+    offset: u64,
+    data: Bytes,
+}
+
+impl Output {
+    pub(super) fn new(port: Port, node: Remote, choices: bool, inner: bool) -> Self {
+        let reader = Some(node.read());
+        let origin = inner.then(|| {
+            Arc::new(Source {
+                node,
+                len: OnceLock::new(),
+            })
+        });
+        Self {
+            port,
+            reader,
+            choices,
+            mime: None,
+            origin,
+            read: 0,
+            meta: BytesMut::new(),
+        }
+    }
+
+    pub(super) fn port(&self) -> &str {
+        self.port.as_str()
+    }
+
+    /// The next chunk; `None` at the end, for ever.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Chunk>>> {
+        let Some(reader) = &mut self.reader else {
+            return Poll::Ready(None);
+        };
+        match ready!(reader.poll_piece(cx)) {
+            Some(Ok(piece)) => {
+                if self.port == *META {
+                    self.meta.extend_from_slice(&piece.data);
+                }
+                Poll::Ready(Some(Ok(self.chunk(piece))))
+            }
+            Some(Err(status)) => {
+                self.reader = None;
+                Poll::Ready(Some(Err(failure::error(&status))))
+            }
+            None => {
+                self.reader = None;
+                if let Some(source) = &self.origin {
+                    // Set here alone.
+                    let _ = source.len.set(self.read);
+                }
+                Poll::Ready(self.last_words())
+            }
+        }
+    }
+
+    fn chunk(&mut self, piece: Piece) -> Chunk {
+        let mime = match &self.mime {
+            Some((metadata, mime)) if Arc::ptr_eq(metadata, &piece.metadata) => mime.clone(),
+            _ => {
+                let mime = Mime::shared(piece.metadata.mimetype());
+                self.mime
+                    .insert((Arc::clone(&piece.metadata), mime))
+                    .1
+                    .clone()
+            }
+        };
+        let mut chunk = Chunk::bytes(piece.data)
+            .on(self.port.clone())
+            .with_mime(mime);
+        (chunk.choice, chunk.part) = if self.choices {
+            (piece.item, 0)
+        } else {
+            (0, piece.item)
+        };
+        if piece.first {
+            chunk.meta = wire::meta(&piece.metadata).map(Arc::new);
+        }
+        if let Some(source) = &self.origin {
+            let (source, data) = (Arc::clone(source), chunk.data.clone());
+            chunk.inner = Some(Arc::new(Origin {
+                source,
+                offset: self.read,
+                data,
+            }));
+        }
+        self.read += chunk.data.len() as u64;
+        chunk
+    }
+
+    /// KE-305: the document that trailed becomes the run's metadata again.
+    fn last_words(&mut self) -> Option<Result<Chunk>> {
+        if self.meta.is_empty() {
+            return None;
+        }
+        let document = serde_json::from_slice::<Value>(&self.meta);
+        self.meta.clear();
+        let chunk = |document: Value| Chunk::empty().with_meta(meta(&document));
+        let bad = |_| Error::Protocol {
+            peer: PEER,
+            why: "its `meta` is no JSON".into(),
+        };
+        Some(document.map(chunk).map_err(bad))
+    }
+}
+
+/// A chunk of a port that nobody asked for: what it says of the run stays, what it is of the port goes.
+pub(super) fn bare(chunk: Chunk) -> Chunk {
+    let mut bare = Chunk::empty();
+    bare.meta = chunk.meta;
+    bare
+}
+
+fn meta(document: &Value) -> Meta {
+    let mut meta = Meta::default();
+    let text = |key: &str| document.get(key).and_then(Value::as_str);
+    meta.model = text("model").map(Name::shared);
+    if let Some(reason) = text("finish_reason") {
+        meta = meta.with_finish(0, Reason::from_name(reason));
+    }
+    for choice in document
+        .get("choices")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+    {
+        let index = choice
+            .get("index")
+            .and_then(Value::as_u64)
+            .and_then(|index| u32::try_from(index).ok());
+        let reason = choice.get("finish_reason").and_then(Value::as_str);
+        if let Some((index, reason)) = index.zip(reason) {
+            meta = meta.with_finish(index, Reason::from_name(reason));
+        }
+    }
+    if let Some(usage) = document.get("usage") {
+        let count = |key: &str| usage.get(key).and_then(Value::as_u64).unwrap_or(0);
+        let mut counted = Usage::of(count("prompt_tokens"), count("completion_tokens"));
+        counted.cached_tokens = count("cached_tokens");
+        counted.reasoning_tokens = count("reasoning_tokens");
+        meta = meta.with_usage(0, counted);
+    }
+    for key in ["seed", "stop", "timing"] {
+        if let Some(value) = document.get(key).filter(|value| !value.is_null()) {
+            meta = meta.with_extra(key, value.clone());
+        }
+    }
+    meta
+}
+
+/// The node of `session` that `node` is a faithful and complete copy of, if it is one: every chunk is the very piece
+/// that was read from it, from its first byte to its last. Nobody has changed anything on the way.
+pub(super) fn whole_of(session: &Session, node: &Node) -> Option<Remote> {
+    if !node.is_complete() {
+        return None;
+    }
+    let mut chunks = read(node);
+    let (mut source, mut read): (Option<Arc<Source>>, u64) = (None, 0);
+    // Complete: nothing is waited for.
+    while let Some(chunk) = chunks.next().now_or_never()? {
+        let chunk = chunk.ok()?;
+        let Some(origin) = chunk.inner::<Origin>() else {
+            if chunk.data.is_empty() {
+                continue;
+            }
+            return None;
+        };
+        let same = source.get_or_insert_with(|| Arc::clone(&origin.source));
+        let faithful = Arc::ptr_eq(same, &origin.source)
+            && origin.offset == read
+            && origin.data.as_ptr() == chunk.data.as_ptr()
+            && origin.data.len() == chunk.data.len();
+        if !faithful {
+            return None;
+        }
+        read += chunk.data.len() as u64;
+    }
+    let source = source?;
+    (source.len.get() == Some(&read) && source.node.is_of(session)).then(|| source.node.clone())
+}

@@ -1,0 +1,55 @@
+//! What a leaf's metadata is in the kernel, and a chunk's on the wire (section 14 of the kernel page).
+//!
+//! Owns: both directions, for servers' shells and remote functions alike. Refuses to know: nodes and readers.
+
+use prost_types::Timestamp;
+use sapwood_proto::evergreen::Metadata;
+
+use crate::chunk::Chunk;
+use crate::meta::Meta;
+use crate::name::Name;
+
+/// Role, file name and capture time; `None` if there are none.
+pub(crate) fn meta(metadata: &Metadata) -> Option<Meta> {
+    let mut meta = Meta::default();
+    if !metadata.role.is_empty() {
+        meta.role = Some(Name::shared(&metadata.role));
+    }
+    if !metadata.file_name.is_empty() {
+        meta = meta.with_extra(FILE_NAME, metadata.file_name.to_string());
+    }
+    if let Some(time) = &metadata.capture_time {
+        meta = meta.with_extra(CAPTURE_TIME, serde_json::json!([time.seconds, time.nanos]));
+    }
+    (meta != Meta::default()).then_some(meta)
+}
+
+/// What goes to seq 0 of a leaf.
+pub(crate) fn metadata(chunk: &Chunk) -> Metadata {
+    let mut metadata = Metadata::of(chunk.mime.as_str());
+    if let Some(meta) = &chunk.meta {
+        describe(meta, &mut metadata);
+    }
+    metadata
+}
+
+fn describe(meta: &Meta, metadata: &mut Metadata) {
+    if let Some(role) = &meta.role {
+        metadata.role = role.as_str().into();
+    }
+    if let Some(name) = meta.extra.get(FILE_NAME).and_then(|name| name.as_str()) {
+        metadata.file_name = name.into();
+    }
+    if let Some(time) = meta.extra.get(CAPTURE_TIME) {
+        let part = |index: usize| time.get(index).and_then(serde_json::Value::as_i64);
+        let nanos = part(1).and_then(|nanos| i32::try_from(nanos).ok());
+        metadata.capture_time = part(0)
+            .zip(nanos)
+            .map(|(seconds, nanos)| Timestamp { seconds, nanos });
+    }
+}
+
+/// Key of `Meta::extra`: the name that the producer gave, for people.
+const FILE_NAME: &str = "file_name";
+/// Key of `Meta::extra`: seconds and nanoseconds since 1970.
+const CAPTURE_TIME: &str = "capture_time";
