@@ -8,6 +8,7 @@ mod completions;
 mod config;
 mod doctor;
 mod key;
+mod models;
 mod run;
 mod serve;
 
@@ -53,6 +54,8 @@ enum Command {
     Chat(chat::Chat),
     /// Call a function and write what it gives, as it comes
     Run(run::Run),
+    /// List the models and functions that can be called
+    Models(models::Models),
     /// Look at this machine and say what would keep Sapwood from working
     Doctor(doctor::Doctor),
     /// Show the configuration in force
@@ -132,7 +135,7 @@ fn model_entry(given: &str) -> Result<Value, Failure> {
 /// Which server to talk to.
 #[derive(Debug, Default, Args)]
 struct ClientFlags {
-    /// The server to talk to [env: SAPWOOD_SERVER]
+    /// The server to talk to; `here` runs the model in this process [env: SAPWOOD_SERVER]
     #[arg(long, value_name = "URL")]
     server: Option<String>,
     /// The key to present [env: SAPWOOD_API_KEY]
@@ -177,6 +180,7 @@ pub(crate) fn main() -> Result<Exit, Failure> {
         Command::Serve(command) => wait(command.run(cli.common)),
         Command::Chat(command) => wait(command.run(&cli.common)),
         Command::Run(command) => wait(command.run(&cli.common)),
+        Command::Models(command) => wait(command.run(&cli.common)),
         Command::Doctor(command) => command.run(&cli.common),
         Command::Config(command) => command.run(&cli.common),
         Command::Key(command) => command.run(),

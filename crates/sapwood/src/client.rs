@@ -2,12 +2,17 @@
 //!
 //! Owns: that choice, and what a failed call says to a user. Refuses to know: what is called.
 
+use std::time::Duration;
+
+use sapwood_kernel::connect::evergreen;
 use sapwood_kernel::{Error, Kernel};
+use sapwood_net::evergreen::{Address, Options, Session};
 use sapwood_proto::code::Code;
+use sapwood_proto::evergreen::Status;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::Config;
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use crate::{models, serving};
 
 /// Functions to call, wherever they run.
@@ -22,7 +27,82 @@ pub(crate) struct Place {
 /// # Errors
 /// [`Exit::Unreachable`] if a server is named and does not answer; [`Exit::Model`] if the model cannot be loaded.
 pub(crate) async fn open(config: &Config) -> Result<Place, Failure> {
-    here(config).await
+    match find(config).await? {
+        Some(place) => Ok(place),
+        None => here(config).await,
+    }
+}
+
+/// What can be called without loading anything: on the server, or as configured for this process.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) async fn look(config: &Config) -> Result<Place, Failure> {
+    if let Some(place) = find(config).await? {
+        return Ok(place);
+    }
+    let planned = models::plan(config)?;
+    let kernel = serving::kernel(config, &planned)?;
+    Ok(Place {
+        kernel,
+        description: "No server: what this process would run".into(),
+    })
+}
+
+/// The server to use, if there is one.
+async fn find(config: &Config) -> Result<Option<Place>, Failure> {
+    if config.client.server.as_deref() == Some(HERE) {
+        return Ok(None);
+    }
+    if let Some(url) = &config.client.server {
+        let there = there(url, config, CONNECT_TIMEOUT).await;
+        return there.map(Some).map_err(|status| unreachable(url, &status));
+    }
+    match there(LOCAL, config, LOCAL_TIMEOUT).await {
+        Ok(place) => Ok(Some(place)),
+        // It is ours and does not let us in: running something else instead would only confuse.
+        Err(status) if status.code == Code::Unauthenticated => Err(unreachable(LOCAL, &status)),
+        Err(_) => Ok(None),
+    }
+}
+
+/// One session with a server, and its functions as ours. A failed answer must not cost the conversation (EV-930).
+async fn there(url: &str, config: &Config, timeout: Duration) -> Result<Place, Status> {
+    let mut address = Address::new(url);
+    address.key.clone_from(&config.client.key);
+    address.connect_timeout = timeout;
+    let options = Options {
+        partial_failure: true,
+        ..Options::default()
+    };
+    let session = Session::connect(&address, options).await?;
+    let kernel = Kernel::new();
+    let broken = |error: Error| Status::other(error.code(), "", error.to_string());
+    let functions = evergreen::import(&session).await.map_err(broken)?;
+    kernel.add_all(functions).map_err(broken)?;
+    Ok(Place {
+        kernel,
+        description: format!("Talking to {url}"),
+    })
+}
+
+/// Refused is answered: only silence is unreachable.
+fn unreachable(url: &str, status: &Status) -> Failure {
+    match status.code {
+        Code::Unauthenticated | Code::PermissionDenied => Failure::new(format!(
+            "{url} does not let us in: {}; give a key with --api-key or SAPWOOD_API_KEY",
+            status.message
+        )),
+        Code::InvalidRequest | Code::Unimplemented => {
+            Failure::usage(format!("--server {url}: {}", status.message))
+        }
+        _ => Failure::exit(
+            Exit::Unreachable,
+            format!(
+                "no server answers at {url}; start one with `sapwood serve`, or correct --server"
+            ),
+        ),
+    }
 }
 
 /// Loads the configured models into this process.
@@ -66,3 +146,10 @@ pub(crate) fn log_filter<'a>(config: &'a Config, given: Option<&'a str>) -> &'a 
         None => &config.log,
     }
 }
+
+/// Instead of a URL: no server at all.
+const HERE: &str = "here";
+const LOCAL: &str = "http://127.0.0.1:8000";
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// A server on this machine accepts at once or not at all.
+const LOCAL_TIMEOUT: Duration = Duration::from_secs(1);

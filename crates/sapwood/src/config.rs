@@ -209,7 +209,8 @@ pub(crate) struct Browser {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Client {
-    /// The server to talk to; unset: the local one if it is there, else the model runs in this process.
+    /// The server to talk to; `here`: none, the model runs in this process; unset: the local one if it is there, else
+    /// `here`.
     pub(crate) server: Option<String>,
     /// The key to present.
     #[serde(deserialize_with = "text")]

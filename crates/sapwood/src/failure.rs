@@ -16,6 +16,8 @@ pub(crate) enum Exit {
     Usage = 2,
     /// The server drained, but had to cut running work.
     Cut = 3,
+    /// No server answers where one was named.
+    Unreachable = 4,
     /// A model cannot be loaded.
     Model = 5,
     /// The address cannot be listened on.

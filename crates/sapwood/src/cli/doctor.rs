@@ -116,7 +116,14 @@ fn examine(config: &Config) -> Vec<Finding> {
             .filter_map(|model| Some(file(model.path.as_deref()?))),
     );
     findings.push(models(config));
-    findings.extend(config.client.server.as_deref().map(server));
+    findings.extend(
+        config
+            .client
+            .server
+            .as_deref()
+            .filter(|url| *url != "here")
+            .map(server),
+    );
     findings
 }
 

@@ -8,4 +8,5 @@ mod basics;
 mod calls;
 mod chat;
 mod process;
+mod remote;
 mod server;

@@ -24,7 +24,7 @@ pub(crate) fn with_slow_echo(name: &str, more: &str) -> std::path::PathBuf {
 
 fn write_config(here: &Path, more: &str) {
     let text = format!(
-        "test_functions = true\n{more}\n[[models]]\nname = \"parrot\"\nbackend = \"scripted\"\n\
+        "test_functions = true\n{more}\n[client]\nserver = \"here\"\n[[models]]\nname = \"parrot\"\nbackend = \"scripted\"\n\
          scripted = {{ script = \"echo\" }}\n"
     );
     std::fs::write(here.join("sapwood.toml"), text).unwrap();

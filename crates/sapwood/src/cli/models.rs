@@ -1,0 +1,63 @@
+//! `sapwood models`: what can be called, on the server or here.
+
+use clap::Args;
+use sapwood_kernel::Spec;
+use serde_json::json;
+
+use super::{ClientFlags, Common, ModelFlags};
+use crate::client;
+use crate::config::layers::Flags;
+use crate::failure::{Exit, Failure};
+use crate::output;
+
+#[derive(Debug, Args)]
+pub(super) struct Models {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    models: ModelFlags,
+    #[command(flatten)]
+    client: ClientFlags,
+}
+
+impl Models {
+    pub(super) async fn run(self, common: &Common) -> Result<Exit, Failure> {
+        let mut flags = Flags::default();
+        self.models.set(&mut flags)?;
+        self.client.set(&mut flags);
+        let config = common.config(flags)?;
+        let place = client::look(&config).await?;
+        let specs = place.kernel.specs();
+        let (models, functions): (Vec<_>, Vec<_>) = specs.iter().partition(|spec| spec.model);
+        if self.json {
+            output::json(&json!({
+                "models": models.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(),
+                "functions": functions.iter().map(|spec| function(spec)).collect::<Vec<_>>(),
+            }))?;
+            return Ok(Exit::Ok);
+        }
+        output::whisper(&place.description);
+        let models = models
+            .iter()
+            .map(|spec| format!("model     {}\n", spec.name));
+        let functions = functions.iter().map(|spec| {
+            format!(
+                "function  {:<16} {}\n",
+                spec.name.as_str(),
+                spec.description
+            )
+        });
+        output::data(models.chain(functions).collect::<String>())?;
+        Ok(Exit::Ok)
+    }
+}
+
+fn function(spec: &Spec) -> serde_json::Value {
+    json!({
+        "name": spec.name.as_str(),
+        "description": &*spec.description,
+        "inputs": spec.inputs.iter().map(|input| input.name.as_str()).collect::<Vec<_>>(),
+        "outputs": spec.outputs.iter().map(|output| output.wire.as_str()).collect::<Vec<_>>(),
+    })
+}

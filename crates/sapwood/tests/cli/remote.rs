@@ -1,0 +1,173 @@
+//! Calls and conversations with a server, and what happens when there is none.
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::chat::interrupted;
+use crate::process::{Serving, folder, run, run_with, sapwood};
+use crate::server::{with_echo, with_slow_echo};
+
+#[test]
+fn a_call_to_a_server_gives_the_same_as_one_here() {
+    let here = with_echo("run-there", "[auth]\nkey = \"one\"");
+    let mut serving = Serving::start(&here, &[]);
+    serving.wait_for("loaded");
+    let away = folder("run-there-client");
+    let call = [
+        "run",
+        "GENERATE",
+        "--server",
+        &serving.url,
+        "--input",
+        "prompt=over the wire",
+    ];
+    let ended = run(&away, &[&call[..], &["--api-key", "one"]].concat());
+    assert_eq!(
+        (ended.code, ended.out.as_str()),
+        (0, "over the wire"),
+        "{ended:?}"
+    );
+    let ended = run(&away, &call);
+    assert!(
+        ended.code == 1 && ended.err.contains("--api-key"),
+        "{ended:?}"
+    );
+    let ended = run(
+        &away,
+        &[
+            "models",
+            "--json",
+            "--server",
+            &serving.url,
+            "--api-key",
+            "one",
+        ],
+    );
+    let listed: Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!(listed["models"], serde_json::json!(["parrot"]), "{ended:?}");
+    let functions = listed["functions"].as_array().unwrap();
+    assert!(
+        functions.iter().any(|function| function["name"] == "echo"),
+        "{listed}"
+    );
+}
+
+#[test]
+fn a_conversation_on_a_server_reuses_what_was_said() {
+    let here = with_echo("chat-there", "");
+    let mut serving = Serving::start(&here, &[]);
+    serving.wait_for("loaded");
+    let away = folder("chat-there-client");
+    let command = sapwood(&away, &["chat", "--server", &serving.url]);
+    let ended = run_with(command, "Hello there.\nWho are you?\n");
+    assert_eq!(
+        (ended.code, ended.out.as_str()),
+        (0, "Hello there.\nWho are you?\n"),
+        "{ended:?}"
+    );
+    let cached: Vec<&str> = ended
+        .err
+        .lines()
+        .filter(|line| line.contains("cached"))
+        .collect();
+    assert!(cached[0].contains("; 0 of "), "{ended:?}");
+    assert!(
+        !cached[1].contains("; 0 of "),
+        "the second turn pays for its new tokens only: {ended:?}"
+    );
+    assert!(
+        serving
+            .get("/metrics", "")
+            .contains("sapwood_evergreen_sessions_open 0\n")
+    );
+}
+
+#[test]
+fn where_no_server_answers_the_exit_code_is_4() {
+    let here = with_echo("remote-none", "");
+    // Bound and let go again: nobody listens there now.
+    let free = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let url = format!("http://{free}");
+    for command in [
+        &["run", "GENERATE", "--input", "prompt=x"][..],
+        &["chat"],
+        &["models"],
+    ] {
+        let ended = run(&here, &[command, &["--server", &url]].concat());
+        assert_eq!(
+            (ended.code, ended.out.as_str()),
+            (4, ""),
+            "{command:?}: {ended:?}"
+        );
+        assert!(
+            ended.err.contains("sapwood serve") && ended.err.lines().count() == 1,
+            "{ended:?}"
+        );
+    }
+    let ended = run(&here, &["models", "--server", "ftp://x"]);
+    assert_eq!(ended.code, 2, "{ended:?}");
+    let ended = run(
+        &here,
+        &["doctor", "--server", &url, "--listen", "127.0.0.1:0"],
+    );
+    assert!(
+        ended.code == 1 && ended.out.contains("FAIL  server"),
+        "{ended:?}"
+    );
+}
+
+/// EV-913, EV-974: the answer is cancelled on the server, and the session goes on.
+#[test]
+fn ctrl_c_cancels_an_answer_on_the_server_too() {
+    let here = with_slow_echo("remote-cancel", "");
+    let mut serving = Serving::start(&here, &[]);
+    serving.wait_for("loaded");
+    let away = folder("remote-cancel-client");
+    interrupted(sapwood(&away, &["chat", "--server", &serving.url]));
+    let metrics = serving.get("/metrics", "");
+    for line in [
+        "sapwood_requests_total{code=\"cancelled\",face=\"evergreen\",model=\"parrot\"} 1\n",
+        "sapwood_requests_total{code=\"ok\",face=\"evergreen\",model=\"parrot\"} 1\n",
+    ] {
+        assert!(metrics.contains(line), "{line} is missing in\n{metrics}");
+    }
+}
+
+/// EV-960, D-31.
+#[test]
+fn oa_904_a_running_answer_is_finished_in_the_drain_or_cut_with_exit_code_3() {
+    for (deadline, code) in [("1h", 0), ("0s", 3)] {
+        let drain = format!("[drain]\ngrace = \"0s\"\ndeadline = \"{deadline}\"");
+        let here = with_slow_echo(&format!("remote-drain-{code}"), &drain);
+        let mut serving = Serving::start(&here, &[]);
+        serving.wait_for("loaded");
+        let call = [
+            "run",
+            "GENERATE",
+            "--server",
+            &serving.url,
+            "--input",
+            "prompt=a dozen words",
+        ];
+        let mut child = sapwood(&here, &call).spawn().unwrap();
+        let mut first = [0; 1];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut first).unwrap();
+        serving.signal(Signal::TERM);
+        let ended = child.wait_with_output().unwrap();
+        let (served, log) = serving.end();
+        assert_eq!(served, code, "{log}");
+        let text = String::from_utf8(ended.stdout).unwrap();
+        let told = String::from_utf8(ended.stderr).unwrap();
+        if code == 0 {
+            assert_eq!(text, " dozen words", "{told}");
+        } else {
+            assert!(
+                ended.status.code() == Some(1) && told.contains("GOING_AWAY"),
+                "{told}"
+            );
+        }
+    }
+}
