@@ -1,7 +1,7 @@
 //! Models with random weights, for tests and benches: the right shapes, and nothing learnt.
 //!
-//! Owns: a writer of GGUF files of the Llama architecture, with a byte-level vocabulary and a ChatML template. Refuses
-//! to know: the reader next door; the two meet in tests.
+//! Owns: a writer of GGUF files of the Llama architecture (and, for what recurrent models cannot do, of Mamba), with a
+//! byte-level vocabulary and a ChatML template. Refuses to know: the reader next door; the two meet in tests.
 
 use std::io::{self, Write};
 
@@ -39,6 +39,15 @@ impl Shape {
             inner: 128,
             vocabulary: 288,
             context_tokens: 512,
+        }
+    }
+
+    /// As small, and recurrent: its state cannot be cut back.
+    #[must_use]
+    pub fn tiny_recurrent() -> Self {
+        Self {
+            architecture: "mamba",
+            ..Self::tiny()
         }
     }
 
@@ -103,37 +112,65 @@ fn tensors(shape: &Shape) -> Vec<(String, Vec<u32>)> {
     ];
     for layer in 0..shape.layers {
         let mut add = |name: &str, dimensions: &[u32]| {
-            tensors.push((format!("blk.{layer}.{name}.weight"), dimensions.to_vec()));
+            tensors.push((format!("blk.{layer}.{name}"), dimensions.to_vec()));
         };
-        add("attn_norm", &[width]);
-        add("attn_q", &[width, width]);
-        add("attn_k", &[width, shared]);
-        add("attn_v", &[width, shared]);
-        add("attn_output", &[width, width]);
-        add("ffn_norm", &[width]);
-        add("ffn_gate", &[width, inner]);
-        add("ffn_up", &[width, inner]);
-        add("ffn_down", &[inner, width]);
+        add("attn_norm.weight", &[width]);
+        if shape.architecture == "mamba" {
+            let inner = 2 * width;
+            add("ssm_in.weight", &[width, 2 * inner]);
+            add("ssm_conv1d.weight", &[CONVOLUTION, inner]);
+            add("ssm_conv1d.bias", &[inner]);
+            add("ssm_x.weight", &[inner, TIME_STEPS + 2 * STATE]);
+            add("ssm_dt.weight", &[TIME_STEPS, inner]);
+            add("ssm_dt.bias", &[inner]);
+            add("ssm_a", &[STATE, inner]);
+            add("ssm_d", &[inner]);
+            add("ssm_out.weight", &[inner, width]);
+            continue;
+        }
+        add("attn_q.weight", &[width, width]);
+        add("attn_k.weight", &[width, shared]);
+        add("attn_v.weight", &[width, shared]);
+        add("attn_output.weight", &[width, width]);
+        add("ffn_norm.weight", &[width]);
+        add("ffn_gate.weight", &[width, inner]);
+        add("ffn_up.weight", &[width, inner]);
+        add("ffn_down.weight", &[inner, width]);
     }
     tensors
 }
 
-/// Vectors are 32-bit floats, matrices Q8_0: 34 bytes for 32 numbers.
+/// Of recurrent models: tokens that a convolution sees, ranks of a time step, numbers of a state.
+const CONVOLUTION: u32 = 4;
+const TIME_STEPS: u32 = 4;
+const STATE: u32 = 16;
+
+/// Matrices are Q8_0, 34 bytes for 32 numbers, if their rows are whole blocks; everything else is 32-bit floats.
+fn is_quantised(dimensions: &[u32]) -> bool {
+    dimensions.len() == 2 && dimensions[0].is_multiple_of(32)
+}
+
 fn bytes_of(dimensions: &[u32]) -> u64 {
     let numbers: u64 = dimensions
         .iter()
         .map(|&dimension| u64::from(dimension))
         .product();
-    if dimensions.len() == 1 {
-        numbers * 4
-    } else {
+    if is_quantised(dimensions) {
         numbers / 32 * 34
+    } else {
+        numbers * 4
     }
 }
 
 fn weights(out: &mut impl Write, dimensions: &[u32], random: &mut Random) -> io::Result<()> {
-    if dimensions.len() == 1 {
-        return out.write_all(&1_f32.to_le_bytes().repeat(dimensions[0] as usize));
+    if !is_quantised(dimensions) {
+        // Norms are 1; the few small matrices of recurrent layers are -1, so that their states fade.
+        let value: f32 = if dimensions.len() == 1 { 1.0 } else { -1.0 };
+        return out.write_all(
+            &value
+                .to_le_bytes()
+                .repeat(bytes_of(dimensions) as usize / 4),
+        );
     }
     let mut block = [0_u8; 34];
     // The scale 2^-12 in half precision: numbers of about 0.02, as trained weights have.
@@ -166,6 +203,12 @@ fn metadata(header: &mut Header, shape: &Shape) {
         ("rope.dimension_count", shape.width / shape.heads),
     ] {
         header.number(&format!("{name}.{key}"), value);
+    }
+    if name == "mamba" {
+        header.number("mamba.ssm.conv_kernel", CONVOLUTION);
+        header.number("mamba.ssm.inner_size", 2 * shape.width);
+        header.number("mamba.ssm.state_size", STATE);
+        header.number("mamba.ssm.time_step_rank", TIME_STEPS);
     }
     header.fraction(&format!("{name}.attention.layer_norm_rms_epsilon"), 1e-5);
     header.text("tokenizer.ggml.model", "gpt2");
@@ -252,7 +295,7 @@ impl Header {
         for &dimension in dimensions {
             self.tensors.extend(u64::from(dimension).to_le_bytes());
         }
-        let kind: u32 = if dimensions.len() == 1 { 0 } else { 8 };
+        let kind: u32 = if is_quantised(dimensions) { 8 } else { 0 };
         self.tensors.extend(kind.to_le_bytes());
         self.tensors.extend(offset.to_le_bytes());
     }
