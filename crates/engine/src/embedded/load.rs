@@ -41,7 +41,9 @@ pub struct Options {
     pub kept_prefixes: u32,
     /// Tokens of one pass.
     pub batch_tokens: u32,
-    /// Threads of one pass. `None`: as many as there are processors for this process.
+    /// Threads of one pass. `None`: one less than there are processors for this process. The threads of a pass wait for
+    /// each other without sleeping, several hundred times per token, so that one that is kept from its processor holds
+    /// up all: with a busy neighbour, two threads on two processors were 7 times slower than one.
     pub threads: Option<u32>,
     /// How long idle worker threads spin before they sleep, from 0 (not at all) to 100.
     pub poll: u32,
