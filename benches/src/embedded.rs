@@ -201,3 +201,21 @@ pub fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
 }
+
+/// Processor time of this process's living threads so far, in seconds (Linux). Beside wall time this is what a busy
+/// machine blurs less.
+///
+/// # Errors
+/// Where the kernel does not tell.
+pub fn processor_seconds() -> Result<f64> {
+    let mut nanoseconds = 0.0;
+    for thread in std::fs::read_dir("/proc/self/task")? {
+        let stat = std::fs::read_to_string(thread?.path().join("schedstat"))?;
+        nanoseconds += stat
+            .split_whitespace()
+            .next()
+            .unwrap_or_default()
+            .parse::<f64>()?;
+    }
+    Ok(nanoseconds / 1e9)
+}

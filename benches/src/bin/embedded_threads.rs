@@ -11,7 +11,7 @@ use std::io::Write;
 use std::process::{Child, Command};
 
 use anyhow::{Result, bail};
-use sapwood_benches::embedded::{bare, median, model};
+use sapwood_benches::embedded::{bare, median, model, processor_seconds};
 use sapwood_engine::embedded::Options;
 use serde_json::json;
 
@@ -98,17 +98,4 @@ impl Drop for Load {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-/// Processor time of this process so far, in seconds (Linux: 100 ticks each).
-fn processor_seconds() -> Result<f64> {
-    let stat = std::fs::read_to_string("/proc/self/stat")?;
-    let after_name = stat.rsplit(')').next().unwrap_or_default();
-    let ticks: f64 = after_name
-        .split_whitespace()
-        .skip(11)
-        .take(2)
-        .filter_map(|t| t.parse::<f64>().ok())
-        .sum();
-    Ok(ticks / 100.0)
 }

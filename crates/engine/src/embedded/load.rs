@@ -308,10 +308,8 @@ impl Plan {
             .saturating_add(options.kept_prefixes)
             .min(llama::SLOTS_MAX);
         let processors = available_parallelism().map_or(1, |count| count.get() as u32);
-        let threads = options
-            .threads
-            .unwrap_or(processors)
-            .min(llama::THREADS_MAX);
+        let spared = processors.saturating_sub(1).max(1);
+        let threads = options.threads.unwrap_or(spared).min(llama::THREADS_MAX);
         let batch_tokens = options.batch_tokens.clamp(slots, BATCH_TOKENS_MAX);
         Ok(Self {
             context_tokens,
