@@ -143,7 +143,7 @@ impl Answer {
         self.parse(choice, |markup, out| markup.push(text, out))?;
         if self.asked.want.inner {
             if self.ready.len() == before {
-                self.push(choice, Port::MAIN, Mime::TEXT, Bytes::new());
+                self.text(choice, Port::MAIN, Text::new());
             }
             // The first chunk of the step carries what the step sampled.
             if let Some(chunk) = self.ready.get_mut(before) {
@@ -288,8 +288,25 @@ impl Answer {
                 meta = meta.with_finish(index as u32, reason.clone());
             }
         }
-        self.ready.push_back(Chunk::empty().with_meta(meta));
+        let (port, mime) = self.carrier();
+        let carrier = Chunk::empty().on(port).with_mime(mime);
+        self.ready.push_back(carrier.with_meta(meta));
         self.handle = None;
+    }
+
+    /// The port for the run's metadata: one that is read, so that it reaches who forwards this stream.
+    fn carrier(&self) -> (Port, Mime) {
+        let wants = &self.wants;
+        let ports = [
+            (wants.main, Port::MAIN, Mime::TEXT),
+            (wants.reasoning, Port::REASONING, Mime::TEXT),
+            (wants.meta, Port::META, Mime::JSON),
+            (wants.tool_calls, Port::TOOL_CALLS, Mime::NDJSON),
+            (wants.tokens, Port::TOKENS, Mime::TOKENS),
+            (wants.logprobs, Port::LOGPROBS, Mime::NDJSON),
+        ];
+        let read = ports.into_iter().find(|(wanted, ..)| *wanted);
+        read.map_or((Port::MAIN, Mime::TEXT), |(_, port, mime)| (port, mime))
     }
 
     fn meta_document(&self, usage: &api::Usage) -> Value {
