@@ -8,6 +8,9 @@
 //!
 //! Bytes that can never become a character turn into U+FFFD at once, so that output that is not text cannot stall it.
 
+use bytes::Bytes;
+use bytestring::ByteString;
+
 /// The text of one choice, as far as it goes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Text {
@@ -20,6 +23,17 @@ pub(crate) struct Text {
 }
 
 impl Text {
+    /// Adds a token's bytes as they are, if nothing is held back and nothing can be: then they are the text to show,
+    /// without a copy. `None`: they have to be pushed.
+    pub(crate) fn pass(&mut self, bytes: &Bytes, stops: &[String]) -> Option<ByteString> {
+        if !stops.is_empty() || !self.unfinished.is_empty() || !self.held.is_empty() {
+            return None;
+        }
+        let text = ByteString::try_from(bytes.clone()).ok()?;
+        self.shown += text.len() as u64;
+        Some(text)
+    }
+
     /// Adds bytes and appends to `out` what may be shown. If a stop text is complete, gives its index among `stops`;
     /// the text before it was shown, it and what follows never will be, and nothing more may be added. Below the
     /// minimum of tokens `stopping` is false: stop texts then pass as text.

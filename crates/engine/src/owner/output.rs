@@ -2,6 +2,7 @@
 //!
 //! Owns: what every appended token goes through, sampled or forced. Refuses to know: where it came from.
 
+use bytes::Bytes;
 use bytestring::ByteString;
 use sapwood_proto::steer::{Post, Token};
 use sapwood_proto::time::Time;
@@ -30,13 +31,8 @@ impl Owner {
             top,
             ..self.sampled(token)
         };
-        let shown = if is_end || is_stop {
-            bytes::Bytes::new()
-        } else {
-            sampled.bytes.clone()
-        };
-        let mut text = String::new();
-        let stop_text = self.push_text(key, &shown, &mut text);
+        let hidden = is_end || is_stop;
+        let (text, stop_text) = self.push_text(key, &sampled.bytes, hidden);
         self.count_token(key, now);
         let steered = self.sequences[key].steering.is_some();
         // Under a steerer, an end that is not the end stands as a space in the context (AI-804).
@@ -51,7 +47,7 @@ impl Owner {
             key,
             Tokens {
                 tokens,
-                text: text.into(),
+                text,
                 ..Tokens::default()
             },
         );
@@ -201,19 +197,29 @@ impl Owner {
         (text, shown)
     }
 
-    fn push_text(&mut self, key: Key, bytes: &[u8], out: &mut String) -> Option<usize> {
+    /// The text that a sampled token makes certain, and the stop text that it completes. The bytes of a hidden token
+    /// are no text.
+    fn push_text(&mut self, key: Key, bytes: &Bytes, hidden: bool) -> (ByteString, Option<usize>) {
         let sequence = &mut self.sequences[key];
         let terms = &self.jobs[sequence.job].terms;
+        if hidden {
+            return (ByteString::new(), None);
+        }
+        if let Some(text) = sequence.text.pass(bytes, &terms.stop) {
+            return (text, None);
+        }
         // The token being appended counts: a stop may be complete with the last token of the minimum.
         let stopping = sequence.appended + 1 >= terms.min_tokens;
-        sequence.text.push(bytes, &terms.stop, stopping, out)
+        let mut out = String::new();
+        let stop = sequence.text.push(bytes, &terms.stop, stopping, &mut out);
+        (out.into(), stop)
     }
 
     /// A token of the vocabulary, about which nothing was asked.
     fn sampled(&self, token: Token) -> Sampled {
         let special = self.vocabulary.is_special(token);
         let bytes = if special {
-            bytes::Bytes::new()
+            Bytes::new()
         } else {
             self.vocabulary.bytes(token)
         };
