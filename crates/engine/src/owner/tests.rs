@@ -5,4 +5,5 @@ mod faults;
 mod harness;
 mod life;
 mod load;
+mod probe;
 mod steering;
