@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use sapwood_kernel::connect::evergreen;
-use sapwood_kernel::{Error, Kernel};
+use sapwood_kernel::{Error, Fun, Kernel};
 use sapwood_net::evergreen::{Address, Options, Session};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
@@ -66,8 +66,20 @@ async fn find(config: &Config) -> Result<Option<Place>, Failure> {
     }
 }
 
-/// One session with a server, and its functions as ours. A failed answer must not cost the conversation (EV-930).
 async fn there(url: &str, config: &Config, timeout: Duration) -> Result<Place, Status> {
+    let kernel = Kernel::new();
+    let broken = |error: Error| Status::other(error.code(), "", error.to_string());
+    kernel
+        .add_all(functions(url, config, timeout).await?)
+        .map_err(broken)?;
+    Ok(Place {
+        kernel,
+        description: format!("Talking to {url}"),
+    })
+}
+
+/// One session with a server, and its functions as ours. A failed answer must not cost the conversation (EV-930).
+async fn functions(url: &str, config: &Config, timeout: Duration) -> Result<Vec<Fun>, Status> {
     let mut address = Address::new(url);
     address.key.clone_from(&config.client.key);
     address.connect_timeout = timeout;
@@ -76,14 +88,30 @@ async fn there(url: &str, config: &Config, timeout: Duration) -> Result<Place, S
         ..Options::default()
     };
     let session = Session::connect(&address, options).await?;
-    let kernel = Kernel::new();
     let broken = |error: Error| Status::other(error.code(), "", error.to_string());
-    let functions = evergreen::import(&session).await.map_err(broken)?;
-    kernel.add_all(functions).map_err(broken)?;
-    Ok(Place {
-        kernel,
-        description: format!("Talking to {url}"),
-    })
+    evergreen::import(&session).await.map_err(broken)
+}
+
+/// Adds what the configured upstreams serve (D-5). A name that is taken stays whose it is, so that our own GENERATE finds
+/// the models of all.
+///
+/// # Errors
+/// As [`open`], for the first upstream that is not there.
+pub(crate) async fn join_upstreams(kernel: &Kernel, config: &Config) -> Result<(), Failure> {
+    for url in &config.upstreams {
+        let functions = functions(url, config, CONNECT_TIMEOUT).await;
+        for function in functions.map_err(|status| unreachable(url, &status))? {
+            let name = function.spec().name.clone();
+            match kernel.add(function) {
+                Ok(()) => tracing::info!(%name, upstream = url, "joined"),
+                Err(Error::Exists { .. }) => {
+                    tracing::debug!(%name, upstream = url, "the name is taken")
+                }
+                Err(error) => tracing::warn!(%name, upstream = url, %error, "not joined"),
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Refused is answered: only silence is unreachable.
@@ -99,7 +127,7 @@ fn unreachable(url: &str, status: &Status) -> Failure {
         _ => Failure::exit(
             Exit::Unreachable,
             format!(
-                "no server answers at {url}; start one with `sapwood serve`, or correct --server"
+                "no server answers at {url}; start one with `sapwood serve`, or correct the address"
             ),
         ),
     }

@@ -64,7 +64,8 @@ enum Source {
 /// # Errors
 /// [`Exit::Usage`] if a scripted model does not read; [`Exit::Model`] if this binary cannot run what is asked for.
 pub(crate) fn plan(config: &Config) -> Result<Vec<Planned>, Failure> {
-    if config.models.is_empty() {
+    // Whoever joins another server wants its models, not the demo beside them.
+    if config.models.is_empty() && config.upstreams.is_empty() {
         return Ok(vec![demo(config)?]);
     }
     config

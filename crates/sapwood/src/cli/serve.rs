@@ -22,7 +22,7 @@ use crate::config::{Config, keys};
 use crate::failure::{Exit, Failure};
 use crate::logs::Logs;
 use crate::models::Planned;
-use crate::{models, output, serving};
+use crate::{client, models, output, serving};
 
 #[derive(Debug, Args)]
 pub(super) struct Serve {
@@ -83,6 +83,7 @@ impl Serve {
         let builder = Server::builder(server_config(&config, address), keys).map_err(broken)?;
         let shared = builder.shared().clone();
         let kernel = serving::kernel(&config, &planned)?;
+        client::join_upstreams(&kernel, &config).await?;
         kernel.layer(Counting::new(&shared.metrics, metrics::Face::Evergreen));
         let face = evergreen::face(
             shared.clone(),

@@ -171,3 +171,49 @@ fn oa_904_a_running_answer_is_finished_in_the_drain_or_cut_with_exit_code_3() {
         }
     }
 }
+
+/// D-5: models of another server are models here.
+#[test]
+fn an_upstream_s_models_and_functions_are_served_here_too() {
+    let mut back = Serving::start(&with_echo("upstream-back", ""), &[]);
+    back.wait_for("loaded");
+    let here = folder("upstream-front");
+    let upstream = format!("evergreen+{}", back.url);
+    let front = Serving::start(&here, &["--upstream", &upstream]);
+    let call = [
+        "run",
+        "GENERATE",
+        "--server",
+        &front.url,
+        "--input",
+        "prompt=through two",
+    ];
+    let ended = run(&here, &call);
+    assert_eq!(
+        (ended.code, ended.out.as_str()),
+        (0, "through two"),
+        "{ended:?}"
+    );
+    let ended = run(
+        &here,
+        &[
+            "run",
+            "echo",
+            "--server",
+            &front.url,
+            "--input",
+            "text=and back",
+        ],
+    );
+    assert_eq!(
+        (ended.code, ended.out.as_str()),
+        (0, "and back"),
+        "{ended:?}"
+    );
+    drop(back);
+    let ended = run(
+        &here,
+        &["serve", "--listen", "127.0.0.1:0", "--upstream", &upstream],
+    );
+    assert_eq!(ended.code, 4, "{ended:?}");
+}
