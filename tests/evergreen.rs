@@ -1,31 +1,40 @@
-//! The Evergreen face, from a client's end of a real socket.
+//! The Evergreen face, from a client's end of a real socket, and the simulation.
 //!
 //! Owns: the server that these tests talk to. Refuses to know: the rest of the house.
 
 mod loopback;
+mod remote;
+mod simulation;
+mod wire;
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
-use sapwood_kernel::Kernel;
+use sapwood_engine::scripted::{self, Scripted};
+use sapwood_engine::{Engine, Owner};
 use sapwood_kernel::session::test_functions;
-use sapwood_net::evergreen::{Address, Options, Session};
+use sapwood_kernel::{Kernel, Targets, generate, model};
+use sapwood_net::evergreen::{Address, Node, Options, Request, Session};
+use sapwood_server::auth::Key;
 use sapwood_server::evergreen::{self, Config};
-use sapwood_server::server::{self, Server};
+use sapwood_server::{Server, Shared, server};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 /// A server on a port of its own; it goes away when this is dropped.
 struct Running {
     address: SocketAddr,
+    shared: Shared,
     _stop: oneshot::Sender<()>,
 }
 
 impl Running {
-    async fn start(kernel: Kernel, config: Config) -> Self {
+    async fn start(kernel: Kernel, config: Config, keys: Vec<Key>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let builder = Server::builder(server::Config::default(), Vec::new()).unwrap();
-        let face = evergreen::face(builder.shared().clone(), kernel, config);
+        let builder = Server::builder(server::Config::default(), keys).unwrap();
+        let shared = builder.shared().clone();
+        let face = evergreen::face(shared.clone(), kernel, config);
         let server = builder.face(face).build().unwrap();
         let (stop, stopped) = oneshot::channel();
         tokio::spawn(server.serve(listener, async {
@@ -33,15 +42,19 @@ impl Running {
         }));
         Self {
             address,
+            shared,
             _stop: stop,
         }
     }
 
-    /// A server with the test functions and nothing else.
-    async fn with_test_functions() -> Self {
-        let kernel = Kernel::new();
+    /// A server with the test functions and whatever `kernel` has besides.
+    async fn over(kernel: Kernel) -> Self {
         kernel.add_all(test_functions()).unwrap();
-        Self::start(kernel, Config::default()).await
+        Self::start(kernel, Config::default(), Vec::new()).await
+    }
+
+    async fn with_test_functions() -> Self {
+        Self::over(Kernel::new()).await
     }
 
     fn at(&self) -> Address {
@@ -53,4 +66,60 @@ impl Running {
             .await
             .unwrap()
     }
+
+    async fn partial(&self) -> Session {
+        let options = Options {
+            partial_failure: true,
+            ..Options::default()
+        };
+        Session::connect(&self.at(), options).await.unwrap()
+    }
+}
+
+/// A model that plays `config`.
+fn scripted(config: scripted::Config) -> Box<Scripted> {
+    Box::new(Scripted::new(config).unwrap())
+}
+
+/// A kernel with one scripted model behind GENERATE.
+fn with_model(engine: Engine) -> Kernel {
+    let kernel = Kernel::new();
+    kernel.add(model("parrot", engine)).unwrap();
+    kernel.add(generate(Targets::default())).unwrap();
+    kernel
+}
+
+/// An engine on a thread of its own.
+fn spawned(config: scripted::Config) -> Engine {
+    Engine::spawn(scripted(config), sapwood_engine::Config::default()).unwrap()
+}
+
+/// An engine that the test steps.
+fn by_hand(config: scripted::Config) -> (Owner, Engine) {
+    Owner::by_hand(scripted(config), sapwood_engine::Config::default())
+}
+
+/// A call of `name` with these inputs and outputs.
+fn request(name: &str, inputs: &[(&str, &Node)], outputs: &[&str]) -> Request {
+    Request {
+        name: name.into(),
+        inputs: inputs
+            .iter()
+            .map(|(name, node)| ((*name).to_owned(), (*node).clone()))
+            .collect(),
+        outputs: outputs.iter().map(|name| (*name).to_owned()).collect(),
+        ..Request::default()
+    }
+}
+
+/// Lets everything else run until `holds`; a test that waits for ten seconds has failed.
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let waiting = async {
+        while !holds() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), waiting)
+        .await
+        .unwrap_or_else(|_| panic!("{what}: never"));
 }

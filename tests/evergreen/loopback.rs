@@ -1,31 +1,57 @@
 //! Our client against our server, over a real socket.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use sapwood_net::evergreen::Request;
+use sapwood_engine::scripted;
+use sapwood_net::evergreen::{Node, Options, Session, Writer};
+use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Metadata;
+use sapwood_proto::time::Time;
+use sapwood_server::auth::{Fingerprint, Key, Scopes};
+use sapwood_server::evergreen::Config;
 
-use super::Running;
+use super::{Running, by_hand, request, spawned, until, with_model};
 
+fn text(role: &str) -> Arc<Metadata> {
+    Arc::new(Metadata::of("text/plain").with_role(role))
+}
+
+async fn leaf(session: &Session, role: &str, said: &str) -> Node {
+    let mut writer = session.write().unwrap();
+    writer
+        .write(&text(role), Bytes::copy_from_slice(said.as_bytes()))
+        .await
+        .unwrap();
+    writer.end(&text(role)).unwrap()
+}
+
+async fn tree(session: &Session, children: &[Node]) -> Node {
+    let mut writer: Writer = session.write().unwrap();
+    writer.list(children).await.unwrap();
+    writer.end(&Arc::default()).unwrap()
+}
+
+async fn whole(node: Option<Node>) -> String {
+    String::from_utf8(node.unwrap().read().whole().await.unwrap()).unwrap()
+}
+
+/// EV-706, EV-970, EV-971, EV-972
 #[tokio::test]
-async fn an_echo_goes_through_the_whole_house_and_comes_back() {
+async fn ev_702_headers_come_at_once_and_an_echo_goes_through_the_whole_house() {
     let server = Running::with_test_functions().await;
+    // Nothing has been sent when the call is accepted.
     let session = server.session().await;
     assert!(session.announces("cancel") && session.announces("list-actions"));
-    let mut text = session.write().unwrap();
+    let mut input = session.write().unwrap();
     let call = session
-        .call(Request {
-            name: "echo".into(),
-            inputs: vec![("text".into(), text.node().clone())],
-            outputs: vec!["response".into()],
-            ..Request::default()
-        })
+        .call(request("echo", &[("text", input.node())], &["response"]))
         .unwrap();
     let mut response = call.output("response").unwrap().read();
-    let metadata = Arc::new(Metadata::of("text/plain").with_role("USER"));
     for word in ["ein ", "zwei ", "drei"] {
-        text.write(&metadata, Bytes::from_static(word.as_bytes()))
+        input
+            .write(&text("USER"), Bytes::from_static(word.as_bytes()))
             .await
             .unwrap();
         let piece = response.next().await.unwrap().unwrap();
@@ -35,8 +61,299 @@ async fn an_echo_goes_through_the_whole_house_and_comes_back() {
             ("text/plain", "USER")
         );
     }
-    text.end(&metadata).unwrap();
+    input.end(&text("USER")).unwrap();
     assert!(response.next().await.is_none());
     drop((response, call));
     session.close().await.unwrap();
+    until("the session is gone", || {
+        server.shared.metrics.evergreen.sessions_open.get() == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn ev_109_after_half_close_everything_is_finished_and_the_end_is_ok() {
+    let server = Running::with_test_functions().await;
+    let session = server.session().await;
+    let data = "x".repeat(300_000);
+    let input = leaf(&session, "", &data).await;
+    let call = session
+        .call(request("echo", &[("text", &input)], &["response"]))
+        .unwrap();
+    let output = call.output("response");
+    call.detach();
+    let (closed, echoed) = futures::join!(session.close(), whole(output));
+    closed.unwrap();
+    assert!(echoed == data);
+}
+
+/// EV-601, EV-506
+#[tokio::test]
+async fn ev_601_generate_streams_an_answer_with_its_meta() {
+    let server = Running::over(with_model(spawned(scripted::Config::default()))).await;
+    let session = server.session().await;
+    let prompt = leaf(&session, "USER", "Guten Tag, Köln").await;
+    let call = session
+        .call(request(
+            "GENERATE",
+            &[("prompt", &prompt)],
+            &["response", "meta"],
+        ))
+        .unwrap();
+    let mut response = call.output("response").unwrap().read();
+    let first = response.next().await.unwrap().unwrap();
+    assert_eq!(
+        (&*first.metadata.mimetype, &*first.metadata.role),
+        ("text/plain", "ASSISTANT")
+    );
+    assert_eq!(whole(call.output("response")).await, "Guten Tag, Köln");
+    let meta: serde_json::Value = serde_json::from_str(&whole(call.output("meta")).await).unwrap();
+    assert_eq!(
+        (&meta["finish_reason"], &meta["model"]),
+        (&"stop".into(), &"scripted".into())
+    );
+    session
+        .close()
+        .await
+        .unwrap_or_else(|status| panic!("{status}"));
+}
+
+/// EV-307, EV-973
+#[tokio::test]
+async fn ev_612_the_second_turn_is_sent_before_the_first_answer_exists() {
+    let server = Running::over(with_model(spawned(scripted::Config::default()))).await;
+    let session = server.session().await;
+    let river = leaf(&session, "USER", "Name a river.").await;
+    let first_prompt = tree(&session, &[river]).await;
+    let first = session
+        .call(request(
+            "GENERATE",
+            &[("prompt", &first_prompt)],
+            &["response"],
+        ))
+        .unwrap();
+    let long = leaf(&session, "USER", "How long is it?").await;
+    let second_prompt = tree(
+        &session,
+        &[first_prompt, first.output("response").unwrap(), long],
+    )
+    .await;
+    let second = session
+        .call(request(
+            "GENERATE",
+            &[("prompt", &second_prompt)],
+            &["response", "meta"],
+        ))
+        .unwrap();
+    assert_eq!(whole(second.output("response")).await, "How long is it?");
+    assert_eq!(whole(first.output("response")).await, "Name a river.");
+    let meta: serde_json::Value =
+        serde_json::from_str(&whole(second.output("meta")).await).unwrap();
+    // The prompt held both turns and the answer between them.
+    assert!(
+        meta["usage"]["prompt_tokens"].as_u64().unwrap() > 40,
+        "{meta}"
+    );
+}
+
+/// EV-931, EV-975
+#[tokio::test]
+async fn ev_930_one_failed_answer_does_not_cost_the_conversation() {
+    let server = Running::with_test_functions().await;
+    let session = server.partial().await;
+    let failed = session.call(request("fail", &[], &["response"])).unwrap();
+    let mut response = failed.output("response").unwrap().read();
+    assert_eq!(
+        response.next().await.unwrap().unwrap().data,
+        "before the failure"
+    );
+    let status = response.next().await.unwrap().unwrap_err();
+    assert_eq!((status.code, &*status.reason), (Code::Internal, "FUNCTION"));
+    assert_eq!(status.detail("action"), Some("fail"));
+    let input = leaf(&session, "", "still here").await;
+    let echo = session
+        .call(request("echo", &[("text", &input)], &["response"]))
+        .unwrap();
+    assert_eq!(whole(echo.output("response")).await, "still here");
+}
+
+/// EV-974
+#[tokio::test]
+async fn ev_913_a_call_that_is_dropped_is_cancelled_and_the_session_lives() {
+    let endless = scripted::Config {
+        script: scripted::Script::Tokens,
+        context_tokens: 1 << 20,
+        ..Default::default()
+    };
+    let engine = spawned(scripted::Config {
+        count: 1 << 19,
+        ..endless
+    });
+    let server = Running::over(with_model(engine.clone())).await;
+    let session = server.session().await;
+    let prompt = leaf(&session, "USER", "on and on").await;
+    let call = session
+        .call(request("GENERATE", &[("prompt", &prompt)], &["response"]))
+        .unwrap();
+    let mut response = call.output("response").unwrap().read();
+    response.next().await.unwrap().unwrap();
+    assert_eq!(engine.stats().requests_running.get(), 1);
+    drop((response, call));
+    until("the sequence is gone", || {
+        engine.stats().requests_running.get() == 0
+    })
+    .await;
+    let input = leaf(&session, "", "next").await;
+    let echo = session
+        .call(request("echo", &[("text", &input)], &["response"]))
+        .unwrap();
+    assert_eq!(whole(echo.output("response")).await, "next");
+}
+
+#[tokio::test]
+async fn ev_611_a_client_that_goes_away_frees_its_sequence_within_one_step() {
+    let config = scripted::Config {
+        script: scripted::Script::Tokens,
+        count: 4000,
+        ..Default::default()
+    };
+    let (mut owner, engine) = by_hand(config);
+    let server = Running::over(with_model(engine.clone())).await;
+    let session = server.session().await;
+    let prompt = leaf(&session, "USER", "count").await;
+    let call = session
+        .call(request("GENERATE", &[("prompt", &prompt)], &["response"]))
+        .unwrap();
+    let mut response = call.output("response").unwrap().read();
+    until("the sequence decodes", || {
+        !owner.step(Time::ZERO).decoded.is_empty()
+    })
+    .await;
+    let mut asked = Box::pin(response.next());
+    let mut first = None;
+    until("an answer comes", || {
+        owner.step(Time::ZERO);
+        first = futures::FutureExt::now_or_never(asked.as_mut());
+        first.is_some()
+    })
+    .await;
+    let numbers = &server.shared.metrics.evergreen;
+    drop((asked, call, prompt, session));
+    drop(response);
+    until("the server has noticed", || {
+        numbers.sessions_open.get() == 0
+    })
+    .await;
+    let next = owner.step(Time::ZERO);
+    assert_eq!(
+        (next.cancelled.len(), next.batch().count()),
+        (1, 0),
+        "{next:?}"
+    );
+    assert_eq!(
+        (numbers.actions_open.get(), numbers.retained_bytes.get()),
+        (0, 0)
+    );
+}
+
+#[tokio::test]
+async fn ev_950_a_session_deadline_goes_over_the_wire() {
+    let server = Running::with_test_functions().await;
+    let options = Options {
+        timeout: Some(Duration::from_millis(20)),
+        ..Options::default()
+    };
+    let session = Session::connect(&server.at(), options).await.unwrap();
+    let call = session.call(request("slow", &[], &["response"])).unwrap();
+    let status = call
+        .output("response")
+        .unwrap()
+        .read()
+        .next()
+        .await
+        .unwrap()
+        .unwrap_err();
+    assert_eq!(
+        (status.code, &*status.reason),
+        (Code::DeadlineExceeded, "DEADLINE")
+    );
+}
+
+#[tokio::test]
+async fn ev_704_without_the_key_there_is_no_session() {
+    let key = Key {
+        name: "anna".into(),
+        fingerprint: Fingerprint::of("secret"),
+        scopes: Scopes::ALL,
+    };
+    let kernel = sapwood_kernel::Kernel::new();
+    let server = Running::start(kernel, Config::default(), vec![key]).await;
+    for (address, expect) in [
+        (server.at(), Some(Code::Unauthenticated)),
+        (server.at().with_key("wrong"), Some(Code::Unauthenticated)),
+        (server.at().with_key("secret"), None),
+    ] {
+        let got = Session::connect(&address, Options::default()).await;
+        assert_eq!(got.err().map(|status| status.code), expect);
+        assert!(!format!("{address:?}").contains("secret"));
+    }
+}
+
+/// EV-902
+#[tokio::test]
+async fn a_server_full_of_sessions_says_when_to_come_back() {
+    let config = Config {
+        sessions: 1,
+        ..Config::default()
+    };
+    let server = Running::start(sapwood_kernel::Kernel::new(), config, Vec::new()).await;
+    let first = server.session().await;
+    let refused = Session::connect(&server.at(), Options::default())
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (refused.code.grpc(), refused.retry_after.is_some()),
+        (14, true),
+        "{refused}"
+    );
+    drop(first);
+    until("the place is free", || {
+        server.shared.metrics.evergreen.sessions_open.get() == 0
+    })
+    .await;
+    server.session().await;
+}
+
+/// EV-904
+#[tokio::test]
+async fn ev_904_sessions_are_counted() {
+    let server = Running::with_test_functions().await;
+    let session = server.partial().await;
+    let input = leaf(&session, "", "12345").await;
+    let echo = session
+        .call(request("echo", &[("text", &input)], &["response"]))
+        .unwrap();
+    whole(echo.output("response")).await;
+    let failed = session.call(request("fail", &[], &["response"])).unwrap();
+    let _ = failed.output("response").unwrap().read().whole().await;
+    let numbers = &server.shared.metrics.evergreen;
+    assert_eq!(
+        (numbers.sessions_open.get(), numbers.actions_open.get()),
+        (1, 0)
+    );
+    assert_eq!(numbers.failures.with_label_values(&["FUNCTION"]).get(), 1);
+    assert_eq!(numbers.bytes.with_label_values(&["in"]).get(), 5);
+    assert!(numbers.retained_bytes.get() > 10);
+    session.close().await.unwrap();
+    until("nothing is held", || {
+        numbers.retained_bytes.get() == 0 && numbers.sessions_open.get() == 0
+    })
+    .await;
+    assert!(
+        server
+            .shared
+            .metrics
+            .render()
+            .contains("sapwood_evergreen_bytes_total{direction=\"in\"} 5")
+    );
 }

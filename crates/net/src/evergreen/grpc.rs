@@ -70,29 +70,52 @@ pub fn to_grpc(status: &Status) -> tonic::Status {
     tonic::Status::with_details(code, status.message.as_str(), status.encode())
 }
 
-/// What the trailers of a peer say, or what the library says about a message that it could not give us (EV-703).
+/// What the trailers of a peer say.
 #[must_use]
 pub fn from_grpc(status: &tonic::Status) -> Status {
-    if let Some(Some(full)) = Status::decode(status.details()) {
-        return full;
+    match Status::decode(status.details()) {
+        Some(Some(full)) => full,
+        _ => unframed(status).unwrap_or_else(|| plain(status)),
     }
+}
+
+/// Why there is no next message of a peer that sends no trailers, a client: what the library says, in our terms
+/// (EV-703).
+#[must_use]
+pub fn from_client(status: &tonic::Status) -> Status {
     let from_transport = std::error::Error::source(status).is_some();
-    match status.code() {
-        tonic::Code::OutOfRange if !from_transport => {
-            let max = MESSAGE_BYTES_MAX as u64;
-            Status::new(
-                Reason::MessageTooLarge,
-                format!("a message is larger than {max} bytes: send smaller ones"),
-            )
-            .with("limit", "max_message_bytes")
-            .with("max", max)
-        }
-        tonic::Code::Internal if !from_transport => Status::new(
-            Reason::BadMessage,
-            "a message could not be taken out of its gRPC frame",
-        ),
-        code => Status::other(Code::from_grpc(code as i32), "", status.message()),
+    // Of a compressed message the library says so in this way.
+    if status.code() == tonic::Code::ResourceExhausted && !from_transport {
+        return too_large();
     }
+    from_grpc(status)
+}
+
+/// A message that the library could not take out of its frame.
+fn unframed(status: &tonic::Status) -> Option<Status> {
+    if std::error::Error::source(status).is_some() {
+        return None;
+    }
+    match status.code() {
+        tonic::Code::OutOfRange => Some(too_large()),
+        tonic::Code::Internal => {
+            let message = "a message could not be taken out of its gRPC frame";
+            Some(Status::new(Reason::BadMessage, message))
+        }
+        _ => None,
+    }
+}
+
+fn too_large() -> Status {
+    let max = MESSAGE_BYTES_MAX as u64;
+    let message = format!("a message is larger than {max} bytes: send smaller ones");
+    Status::new(Reason::MessageTooLarge, message)
+        .with("limit", "max_message_bytes")
+        .with("max", max)
+}
+
+fn plain(status: &tonic::Status) -> Status {
+    Status::other(Code::from_grpc(status.code() as i32), "", status.message())
 }
 
 /// First allocation of each direction's buffer, and the step by which it grows.

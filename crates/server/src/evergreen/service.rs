@@ -101,7 +101,7 @@ impl State {
         let (session, messages) =
             session::open(self.kernel.clone(), self.config.session(options), tally);
         let orders = orders(self.shared.drain.clone());
-        let incoming = incoming.map(|item| item.map_err(|status| grpc::from_grpc(&status)));
+        let incoming = incoming.map(|item| item.map_err(|status| grpc::from_client(&status)));
         let task = tokio::spawn(async move {
             session.run(incoming, orders).await;
             drop(place);

@@ -1,0 +1,136 @@
+//! Functions of another server as functions of a kernel here.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use sapwood_engine::scripted;
+use sapwood_kernel::connect::evergreen::import;
+use sapwood_kernel::{Chunk, Kernel, Meta, Node, Port, args};
+use sapwood_proto::code::Code;
+
+use super::{Running, spawned, until, with_model};
+
+/// A kernel whose functions are all the server's.
+async fn imported(server: &Running) -> Kernel {
+    let kernel = Kernel::new();
+    kernel
+        .add_all(import(&server.partial().await).await.unwrap())
+        .unwrap();
+    kernel
+}
+
+fn said(text: &str) -> Node {
+    Node::from(Chunk::text(text.to_owned()).with_meta(Meta::default().with_role("USER")))
+}
+
+/// KE-706, EV-914
+#[tokio::test]
+async fn ke_801_a_remote_function_is_called_like_a_local_one() {
+    let local = with_model(spawned(scripted::Config::default()));
+    let server = Running::over(local.clone()).await;
+    let remote = imported(&server).await;
+    let names = |kernel: &Kernel| {
+        kernel
+            .specs()
+            .iter()
+            .map(|spec| spec.name.to_string())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(names(&remote), names(&local));
+    for kernel in [&local, &remote] {
+        for (name, expect) in [
+            ("GENERATE", "Guten Tag"),
+            ("parrot", "Guten Tag"),
+            ("concat", "onetwo"),
+            ("echo", "e"),
+        ] {
+            let run = match name {
+                "concat" => kernel.run::<String>(name, args! { a: "one", b: "two" }),
+                "echo" => kernel.run::<String>(name, args! { text: "e" }),
+                _ => kernel.run::<String>(name, args! { prompt: "Guten Tag" }),
+            };
+            let (text, meta) = run.finish().await.unwrap();
+            assert_eq!(text, expect, "{name}");
+            if name == "GENERATE" {
+                assert_eq!(meta.model.as_deref(), Some("scripted"));
+                assert!(
+                    meta.usage.completion_tokens > 0 && meta.finish.contains_key(&0),
+                    "{meta:?}"
+                );
+            }
+        }
+        let error = kernel.run::<String>("fail", args! {}).await.unwrap_err();
+        assert_eq!((error.code(), error.reason()), (Code::Internal, "FUNCTION"));
+        let late = kernel
+            .run::<String>("slow", args! {})
+            .timeout(Duration::from_millis(20))
+            .await
+            .unwrap_err();
+        assert_eq!(late.code(), Code::DeadlineExceeded);
+        let missing = kernel.run::<String>("echo", args! {}).await.unwrap_err();
+        assert_eq!(missing.reason(), "MISSING_INPUT");
+        let choices: Vec<_> = kernel
+            .run::<Chunk>(
+                "GENERATE",
+                args! { prompt: "x", config: serde_json::json!({"n": 2}) },
+            )
+            .port(Port::MAIN)
+            .filter_map(async |chunk| {
+                chunk
+                    .ok()
+                    .filter(|chunk| !chunk.data.is_empty())
+                    .map(|chunk| chunk.choice)
+            })
+            .collect()
+            .await;
+        assert!(choices.contains(&0) && choices.contains(&1), "{choices:?}");
+    }
+}
+
+/// KE-501
+#[tokio::test]
+async fn ke_501_dropping_a_remote_run_stops_it_at_the_server() {
+    let server = Running::with_test_functions().await;
+    let remote = imported(&server).await;
+    let open = || server.shared.metrics.evergreen.actions_open.get();
+    let mut run = remote.run::<String>("slow", args! {});
+    assert!(futures::poll!(run.next()).is_pending());
+    let mut polled = std::pin::pin!(run.next());
+    until("it runs", || {
+        let _ = futures::FutureExt::now_or_never(polled.as_mut());
+        open() == 1
+    })
+    .await;
+    drop(run);
+    until("it is cancelled", || open() == 0).await;
+}
+
+#[tokio::test]
+async fn ke_802_what_was_said_and_answered_before_goes_by_id() {
+    let server = Running::over(with_model(spawned(scripted::Config::default()))).await;
+    let remote = imported(&server).await;
+    let bytes_in = || {
+        server
+            .shared
+            .metrics
+            .evergreen
+            .bytes
+            .with_label_values(&["in"])
+            .get()
+    };
+    let first = said("a first question of forty-two characters.");
+    let answer = remote.node("GENERATE", args! { prompt: Node::tree([first.clone()]) });
+    let text = answer.run::<String>().await.unwrap();
+    assert_eq!(text, "a first question of forty-two characters.");
+    let before = bytes_in();
+    let second = said("and now?");
+    let prompt = Node::tree([first, answer, second]);
+    assert_eq!(
+        remote
+            .run::<String>("GENERATE", args! { prompt: prompt })
+            .await
+            .unwrap(),
+        "and now?"
+    );
+    assert_eq!(bytes_in() - before, "and now?".len() as u64);
+}
