@@ -20,10 +20,8 @@ import vocabulary
 from chat import END, render
 from progress import Progress
 
-LENGTHS = (192, 768, 1536)
+ROOMS = ((96, 30), (512, 20), (1900, 4))
 ANSWER_ROOM = 120
-BATCH = 20
-FLOOR = 0.8
 
 
 # --- answering -----------------------------------------------------------------------------------------------------
@@ -31,25 +29,26 @@ FLOOR = 0.8
 
 @partial(jax.jit, static_argnames="shape")
 def read_prompts(weights, cache, tokens, lengths, shape):
-    logits, cache = model.forward_cached(weights, cache, tokens, jnp.zeros(tokens.shape[0], jnp.int32), shape)
-    last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
-    return jnp.argmax(last, axis=-1), cache
+    states, cache = model.forward_cached(weights, cache, tokens, jnp.zeros(tokens.shape[0], jnp.int32), shape)
+    last = jnp.take_along_axis(states, (lengths - 1)[:, None, None], axis=1)[:, 0]
+    return jnp.argmax(model.logits_of(weights, last), axis=-1), cache
 
 
 @partial(jax.jit, static_argnames="shape", donate_argnums=1)
 def next_tokens(weights, cache, token, offsets, shape):
-    logits, cache = model.forward_cached(weights, cache, token[:, None], offsets, shape)
-    return jnp.argmax(logits[:, 0], axis=-1), cache
+    states, cache = model.forward_cached(weights, cache, token[:, None], offsets, shape)
+    return jnp.argmax(model.logits_of(weights, states[:, 0]), axis=-1), cache
 
 
-def answer_batch(weights, shape, prompts, length, end):
+def answer_batch(weights, shape, prompts, room, end):
     """Greedy continuations of prompts (lists of ids), each up to the end token; None where it never came."""
-    rows = prompts + [[0]] * (BATCH - len(prompts))
-    tokens = np.zeros((BATCH, length), np.int32)
+    length, batch = room
+    rows = prompts + [[0]] * (batch - len(prompts))
+    tokens = np.zeros((batch, length), np.int32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = row
     offsets = np.array([len(row) for row in rows], np.int32)
-    token, cache = read_prompts(weights, model.empty_cache(BATCH, length + ANSWER_ROOM, shape), tokens, offsets, shape)
+    token, cache = read_prompts(weights, model.empty_cache(batch, length + ANSWER_ROOM, shape), tokens, offsets, shape)
     written, done = [[] for _ in rows], [len(row) == 1 for row in rows]
     for _ in range(ANSWER_ROOM):
         for i, t in enumerate(np.asarray(token)):
@@ -66,18 +65,24 @@ def answer_batch(weights, shape, prompts, length, end):
 def answer_all(weights, shape, tokenizer, conversations):
     """The text of every answer, None for one that does not end."""
     prompts = [tokenizer.encode(render(c["messages"][:-1], c.get("tools"), answer_next=True)).ids for c in conversations]
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    # Neighbours share a prompt's length and a family, hence about an answer's length.
+    order = sorted(range(len(prompts)), key=lambda i: (room_for(prompts[i]), conversations[i]["family"]))
     answers, progress, finished = [None] * len(prompts), Progress("evaluate", len(prompts)), 0
     end = tokenizer.token_to_id(END)
     while finished < len(order):
-        length = next(n for n in LENGTHS if len(prompts[order[finished]]) <= n)
-        group = [i for i in order[finished : finished + BATCH] if len(prompts[i]) <= length]
-        for i, ids in zip(group, answer_batch(weights, shape, [prompts[i] for i in group], length, end)):
+        room = room_for(prompts[order[finished]])
+        group = [i for i in order[finished : finished + room[1]] if room_for(prompts[i]) == room]
+        for i, ids in zip(group, answer_batch(weights, shape, [prompts[i] for i in group], room, end)):
             answers[i] = None if ids is None else tokenizer.decode(ids, skip_special_tokens=False)
         finished += len(group)
         progress.show(finished)
     progress.close()
     return answers
+
+
+def room_for(prompt):
+    """The smallest room, (prompt tokens, prompts at once), that holds a prompt."""
+    return next(room for room in ROOMS if len(prompt) <= room[0])
 
 
 # --- judging -------------------------------------------------------------------------------------------------------
@@ -115,12 +120,12 @@ def is_right(check, answer):
     return answer is not None and bool(CHECKS[check["kind"]](answer, check["expected"]))
 
 
-def evaluate(gguf, work, held_out):
+def evaluate(gguf, work, held_out, every=1):
     """(conversation, answer, right) for every held-out question."""
     _, shape, _ = train.load(work / "weights.npz")
     weights = {name: jnp.asarray(value) for name, value in export.read_weights(gguf, shape).items()}
     tokenizer = vocabulary.load(work / "tokenizer.json")
-    conversations = [json.loads(line) for line in held_out.read_text(encoding="utf-8").splitlines()]
+    conversations = [json.loads(line) for line in held_out.read_text(encoding="utf-8").splitlines()[::every]]
     answers = answer_all(weights, shape, tokenizer, conversations)
     return [(c, a, is_right(c["check"], a)) for c, a in zip(conversations, answers)]
 
@@ -162,8 +167,9 @@ def main():
     parser.add_argument("--work", type=Path, required=True, help="folder with weights.npz and tokenizer.json")
     parser.add_argument("--held-out", type=Path, default=Path(__file__).parent / "heldout.jsonl")
     parser.add_argument("--mistakes", type=int, default=0, help="print this many wrong answers")
+    parser.add_argument("--every", type=int, default=1, help="ask only every n-th question")
     options = parser.parse_args()
-    results = evaluate(options.gguf, options.work, options.held_out)
+    results = evaluate(options.gguf, options.work, options.held_out, options.every)
     print_mistakes(results, options.mistakes)
     text = table(results)
     (options.work / "table.md").write_text(text + "\n")

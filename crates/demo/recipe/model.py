@@ -130,7 +130,7 @@ def hidden_states(weights, tokens, segments, positions, shape):
 def mean_loss(weights, batch, shape):
     """Mean negative log-likelihood of the wanted tokens, which `picked` names by their flat positions."""
     states = hidden_states(weights, batch["tokens"], batch["segments"], batch["positions"], shape)
-    logits = states.reshape(-1, shape.width)[batch["picked"]] @ weights["embedding"].T
+    logits = logits_of(weights, states.reshape(-1, shape.width)[batch["picked"]])
     spread = jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, batch["targets"][:, None], axis=-1)[:, 0]
     weight = batch["weight"]
@@ -143,7 +143,7 @@ def empty_cache(batch, length, shape):
 
 
 def forward_cached(weights, cache, tokens, offsets, shape):
-    """Run new tokens [batch, time] at offsets [batch] through the model; returns logits and the filled cache."""
+    """Run new tokens [batch, time] at offsets [batch] through the model; returns final states and the filled cache."""
     batch, time = tokens.shape
     length = cache["k"].shape[2]
     positions = offsets[:, None] + jnp.arange(time)[None]
@@ -160,5 +160,8 @@ def forward_cached(weights, cache, tokens, offsets, shape):
         return x + mlp(rms_norm(x, layer["mlp_norm"], shape.epsilon), layer), (k, v)
 
     x, (k, v) = jax.lax.scan(block, weights["embedding"][tokens], (layers_of(weights), cache["k"], cache["v"]))
-    x = rms_norm(x, weights["final_norm"], shape.epsilon)
-    return x @ weights["embedding"].T, {"k": k, "v": v}
+    return rms_norm(x, weights["final_norm"], shape.epsilon), {"k": k, "v": v}
+
+
+def logits_of(weights, states):
+    return states @ weights["embedding"].T

@@ -59,7 +59,7 @@ def loss_and_gradients(weights, batch, shape):
     return jax.value_and_grad(model.mean_loss)(weights, batch, shape)
 
 
-@partial(jax.jit, donate_argnums=(0, 1, 2))
+@partial(jax.jit, donate_argnums=(0, 1))
 def update(weights, state, gradients, rate, step):
     """One step of the optimisers; `rate` is the schedule's factor between 0 and 1."""
     new, first, second = {}, {}, {}
