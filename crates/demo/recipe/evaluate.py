@@ -144,12 +144,12 @@ def figures(gguf, work):
     _, shape, log = train.load(work / "weights.npz")
     points = log["points"]
     steps = sorted({min(len(points) - 1, round(i * (len(points) - 1) / 9)) for i in range(10)}) if points else []
-    curve = [f"| {points[i]['step']} | {points[i]['tokens']:,} | {points[i]['minutes']:.1f} | {points[i]['loss']:.3f} |" for i in steps]
+    curve = [f"| {points[i]['step']} | {points[i]['tokens']:,} | {points[i]['minutes']:.1f} | {points[i].get('loss', '-')} | {points[i].get('copying', '-')} |" for i in steps]
     return "\n".join([
         f"- {log['parameters']:,} parameters: {shape.layers} layers of width {shape.width}, {shape.heads} heads over {shape.kv_heads} key-value heads, hidden width {shape.hidden}, vocabulary {shape.vocabulary}, context {shape.context}",
         f"- file: {gguf.stat().st_size:,} bytes, SHA-256 `{export.digest(gguf)}`",
         f"- training: {log['steps']:,} steps, {log['tokens']:,} tokens, {log['minutes']} minutes, seed {log['seed']}",
-        "", "| step | tokens seen | minutes | loss (mean of the last 20 steps) |", "|---|---|---|---|", *curve,
+        "", "| step | tokens seen | minutes | loss on conversations | loss on mere copying |", "|---|---|---|---|---|", *curve,
     ])
 
 

@@ -79,3 +79,19 @@ def batches(encoded, seed):
         low = length
     rng.shuffle(result)
     return result
+
+
+def copy_batch(rng, vocabulary_size, length=ROW_LENGTHS[0]):
+    """Random tokens, a gap, and the same tokens again; loss on the second time. Teaches copying, nothing else."""
+    rows = []
+    for _ in range(BATCH_TOKENS // length):
+        row, room = [], length
+        while room > 6:
+            size = min(int(rng.integers(2, 13)), (room - 2) // 2)
+            gap = int(rng.integers(0, min(8, room - 2 * size) + 1))
+            phrase = rng.integers(3, vocabulary_size, size).tolist()
+            between = rng.integers(3, vocabulary_size, gap).tolist()
+            row.append((phrase + between + phrase, [False] * (size + gap + 1) + [True] * (size - 1)))
+            room -= 2 * size + gap
+        rows.append(row)
+    return batch_of(rows, length)

@@ -6,6 +6,7 @@ The schedule ends at --steps or --minutes, whichever comes first, so a busy mach
 import argparse
 import json
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -13,13 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import induction
 import model
 import packing
 import vocabulary
 from progress import Progress
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
-MATRIX_RATE, OTHER_RATE, DECAY, WARM_UP = 0.02, 0.004, 0.02, 0.03
+MATRIX_RATE, EMBEDDING_RATE, OTHER_RATE, DECAY, WARM_UP = 0.02, 0.02, 0.005, 0.02, 0.02
 # Five steps of a quintic iteration towards the nearest orthogonal matrix.
 QUINTIC = (3.4445, -4.7750, 2.0315)
 
@@ -69,7 +71,7 @@ def update(weights, state, gradients, rate, step):
             new[name] = value * (1 - DECAY * MATRIX_RATE * rate) - MATRIX_RATE * rate * change
         else:
             first[name], second[name], change = adam_update(state["first"][name], state["second"][name], gradients[name], step)
-            new[name] = value - OTHER_RATE * rate * change
+            new[name] = value - (EMBEDDING_RATE if name == "embedding" else OTHER_RATE) * rate * change
     return new, {"first": first, "second": second}
 
 
@@ -110,34 +112,64 @@ def endless(encoded):
         seed += 1
 
 
-def run(encoded, shape, steps, minutes, seed, out):
-    """Train and save; the log holds the loss every few steps."""
-    compile_all(encoded, shape, seed)
-    weights = model.initial_weights(jax.random.key(seed), shape)
-    state = empty_state(weights)
-    progress, started, tokens, recent, points = Progress("train", 1.0), time.monotonic(), 0, [], []
-    saved = started
-    for step, (length, rows) in enumerate(endless(encoded), 1):
-        elapsed = time.monotonic() - started
-        share = max((step - 1) / steps, elapsed / (60 * minutes))
+@dataclass(frozen=True)
+class Plan:
+    """When a run ends, how large its steps are, and how much mere copying it mixes in at first."""
+
+    steps: int
+    minutes: float
+    seed: int
+    rate: float
+    copying: float
+    copying_until: float
+
+    def copy_share(self, share):
+        """How many of the batches are mere copying: many at first, then a few."""
+        if share < self.copying_until:
+            return self.copying
+        return min(self.copying, max(0.04, self.copying - 4 * (share - self.copying_until)))
+
+
+class Log:
+    """Mean losses of the conversations and of the copying batches, every few steps."""
+
+    def __init__(self):
+        self.points, self.tokens, self.recent = [], 0, {"loss": [], "copying": []}
+
+    def add(self, step, minutes, kind, loss, batch):
+        self.recent[kind].append(float(loss))
+        self.tokens += int((batch["segments"] > 0).sum())
+        if step % 20 == 0:
+            means = {kind: round(float(np.mean(losses)), 4) for kind, losses in self.recent.items() if losses}
+            self.points.append({"step": step, "tokens": self.tokens, "minutes": round(minutes, 2), **means})
+            self.recent = {kind: [] for kind in self.recent}
+
+
+def run(encoded, weights, shape, plan, out):
+    """Train and save; a copy of the weights is saved every five minutes."""
+    state, chance, log = empty_state(weights), np.random.default_rng(plan.seed), Log()
+    conversations = endless(encoded)
+    progress, started, saved, step = Progress("train", 1.0), time.monotonic(), 0.0, 0
+    while True:
+        elapsed = (time.monotonic() - started) / 60
+        share = max(step / plan.steps, elapsed / plan.minutes)
         if share >= 1:
             break
-        batch = packing.batch_of(rows, length)
+        step += 1
+        copying = chance.random() < plan.copy_share(share)
+        batch = packing.copy_batch(chance, shape.vocabulary) if copying else packing.batch_of(*reversed(next(conversations)))
         loss, gradients = loss_and_gradients(weights, batch, shape)
-        weights, state = update(weights, state, gradients, float(schedule(share)), float(step))
-        recent.append(float(loss))
-        tokens += int((batch["segments"] > 0).sum())
-        if step % 20 == 0:
-            points.append({"step": step, "tokens": tokens, "minutes": round(elapsed / 60, 2), "loss": round(float(np.mean(recent)), 4)})
-            recent = []
-            progress.show(share, f"step {step}, loss {points[-1]['loss']:.3f}, {tokens / (elapsed + 1e-9):.0f} tokens/s")
-        if time.monotonic() - saved > 300:
-            saved = time.monotonic()
-            save(out, weights, shape, {"points": points})
+        weights, state = update(weights, state, gradients, plan.rate * float(schedule(share)), float(step))
+        log.add(step, elapsed, "copying" if copying else "loss", loss, batch)
+        if log.points:
+            progress.show(share, f"{log.points[-1]}, {log.tokens / (60 * elapsed):.0f} tokens/s")
+        if elapsed - saved > 5:
+            saved = elapsed
+            save(out, weights, shape, {"points": log.points})
     progress.close()
-    log = {"points": points, "steps": step - 1, "tokens": tokens, "minutes": round((time.monotonic() - started) / 60, 1), "seed": seed, "parameters": model.parameter_count(weights)}
-    save(out, weights, shape, log)
-    return log
+    figures = {"points": log.points, "steps": step, "tokens": log.tokens, "minutes": round(elapsed, 1), "seed": plan.seed, "parameters": model.parameter_count(weights)}
+    save(out, weights, shape, figures)
+    return figures
 
 
 def main():
@@ -146,6 +178,10 @@ def main():
     parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--minutes", type=float, default=50.0)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--rate", type=float, default=0.5, help="factor on the learning rates (default: 0.5)")
+    parser.add_argument("--copying", type=float, default=0.04, help="share of mere copying batches at first (default: 0.04)")
+    parser.add_argument("--copying-until", type=float, default=0.3, help="share of the schedule after which they become few (default: 0.3)")
+    parser.add_argument("--start", type=Path, help="go on from these weights (npz) instead of random ones")
     options = parser.parse_args()
     conversations = packing.load_conversations(options.work / "train.jsonl")
     tokenizer = vocabulary.train(conversations[:30000], options.work / "tokenizer.json")
@@ -154,8 +190,14 @@ def main():
     wanted = sum(sum(w) for _, w in encoded)
     print(f"train: {len(sizes)} conversations, {sizes.sum()} tokens (longest {sizes.max()}), {wanted} of them wanted", flush=True)
     shape = model.Shape(vocabulary=tokenizer.get_vocab_size())
-    log = run(encoded, shape, options.steps, options.minutes, options.seed, options.work / "weights.npz")
-    print(f"train: {log['parameters']} parameters, {log['steps']} steps, {log['tokens']} tokens, {log['minutes']} min, last loss {log['points'][-1]['loss'] if log['points'] else '-'}")
+    compile_all(encoded, shape, options.seed)
+    weights = model.initial_weights(jax.random.key(options.seed), shape)
+    weights = {name: jnp.asarray(value) for name, value in induction.prepare(weights, shape, options.seed).items()}
+    if options.start:
+        weights, shape, _ = load(options.start)
+    plan = Plan(options.steps, options.minutes, options.seed, options.rate, options.copying, options.copying_until)
+    log = run(encoded, weights, shape, plan, options.work / "weights.npz")
+    print(f"train: {log['parameters']} parameters, {log['steps']} steps, {log['tokens']} tokens, {log['minutes']} min, last loss {log['points'][-1] if log['points'] else '-'}")
 
 
 if __name__ == "__main__":
