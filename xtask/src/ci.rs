@@ -301,25 +301,11 @@ fn deny() -> Result<Outcome> {
 
 fn embedded() -> Result<Outcome> {
     toolchain::ensure()?;
-    let all = format!(
-        "sapwood/{},sapwood-benches/embedded",
-        crate::serve::FEATURES.replace(',', ",sapwood/")
-    );
-    let packages = [
-        "--package",
-        "sapwood-engine",
-        "--package",
-        "sapwood",
-        "--package",
-        "sapwood-benches",
-    ];
-    cargo(
-        &[
-            &["clippy", "--all-targets", "--features", &all],
-            &packages[..],
-            &["--", "-D", "warnings"],
-        ]
-        .concat(),
-    )?;
-    nextest(&[&["--features", &all], &packages[..4]].concat())
+    let binary = format!("sapwood/{}", crate::serve::FEATURES.replace(',', ",sapwood/"));
+    let tested = ["--package", "sapwood-engine", "--package", "sapwood", "--features", &binary];
+    nextest(&tested)?;
+    let benches = format!("{binary},sapwood-benches/embedded");
+    let linted = ["--package", "sapwood-engine", "--package", "sapwood", "--package", "sapwood-benches"];
+    let clippy = [&["clippy", "--all-targets"], &linted[..], &["--features", &benches, "--", "-D", "warnings"]];
+    cargo(&clippy.concat())
 }
