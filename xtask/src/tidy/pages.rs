@@ -21,7 +21,7 @@ pub(super) fn error_codes(tree: &Tree) -> Vec<Finding> {
 
 /// Every metric that the server names stands in the page for operators.
 pub(super) fn metrics(tree: &Tree) -> Vec<Finding> {
-    let Some(source) = tree.text("crates/server/src/metrics.rs") else {
+    let Some(source) = tree.text("crates/server/src/metrics/names.rs") else {
         return Vec::new();
     };
     let page = tree.text("docs/operating.md").unwrap_or_default();
