@@ -296,16 +296,37 @@ fn deny() -> Result<Outcome> {
             "cargo-deny cannot be installed here".to_owned(),
         ));
     }
-    cargo(&["deny", "--offline", "check", "bans", "licenses", "sources"])
+    cargo(&["deny", "check", "bans", "licenses", "sources"])
 }
 
 fn embedded() -> Result<Outcome> {
     toolchain::ensure()?;
-    let binary = format!("sapwood/{}", crate::serve::FEATURES.replace(',', ",sapwood/"));
-    let tested = ["--package", "sapwood-engine", "--package", "sapwood", "--features", &binary];
+    let binary = format!(
+        "sapwood/{}",
+        crate::serve::FEATURES.replace(',', ",sapwood/")
+    );
+    let tested = [
+        "--package",
+        "sapwood-engine",
+        "--package",
+        "sapwood",
+        "--features",
+        &binary,
+    ];
     nextest(&tested)?;
     let benches = format!("{binary},sapwood-benches/embedded");
-    let linted = ["--package", "sapwood-engine", "--package", "sapwood", "--package", "sapwood-benches"];
-    let clippy = [&["clippy", "--all-targets"], &linted[..], &["--features", &benches, "--", "-D", "warnings"]];
+    let linted = [
+        "--package",
+        "sapwood-engine",
+        "--package",
+        "sapwood",
+        "--package",
+        "sapwood-benches",
+    ];
+    let clippy = [
+        &["clippy", "--all-targets"],
+        &linted[..],
+        &["--features", &benches, "--", "-D", "warnings"],
+    ];
     cargo(&clippy.concat())
 }

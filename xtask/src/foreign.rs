@@ -1,11 +1,14 @@
 //! The lane `foreign`: clients of other languages against a running server.
 //!
-//! Owns: one virtual environment per client (their pins conflict), and starting them. Refuses to know: what they check.
+//! Owns: one virtual environment per client (their pins conflict), the server they talk to, and starting them. Refuses
+//! to know: what they check.
 //!
-//! A client is a folder `tests/foreign/NAME` with `requirements.txt` and `check.py`. The script gets the path of the
-//! `sapwood` binary, starts the server itself, and ends with a line `N passed, N failed`.
+//! A client is a folder `tests/foreign/NAME` with `requirements.txt` and `check.py`. The script is called with
+//! `--server HOST:PORT` and ends with a line `N passed, N failed`. The server runs with `tests/foreign/sapwood.toml`.
 
-use std::path::Path;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result};
 
@@ -22,15 +25,9 @@ pub(crate) fn run() -> Result<Outcome> {
         "cli",
     ]))?;
     let folder = root().join("tests/foreign");
+    let server = Server::start(&folder.join("sapwood.toml"))?;
     let mut skipped = Vec::new();
-    let mut clients: Vec<_> = std::fs::read_dir(&folder)
-        .with_context(|| format!("cannot read {}", folder.display()))?
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.join("check.py").exists())
-        .collect();
-    clients.sort();
-    for client in clients {
+    for client in clients(&folder)? {
         let name = client
             .file_name()
             .unwrap_or_default()
@@ -42,11 +39,10 @@ pub(crate) fn run() -> Result<Outcome> {
             continue;
         }
         let script = client.join("check.py").display().to_string();
-        let binary = root().join("target/debug/sapwood").display().to_string();
         let python = venv.join("bin/python").display().to_string();
         process::run(&mut process::program(
             &python,
-            &[&script, "--sapwood", &binary],
+            &[&script, "--server", &server.address],
         ))?;
     }
     if skipped.is_empty() {
@@ -56,6 +52,18 @@ pub(crate) fn run() -> Result<Outcome> {
         "packages could not be installed for: {}",
         skipped.join(", ")
     )))
+}
+
+fn clients(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries =
+        std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut clients: Vec<_> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.join("check.py").exists())
+        .collect();
+    clients.sort();
+    Ok(clients)
 }
 
 fn prepare(client: &Path, venv: &Path) -> Result<()> {
@@ -77,4 +85,51 @@ fn prepare(client: &Path, venv: &Path) -> Result<()> {
             &requirements,
         ],
     ))
+}
+
+/// A server of the build under test, ended when it is dropped.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    /// Starts it on a free port and waits for the log line that names the address.
+    fn start(config: &Path) -> Result<Self> {
+        let binary = root().join("target/debug/sapwood").display().to_string();
+        let config = config.display().to_string();
+        let mut child = process::program(
+            &binary,
+            &["serve", "--config", &config, "--listen", "127.0.0.1:0"],
+        )
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot start the server")?;
+        let log = BufReader::new(child.stderr.take().context("the server has no log")?);
+        let mut lines = log.lines().map_while(Result::ok);
+        let address = lines.find_map(|line| {
+            let (_, rest) = line.split_once("http://")?;
+            Some(
+                rest.chars()
+                    .take_while(|c| !matches!(c, '"' | ' ' | '/'))
+                    .collect::<String>(),
+            )
+        });
+        let Some(address) = address else {
+            let status = child.wait()?;
+            anyhow::bail!("the server ended before it listened ({status})");
+        };
+        // The rest of the log is read so that the server never waits for us.
+        std::thread::spawn(move || lines.for_each(drop));
+        Ok(Self { child, address })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself, which is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
