@@ -60,10 +60,10 @@ pub(super) fn names(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// Every module opens with what it owns.
+/// Every module opens with what it owns. A `tests.rs` belongs to the module beside it, which has said so.
 pub(super) fn opening_comments(tree: &Tree) -> Vec<Finding> {
     tree.rust()
-        .filter(|(path, _)| !path.ends_with("build.rs"))
+        .filter(|(path, _)| !path.ends_with("build.rs") && !path.ends_with("/tests.rs"))
         .filter(|(_, text)| {
             let first = text.lines().find(|line| {
                 let line = line.trim();
