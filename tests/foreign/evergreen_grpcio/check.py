@@ -3,9 +3,8 @@
 Owns: the seed's own conversations in every metadata mode and in both orders of arrival, the status details that
 grpcio-status reads, health and reflection. Refuses to know: anything of the Rust code but its .proto files.
 
-Starts a server of its own, or uses one that serves a scripted model as its default target with its test functions on:
+Needs a running server that serves a scripted model as its default target and has its test functions on:
 
-    python tests/foreign/evergreen_grpcio/check.py --sapwood target/debug/sapwood
     python tests/foreign/evergreen_grpcio/check.py --server 127.0.0.1:8000 [--key SECRET]
 
 Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing failed.
@@ -15,8 +14,6 @@ import argparse
 import importlib
 import pathlib
 import queue
-import socket
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -470,48 +467,13 @@ CHECKS = [
 ]
 
 
-CONFIG = """
-test_functions = true
-
-[[models]]
-name = "parrot"
-backend = "scripted"
-scripted = { script = "echo" }
-"""
-
-
-def start(binary):
-    """Starts a server on a free port, in an empty folder so that nobody's configuration is in the way."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = "127.0.0.1:%d" % probe.getsockname()[1]
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="evergreen-server-"))
-    (folder / "sapwood.toml").write_text(CONFIG)
-    command = [str(pathlib.Path(binary).resolve()), "serve", "--listen", address]
-    return address, subprocess.Popen([*command, "--config", "sapwood.toml"], cwd=folder, stderr=subprocess.DEVNULL)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--server", default="127.0.0.1:8000", help="host:port")
-    parser.add_argument("--sapwood", help="path of the program; starts a server with it")
     parser.add_argument("--key", default="", help="bearer key, if the server wants one")
     here = pathlib.Path(__file__).resolve()
     parser.add_argument("--proto", default=str(here.parents[3] / "crates/proto/proto"), help="our .proto files")
-    options = parser.parse_args()
-    server = None
-    if options.sapwood:
-        options.server, server = start(options.sapwood)
-    try:
-        return run(World(options))
-    finally:
-        if server:
-            server.terminate()
-            server.wait()
-
-
-def run(world):
-    grpc.channel_ready_future(world.channel).result(timeout=TIMEOUT_S)
+    world = World(parser.parse_args())
     failed = 0
     for check in CHECKS:
         try:
