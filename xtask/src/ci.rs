@@ -212,7 +212,14 @@ fn codegen() -> Result<Outcome> {
 
 fn test() -> Result<Outcome> {
     nextest(&["--workspace", "--features", "sapwood/cli"])?;
-    cargo(&["test", "--quiet", "--doc", "--workspace"])
+    cargo(&[
+        "test",
+        "--quiet",
+        "--doc",
+        "--workspace",
+        "--features",
+        "sapwood/cli",
+    ])
 }
 
 /// Tests by nextest where it is installed, by cargo otherwise.

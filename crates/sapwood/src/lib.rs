@@ -5,4 +5,11 @@
 
 pub use sapwood_engine as engine;
 pub use sapwood_kernel as kernel;
+#[cfg(feature = "net")]
+pub use sapwood_net as net;
 pub use sapwood_proto as proto;
+
+/// The examples of the README compile.
+#[cfg(all(doctest, feature = "net"))]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
