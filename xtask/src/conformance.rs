@@ -126,11 +126,7 @@ fn proofs(tree: &Tree) -> Proofs {
             } else if line.starts_with("#[") {
                 is_test |= line.contains("test]") || line.contains("test(");
             } else if let Some(name) = function_name(line).filter(|_| is_test) {
-                above.extend(
-                    ids(&name.to_uppercase().replace('_', "-"))
-                        .into_iter()
-                        .take(1),
-                );
+                above.extend(ids(&name.to_uppercase().replace('_', "-")));
                 for id in above.drain(..) {
                     proofs.entry(id).or_default().insert(name.to_owned());
                 }
@@ -162,15 +158,13 @@ fn function_name(line: &str) -> Option<&str> {
     rest.split(['(', '<']).next()
 }
 
-/// Every rule id in a text, in order.
+/// Every rule id in a text, in order: a prefix and, right after it, a number.
 fn ids(text: &str) -> Vec<String> {
-    text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-')
-        .filter_map(|word| {
-            let mut parts = word.split('-');
-            let id = format!("{}-{}", parts.next()?, parts.next()?);
-            is_rule(&id).then_some(id)
-        })
-        .collect()
+    let words: Vec<&str> = text.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+    let pairs = words
+        .windows(2)
+        .map(|pair| format!("{}-{}", pair[0], pair[1]));
+    pairs.filter(|id| is_rule(id)).collect()
 }
 
 fn is_rule(word: &str) -> bool {
@@ -191,7 +185,7 @@ mod tests {
     #[test]
     fn ids_are_found_in_names_and_comments() {
         assert_eq!(ids("/// EV-206, KE-R10; not XX-1"), ["EV-206", "KE-R10"]);
-        assert_eq!(ids("EV-206-A-FRAGMENT"), ["EV-206"]);
+        assert_eq!(ids("EV-206-EV-207-A-FRAGMENT"), ["EV-206", "EV-207"]);
     }
 
     #[test]

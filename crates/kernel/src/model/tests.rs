@@ -409,6 +409,7 @@ fn chat(parts: Vec<Node>) -> Result<(Vec<(String, String)>, bool)> {
     Ok((turns.collect(), chat.continue_last))
 }
 
+/// EV-409: what an empty role means is decided here, by the consumer.
 #[test]
 fn ev_605_leaves_are_grouped_into_turns_by_role() {
     let parts = vec![
