@@ -135,6 +135,12 @@ impl Drain {
         let _ = phases.wait_for(|now| *now >= phase).await;
     }
 
+    /// Resolves when running work is cut; never, if all of it finishes in time: `Over` alone cuts nobody off.
+    pub async fn cutting(&self) {
+        let mut phases = self.0.phase.subscribe();
+        let _ = phases.wait_for(|now| *now == Phase::Cutting).await;
+    }
+
     /// Runs the drain to its end: phases, deadlines and all. The caller decides when.
     pub async fn run(&self) -> Outcome {
         self.advance(Phase::Grace);
@@ -204,9 +210,15 @@ mod tests {
         assert_eq!(began.elapsed(), Duration::from_secs(5));
         assert_eq!(drain.admit().unwrap_err().reason, "draining");
         assert_eq!((drain.refused(), drain.open()), (1, 2));
+        let cutting = tokio::spawn({
+            let drain = drain.clone();
+            async move { drain.cutting().await }
+        });
         drop((early, lagging));
         assert_eq!(running.await.unwrap(), Outcome { cut: 0 });
         assert_eq!(drain.phase(), Phase::Over);
+        tokio::task::yield_now().await;
+        assert!(!cutting.is_finished(), "what has finished is not cut");
         // All was finished, so nobody waited for the deadline.
         assert_eq!(began.elapsed(), Duration::from_secs(5));
     }

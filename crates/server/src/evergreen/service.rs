@@ -146,14 +146,13 @@ fn refused(option: &Malformed) -> Status {
 
 /// What the drain asks of a live session (EV-960, D-31).
 fn orders(drain: Drain) -> impl Stream<Item = Order> + Send {
-    let phases = [
-        (Phase::Refusing, Order::Finish),
-        (Phase::Cutting, Order::Leave),
-    ];
-    stream::iter(phases).then(move |(phase, order)| {
+    stream::iter([Order::Finish, Order::Leave]).then(move |order| {
         let drain = drain.clone();
         async move {
-            drain.reached(phase).await;
+            match order {
+                Order::Finish => drain.reached(Phase::Refusing).await,
+                Order::Leave => drain.cutting().await,
+            }
             order
         }
     })
