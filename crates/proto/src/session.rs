@@ -93,6 +93,8 @@ pub struct Session {
     ending: bool,
     /// Whether we have said that we send nothing more.
     sending_finished: bool,
+    /// Why the peer sends nothing more, if it said so.
+    farewell: Option<Arc<Status>>,
 }
 
 impl Session {
@@ -115,6 +117,7 @@ impl Session {
             draining: false,
             ending: false,
             sending_finished: false,
+            farewell: None,
             config,
         }
     }
@@ -163,6 +166,15 @@ impl Session {
         if self.phase == Phase::Open {
             self.clock.heard(now);
             self.half_close();
+        }
+    }
+
+    /// The peer leaves in good order and says why, with everything sent that it had to send (EV-960). What has come
+    /// whole stays readable; readers of the rest fail with `status`.
+    pub fn farewell(&mut self, status: impl Into<Arc<Status>>, now: Time) {
+        if self.phase == Phase::Open {
+            self.farewell = Some(status.into());
+            self.end_of_input(now);
         }
     }
 

@@ -112,6 +112,11 @@ fn take(link: &Link, item: Option<Result<Message, Status>>) -> bool {
             let _ = link.with(|live| live.machine().handle(message, now));
             true
         }
+        // A server that drains has sent all it had: an answer that came whole must not fail for the goodbye behind it.
+        Some(Err(status)) if &*status.reason == Reason::GoingAway.name() => {
+            link.with(|live| live.machine().farewell(status, now));
+            false
+        }
         Some(Err(status)) => {
             link.abort(status);
             false

@@ -54,6 +54,9 @@ impl Session {
 
     /// The error of a reader of `root` that can never go on, naming what is missing.
     pub(super) fn incomplete(&self, root: NodeKey) -> Arc<Status> {
+        if let Some(status) = &self.farewell {
+            return Arc::clone(status);
+        }
         let missing = self.missing(root);
         let (reason, mut message) = match self.side {
             Side::Server => (
