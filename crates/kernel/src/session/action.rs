@@ -80,20 +80,18 @@ impl Serving {
 
     fn poll_serve(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
         for _ in 0..BUDGET {
-            if self.held.is_some() {
-                ready!(self.link.with(|live| live.poll_room(cx)));
-            }
-            if let Some(chunk) = self.held.take()
-                && let Err(error) = self
+            if let Some(chunk) = self.held.take() {
+                let written = self
                     .link
-                    .with(|live| self.outputs.write(live.machine(), &chunk))
-            {
-                match error {
-                    WriteError::Full => {
+                    .with(|live| self.outputs.write(live.machine(), &chunk));
+                match written {
+                    Ok(()) => {}
+                    Err(WriteError::Full) => {
                         self.held = Some(chunk);
+                        ready!(self.link.with(|live| live.poll_room(cx)));
                         continue;
                     }
-                    error => return Poll::Ready(self.refused(error)),
+                    Err(error) => return Poll::Ready(self.refused(error)),
                 }
             }
             match ready!(Pin::new(&mut self.run).poll_next(cx)) {
@@ -172,7 +170,8 @@ impl Future for Serving {
         this.signals.take_parked();
         let polled = this.poll_serve(cx);
         let waiting = polled.is_pending() && this.held.is_none() && this.signals.take_parked();
-        if waiting != this.waiting {
+        // A cursor that becomes ready has told the session already that the wait is over, so each wait is told anew.
+        if waiting || this.waiting {
             this.waiting = waiting;
             this.link
                 .with(|live| live.machine().waiting(this.key, waiting));

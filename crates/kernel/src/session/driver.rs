@@ -117,20 +117,21 @@ where
 
     /// Takes messages in. `true`: there may be more.
     fn poll_incoming(&mut self, cx: &mut Context<'_>) -> bool {
+        let now = self.link.now();
+        // The chore `Resume` wakes this task.
+        let mut paused = self.link.with(|live| live.machine().inbound_paused());
         for _ in 0..MESSAGES {
-            let Some(incoming) = &mut self.incoming else {
+            let Some(incoming) = self.incoming.as_mut().filter(|_| !paused) else {
                 return false;
             };
-            // The chore `Resume` wakes this task.
-            if self.link.with(|live| live.machine().inbound_paused()) {
-                return false;
-            }
-            let now = self.link.now();
             match incoming.poll_next_unpin(cx) {
                 Poll::Pending => return false,
-                // An error of handling is an abort: the machine says so itself, as a chore.
                 Poll::Ready(Some(Ok(message))) => {
-                    let _ = self.link.with(|live| live.machine().handle(message, now));
+                    paused = self.link.with(|live| {
+                        // An error of handling is an abort: the machine says so itself, as a chore.
+                        let _ = live.machine().handle(message, now);
+                        live.machine().inbound_paused()
+                    });
                 }
                 Poll::Ready(Some(Err(status))) => {
                     self.incoming = None;

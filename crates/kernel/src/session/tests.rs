@@ -728,3 +728,20 @@ fn any(name: &str, message: &impl prost::Message) -> prost_types::Any {
         value: message.encode_to_vec(),
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn ev_110_actions_that_wait_for_one_another_are_told_at_half_close() {
+    let mut probe = Probe::plain();
+    probe
+        .send(
+            vec![leaf("x", 0, true, "x")],
+            vec![
+                action("concat", &[("a", "q"), ("b", "x")], &[("response", "p")]),
+                action("concat", &[("a", "p"), ("b", "x")], &[("response", "q")]),
+            ],
+        )
+        .await;
+    // Both wait, and more could still come: nobody is told anything.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(reason(probe.end().await), "DEADLOCK");
+}
