@@ -66,11 +66,6 @@ const LANES: &[Lane] = &[
         run: test,
     },
     Lane {
-        name: "loom",
-        about: "model check of a node's takeover",
-        run: loom,
-    },
-    Lane {
         name: "doc",
         about: "documentation and its examples, warnings denied",
         run: doc,
@@ -233,20 +228,6 @@ fn nextest(arguments: &[&str]) -> Result<Outcome> {
         &["test", "--all-targets"]
     };
     cargo(&[base, arguments].concat())
-}
-
-fn loom() -> Result<Outcome> {
-    let mut command = process::cargo(&[
-        "test",
-        "--package",
-        "sapwood-kernel",
-        "--test",
-        "takeover_loom",
-        "--target-dir",
-        "target/loom",
-    ]);
-    process::run(command.env("RUSTFLAGS", "--cfg loom"))?;
-    Ok(Outcome::Passed)
 }
 
 fn doc() -> Result<Outcome> {
