@@ -37,7 +37,8 @@ pub struct Config {
     pub queue_timeout_ms: u64,
     /// Unread token events per choice at which its sequence is parked.
     pub outbox_events: u32,
-    /// Prompt tokens computed in a step in which nothing is decoded.
+    /// Prompt tokens computed in a step in which nothing is decoded. A newcomer waits for the pass that has begun, so
+    /// a larger number costs time to the first token; raise it where a pass is fast (a GPU).
     pub prefill_tokens_alone: u32,
     /// Tokens of a step in which something is decoded: what decoding leaves of them is spent on prompts.
     pub step_tokens: u32,
@@ -56,7 +57,7 @@ impl Default for Config {
             queue_tokens: 4_194_304,
             queue_timeout_ms: 60_000,
             outbox_events: 256,
-            prefill_tokens_alone: 512,
+            prefill_tokens_alone: 128,
             step_tokens: 128,
             prefill_tokens_min: 64,
             steer_ms: 25,
