@@ -184,6 +184,8 @@ impl Planned {
             limits,
             ..
         } = self;
+        #[cfg(feature = "embedded")]
+        let options = self.size.options();
         let failed = |why: String| {
             Failure::exit(
                 Exit::Model,
