@@ -1,7 +1,7 @@
 //! Rust code from our `.proto` files, committed so that no build needs a protobuf compiler.
 //!
-//! Owns: which messages go where: messages and the descriptor set into `proto`, the client stub into `net`, the
-//! server trait into `server` (D-14). Refuses to know: what the messages mean.
+//! Owns: the messages and the descriptor set in `proto`. There are no stubs: client and server put their own codec under
+//! the call (see `net::evergreen::grpc`). Refuses to know: what the messages mean.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,10 +21,6 @@ const SOURCES: &[&str] = &[
 ];
 const INCLUDE: &str = "crates/proto/proto";
 const MESSAGES: &str = "crates/proto/src/generated";
-const CLIENT: &str = "crates/net/src/generated";
-const SERVER: &str = "crates/server/src/generated";
-/// Where stubs find the messages.
-const MESSAGE_PATH: &str = "::sapwood_proto::generated::evergreen::v2";
 
 /// Options of `cargo xtask codegen`.
 #[derive(Args)]
@@ -65,32 +61,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// Every generated file: its path below the root, and its content.
 fn generate(root: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
     let descriptors = protox::compile(SOURCES, [root.join(INCLUDE)])?;
-    let scratch = root.join("target/codegen");
-    let mut files = BTreeMap::new();
-    let mut take = |from: &Path, name: &str, to: PathBuf| -> Result<()> {
-        let code = fs::read(from.join(name)).with_context(|| format!("read generated {name}"))?;
-        files.insert(to.join(name), code);
-        Ok(())
-    };
-
-    let out = fresh(&scratch.join("messages"))?;
+    let out = fresh(&root.join("target/codegen"))?;
     prost_build::Config::new()
         .bytes([".evergreen.v2.Chunk.data"])
         .btree_map(["."])
         .out_dir(&out)
-        .compile_fds(without_services(&descriptors))?;
+        .compile_fds(descriptors.clone())?;
+    let mut files = BTreeMap::new();
     for name in ["evergreen.v2.rs", "google.rpc.rs", "sapwood.v1.rs"] {
-        take(&out, name, MESSAGES.into())?;
-    }
-    for (side, to) in [("client", CLIENT), ("server", SERVER)] {
-        let out = fresh(&scratch.join(side))?;
-        tonic_prost_build::configure()
-            .build_client(side == "client")
-            .build_server(side == "server")
-            .extern_path(".evergreen.v2", MESSAGE_PATH)
-            .out_dir(&out)
-            .compile_fds(only_evergreen(&descriptors))?;
-        take(&out, "evergreen.v2.rs", to.into())?;
+        let code = fs::read(out.join(name)).with_context(|| format!("read generated {name}"))?;
+        files.insert(Path::new(MESSAGES).join(name), code);
     }
     files.insert(
         Path::new(MESSAGES).join("descriptors.binpb"),
@@ -107,26 +87,10 @@ fn fresh(folder: &Path) -> Result<PathBuf> {
     Ok(folder.to_path_buf())
 }
 
-fn without_services(all: &FileDescriptorSet) -> FileDescriptorSet {
-    let mut all = all.clone();
-    for file in &mut all.file {
-        file.service.clear();
-    }
-    all
-}
-
 /// Reflection needs names and types; comments would double the size of what every binary carries.
 fn without_comments(mut all: FileDescriptorSet) -> FileDescriptorSet {
     for file in &mut all.file {
         file.source_code_info = None;
     }
-    all
-}
-
-fn only_evergreen(all: &FileDescriptorSet) -> FileDescriptorSet {
-    let mut all = all.clone();
-    all.file.retain(|file| {
-        !file.name().starts_with("sapwood/") && !file.name().starts_with("google/rpc/")
-    });
     all
 }

@@ -4,4 +4,3 @@
 //! Refuses to know: kernels, engines, servers.
 
 pub mod evergreen;
-mod generated;

@@ -38,4 +38,3 @@ pub const COMMIT: &str = match option_env!("SAPWOOD_COMMIT") {
     Some(commit) => commit,
     None => "unknown",
 };
-mod generated;
