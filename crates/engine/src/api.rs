@@ -1,7 +1,7 @@
 //! What callers of an engine see: a request goes in, a stream of events comes out.
 //!
 //! Owns: [`Request`], [`Event`], [`ModelInfo`], [`Vocabulary`], [`Refusal`]; the handle and the engine itself stand in
-//! [`crate::owner`]. Refuses to know: faces, kernels, how a model computes. See D-4 to D-11.
+//! `engine.rs`. Refuses to know: faces, kernels, how a model computes. See D-4 to D-11.
 //!
 //! ```text
 //!   Engine::submit(Request) -> Handle ── Event{step, choice, Tokens}* ── Event{Finish} per choice ── Event{Usage} ── end

@@ -1,6 +1,6 @@
 //! What the owner thread needs from a model: slots that hold sequences, a batch, and a row per sampled position.
 //!
-//! Owns: [`Model`] and the values it exchanges with its only caller, [`crate::owner`].
+//! Owns: [`Model`] and the values it exchanges with its only caller, the owner (`engine::owner`).
 //! Refuses to know: requests, text, sampling, scheduling, steering. A model computes rows; everything else is decided
 //! by its caller, who keeps every promise written here as "the owner".
 //!
