@@ -1,7 +1,7 @@
 //! Evergreen over gRPC: sessions of a kernel's functions behind `StartSession`.
 //!
 //! Owns: the gRPC dialect of the session protocol (section 7 of the page), its options, its metrics. Refuses to know:
-//! what functions do, and every other face. WebSocket dialects will stand beside [`service`] and open the same sessions.
+//! what functions do, and every other face. WebSocket dialects will stand beside `service` and open the same sessions.
 
 mod options;
 mod service;
