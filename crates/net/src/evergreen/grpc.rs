@@ -88,6 +88,10 @@ pub fn from_client(status: &tonic::Status) -> Status {
     if status.code() == tonic::Code::ResourceExhausted && !from_transport {
         return too_large();
     }
+    // What has a cause below gRPC and no details of ours is a connection that was cut or reset (EV-109).
+    if from_transport && status.details().is_empty() {
+        return Status::new(Reason::Cancelled, "the client's connection was lost");
+    }
     from_grpc(status)
 }
 
@@ -122,3 +126,17 @@ fn plain(status: &tonic::Status) -> Status {
 const BUFFER_BYTES: usize = 1024;
 /// So many encoded bytes are gathered before they are handed to the connection.
 const YIELD_BYTES: usize = 32 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ev_109_a_lost_connection_is_a_cancel_and_not_a_defect() {
+        let cut = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        let status = from_client(&tonic::Status::from_error(Box::new(cut)));
+        assert_eq!(status.known(), Some(Reason::Cancelled));
+        let ours = to_grpc(&Status::new(Reason::BadMessage, "bad"));
+        assert_eq!(from_client(&ours).known(), Some(Reason::BadMessage));
+    }
+}
