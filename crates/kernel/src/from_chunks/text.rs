@@ -22,6 +22,14 @@ pub struct Held {
 }
 
 impl Held {
+    /// The text that a chunk makes certain: whole characters of choice 0, never empty.
+    fn take(&mut self, chunk: Chunk) -> Result<Option<Text>> {
+        if chunk.choice != 0 || chunk.data.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(self.next(chunk.data)?).filter(|text| !text.is_empty()))
+    }
+
     /// The longest text that is complete with `data`. The rest is held.
     fn next(&mut self, data: Bytes) -> Result<Text> {
         if self.len == 0 {
@@ -106,11 +114,7 @@ impl FromChunks for Text {
     }
 
     fn push(held: &mut Held, chunk: Chunk, out: &mut Out<Self>) -> Result<()> {
-        if chunk.choice != 0 || chunk.data.is_empty() {
-            return Ok(());
-        }
-        let text = held.next(chunk.data)?;
-        if !text.is_empty() {
+        if let Some(text) = held.take(chunk)? {
             out.push(text);
         }
         Ok(())
@@ -141,11 +145,7 @@ impl FromChunks for String {
     }
 
     fn push(held: &mut Held, chunk: Chunk, out: &mut Out<Self>) -> Result<()> {
-        if chunk.choice != 0 || chunk.data.is_empty() {
-            return Ok(());
-        }
-        let text = held.next(chunk.data)?;
-        if !text.is_empty() {
+        if let Some(text) = held.take(chunk)? {
             out.push(text.to_string());
         }
         Ok(())
