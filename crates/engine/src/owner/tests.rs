@@ -5,5 +5,6 @@ mod faults;
 mod harness;
 mod life;
 mod load;
+mod overlap;
 mod probe;
 mod steering;

@@ -1,0 +1,115 @@
+//! Masks are computed while the model computes (AI-811), on a clock that only the model moves.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use sapwood_proto::time::Time;
+
+use super::harness::{Bench, read, say};
+use super::probe::Probe;
+use crate::Config;
+use crate::api::{ModelInfo, SharedVocabulary};
+use crate::model::{Capacity, Entry, Model, Opening, Row, Slot, Stop};
+use crate::scripted::{Config as Script, Scripted};
+
+/// A clock; clones tell the same time.
+#[derive(Clone, Default)]
+struct Clock(Arc<Mutex<Time>>);
+
+impl Clock {
+    fn now(&self) -> Time {
+        *self.0.lock().unwrap()
+    }
+
+    fn go_to(&self, time: Time) {
+        let mut now = self.0.lock().unwrap();
+        *now = now.max(time);
+    }
+}
+
+/// A scripted model whose pass takes its time.
+struct Slow {
+    model: Scripted,
+    pass: Duration,
+    clock: Clock,
+}
+
+impl Model for Slow {
+    fn info(&self) -> ModelInfo {
+        self.model.info()
+    }
+    fn vocabulary(&self) -> SharedVocabulary {
+        self.model.vocabulary()
+    }
+    fn capacity(&self) -> Capacity {
+        self.model.capacity()
+    }
+    fn open(&mut self, slot: Slot, opening: &Opening<'_>) {
+        self.model.open(slot, opening);
+    }
+    fn fork(&mut self, from: Slot, to: Slot, tokens: u32) {
+        self.model.fork(from, to, tokens);
+    }
+    fn truncate(&mut self, slot: Slot, tokens: u32) {
+        self.model.truncate(slot, tokens);
+    }
+    fn release(&mut self, slot: Slot) {
+        self.model.release(slot);
+    }
+    fn decode(&mut self, batch: &[Entry], now: Time) -> Result<(), Stop> {
+        let done = self.model.decode(batch, now);
+        self.clock.go_to(self.clock.now() + self.pass);
+        done
+    }
+    fn row(&mut self, index: usize, now: Time) -> Row<'_> {
+        self.model.row(index, now)
+    }
+}
+
+/// Milliseconds between one token and the next where the pass takes 20 and the mask `mask_ms`.
+fn between_tokens(mask_ms: u64) -> Vec<u128> {
+    let clock = Clock::default();
+    let model = Slow {
+        model: Scripted::new(Script::default()).unwrap(),
+        pass: Duration::from_millis(20),
+        clock: clock.clone(),
+    };
+    let mut bench = Bench::over(Box::new(model), Config::default());
+    let told = clock.clone();
+    bench.owner.clock = Some(Box::new(move || told.now()));
+    let mut probe = Probe::new();
+    probe.slow = Duration::from_millis(mask_ms);
+    let mut request = say("abcdef");
+    request.steer = Some(Box::new(probe));
+    request.max_tokens = Some(6);
+    let mut handle = bench.submit(request);
+    let mut appended = Vec::new();
+    loop {
+        let report = bench.owner.step(clock.now());
+        if report.appended > 0 {
+            appended.push(clock.now());
+        }
+        if !report.finished.is_empty() {
+            break;
+        }
+        clock.go_to(report.wake_at.unwrap());
+        assert!(clock.now() < Time::from_millis(10_000), "{report:?}");
+    }
+    assert_eq!(read(&mut handle).text(), "abcdef");
+    let pairs = appended.windows(2);
+    pairs
+        .map(|pair| pair[1].since(pair[0]).as_millis())
+        .collect()
+}
+
+#[test]
+fn ai_811_the_mask_is_computed_while_the_model_computes() {
+    // One after the other they would be 35 ms.
+    assert_eq!(between_tokens(15), [20; 5]);
+    // A mask that takes longer than the pass is what is waited for, and no more.
+    let longer = between_tokens(30);
+    assert!(
+        longer.iter().all(|ms| (30..=31).contains(ms)) && longer.len() == 5,
+        "{longer:?}"
+    );
+}
