@@ -205,7 +205,6 @@ fn ke_614_logprobs_are_as_long_as_asked() {
     }
 }
 
-/// KE-R16, KE-615: a value made whole comes as one update; a model of ours always streams.
 #[test]
 fn ke_r18_the_first_item_comes_before_the_model_has_finished() {
     let (mut owner, engine) = Owner::by_hand(

@@ -26,6 +26,7 @@ use super::failure;
 use super::link::Link;
 use super::output::Outputs;
 use super::signals::Signals;
+use super::wire::{self, META};
 use crate::cancel::Cancel;
 use crate::chunk::Chunk;
 use crate::error::Error;
@@ -109,14 +110,25 @@ impl Serving {
     }
 
     fn finished(&mut self) -> Option<Arc<Status>> {
+        let trailing = self.trailing();
         let written = self.link.with(|live| {
-            let written = self.outputs.finish(live.machine());
+            let written = trailing
+                .map_or(Ok(()), |chunk| self.outputs.write(live.machine(), &chunk))
+                .and_then(|()| self.outputs.finish(live.machine()));
             if written.is_ok() {
                 live.machine().finish(self.key);
             }
             written
         });
         written.err().and_then(|error| self.refused(error))
+    }
+
+    /// KE-305: what the run's metadata says, for an output `meta` that the function has not written itself.
+    fn trailing(&self) -> Option<Chunk> {
+        let meta = self.run.meta();
+        let wanted = self.outputs.is_unwritten(META) && *meta != Meta::default();
+        let document = wanted.then(|| Chunk::json(&wire::trailing(meta)))?;
+        document.ok().map(|chunk| chunk.on(META))
     }
 
     fn run_failed(&self, error: &Error) -> Option<Arc<Status>> {
@@ -138,13 +150,13 @@ impl Serving {
     /// EV-913: the caller asked for the end, so it is a good one. Of an action that ended otherwise (a deadline, the end
     /// of the session) the key is stale by now, and nothing of this has an effect.
     fn cancelled(&mut self) -> Option<Arc<Status>> {
-        if self.outputs.has("meta")
+        if self.outputs.has(META)
             && let Ok(chunk) = Chunk::json(&last_words(self.run.meta()))
         {
             // If it cannot be written the session is over.
             let _ = self
                 .link
-                .with(|live| self.outputs.write(live.machine(), &chunk.on("meta")));
+                .with(|live| self.outputs.write(live.machine(), &chunk.on(META)));
         }
         self.finished()
     }

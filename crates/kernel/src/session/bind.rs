@@ -16,6 +16,7 @@ use super::input::Flattened;
 use super::link::Link;
 use super::output::Outputs;
 use super::signals::Signals;
+use super::wire;
 use super::{GENERATE, Options};
 use crate::Result;
 use crate::chunk::Chunk;
@@ -84,7 +85,10 @@ pub(super) fn bind(
 }
 
 fn bind_output(spec: &Spec, outputs: &mut Outputs, name: &ByteString, node: NodeKey) -> Result<()> {
-    let Some(output) = spec.output_on_wire(name).filter(|_| !name.is_empty()) else {
+    let declared = spec.output_on_wire(name).filter(|_| !name.is_empty());
+    // What trails on this wire can be asked of every function (KE-305).
+    let trailing = (*name == *wire::META).then(wire::meta_output);
+    let Some(output) = declared.or(trailing.as_ref()) else {
         let names: Vec<&str> = spec
             .outputs
             .iter()

@@ -5,7 +5,7 @@
 use sapwood_proto::evergreen::MetadataMode;
 use serde_json::{Value, json};
 
-use super::{Options, config};
+use super::{Options, config, wire};
 use crate::kernel::Kernel;
 use crate::name::Mime;
 use crate::spec::{Input, Output, Spec};
@@ -53,11 +53,13 @@ pub(super) fn session(options: &Options) -> Value {
 }
 
 fn action(spec: &Spec) -> Value {
+    let trailing = spec.output_on_wire(wire::META).is_none();
+    let trailing = trailing.then(wire::meta_output);
     json!({
         "name": spec.name.as_str(),
         "description": &*spec.description,
         "inputs": spec.inputs.iter().map(input).collect::<Vec<_>>(),
-        "outputs": spec.outputs.iter().map(output).collect::<Vec<_>>(),
+        "outputs": spec.outputs.iter().chain(&trailing).map(output).collect::<Vec<_>>(),
         "configs": config::types(spec),
     })
 }

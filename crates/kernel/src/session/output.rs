@@ -95,6 +95,15 @@ impl Outputs {
         self.ports().any(|mine| *mine == *port)
     }
 
+    /// Whether `port` is listed and nothing has been written to it.
+    pub(super) fn is_unwritten(&self, port: &str) -> bool {
+        let mut unwritten = self
+            .list
+            .iter()
+            .filter(|output| matches!(output.top.shape, Shape::Open));
+        unwritten.any(|output| output.port == *port)
+    }
+
     /// Writes a chunk where it belongs; one for a port that is not listed is dropped (EV-506).
     pub(super) fn write(&mut self, session: &mut Session, chunk: &Chunk) -> Written {
         let choices = self.choices.load(Ordering::Relaxed);

@@ -4,10 +4,42 @@
 
 use prost_types::Timestamp;
 use sapwood_proto::evergreen::Metadata;
+use serde_json::{Map, Value, json};
 
 use crate::chunk::Chunk;
 use crate::meta::Meta;
-use crate::name::Name;
+use crate::name::{Mime, Name, Port};
+use crate::spec::Output;
+
+/// The port and the output on which metadata travels that trails in a kernel (KE-305).
+pub(super) const META: &str = "meta";
+
+/// The output of that name, for functions that do not declare it.
+pub(super) fn meta_output() -> Output {
+    Output::new(Port::META, Mime::JSON)
+}
+
+/// The document on it, for functions that do not write their own: what GENERATE's says, as far as it is known.
+pub(super) fn trailing(meta: &Meta) -> Value {
+    let mut document = Map::new();
+    for key in ["model", "usage"] {
+        if let Some(value) = meta.get(key) {
+            document.insert(key.into(), value);
+        }
+    }
+    if let Some(reason) = meta.finish.get(&0) {
+        document.insert("finish_reason".into(), reason.name().into());
+    }
+    if meta.finish.len() > 1 {
+        let ends = meta.finish.iter();
+        let ends = ends.map(|(index, end)| json!({"index": index, "finish_reason": end.name()}));
+        document.insert("choices".into(), ends.collect());
+    }
+    for (key, value) in &meta.extra {
+        document.insert(key.to_string(), value.clone());
+    }
+    Value::Object(document)
+}
 
 /// Role, file name and capture time; `None` if there are none.
 pub(crate) fn meta(metadata: &Metadata) -> Option<Meta> {
@@ -41,7 +73,7 @@ fn describe(meta: &Meta, metadata: &mut Metadata) {
         metadata.file_name = name.into();
     }
     if let Some(time) = meta.extra.get(CAPTURE_TIME) {
-        let part = |index: usize| time.get(index).and_then(serde_json::Value::as_i64);
+        let part = |index: usize| time.get(index).and_then(Value::as_i64);
         let nanos = part(1).and_then(|nanos| i32::try_from(nanos).ok());
         metadata.capture_time = part(0)
             .zip(nanos)
