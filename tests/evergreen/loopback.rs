@@ -12,9 +12,9 @@ use sapwood_proto::time::Time;
 use sapwood_server::auth::{Fingerprint, Key, Scopes};
 use sapwood_server::evergreen::Config;
 
-use super::{Running, by_hand, request, spawned, until, with_model};
+use sapwood_tests::{Running, by_hand, request, spawned, until, with_model};
 
-fn text(role: &str) -> Arc<Metadata> {
+pub(super) fn text(role: &str) -> Arc<Metadata> {
     Arc::new(Metadata::of("text/plain").with_role(role))
 }
 
@@ -33,7 +33,7 @@ async fn tree(session: &Session, children: &[Node]) -> Node {
     writer.end(&Arc::default()).unwrap()
 }
 
-async fn whole(node: Option<Node>) -> String {
+pub(super) async fn whole(node: Option<Node>) -> String {
     String::from_utf8(node.unwrap().read().whole().await.unwrap()).unwrap()
 }
 

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::{StreamExt, stream};
 use sapwood_engine::scripted;
 use sapwood_kernel::connect::evergreen::import;
-use sapwood_kernel::{Chunk, Kernel, Meta, Node, Port, args};
+use sapwood_kernel::{
+    Call, Chunk, Kernel, Meta, Mime, Node, Output, Port, Reason, Spec, Usage, args, raw,
+};
 use sapwood_proto::code::Code;
 
-use super::{Running, spawned, until, with_model};
+use sapwood_tests::{Running, spawned, until, with_model};
 
 /// A kernel whose functions are all the server's.
 async fn imported(server: &Running) -> Kernel {
@@ -84,6 +86,48 @@ async fn ke_801_a_remote_function_is_called_like_a_local_one() {
             .collect()
             .await;
         assert!(choices.contains(&0) && choices.contains(&1), "{choices:?}");
+    }
+}
+
+/// A model that computes its answer whole before it says anything.
+fn unstreamed() -> Kernel {
+    let mut spec =
+        Spec::new("whole", "Answers at once.")
+            .outputs([Output::new(Port::MAIN, Mime::TEXT).wire("response")]);
+    spec.finishes = true;
+    let kernel = Kernel::new();
+    kernel
+        .add(raw(spec, |_: Call| {
+            let meta = Meta::default()
+                .with_finish(0, Reason::Length)
+                .with_usage(0, Usage::of(3, 7));
+            let answer = Chunk::text("all of it, twice: all of it").with_meta(meta);
+            stream::iter([Ok(answer)]).boxed()
+        }))
+        .unwrap();
+    kernel
+}
+
+/// KE-R16, KE-305
+#[tokio::test]
+async fn ke_615_a_model_that_does_not_stream_is_one_chunk_with_its_finish_and_usage() {
+    let local = unstreamed();
+    let server = Running::over(local.clone()).await;
+    for kernel in [local, imported(&server).await] {
+        // What only carries the metadata that trails on a wire is no piece of text.
+        let texts: Vec<String> = kernel
+            .run::<String>("whole", ())
+            .map(Result::unwrap)
+            .collect()
+            .await;
+        assert_eq!(texts, ["all of it, twice: all of it"]);
+        let (text, meta) = kernel.run::<String>("whole", ()).finish().await.unwrap();
+        assert_eq!(text, texts[0]);
+        assert_eq!(meta.finish.get(&0), Some(&Reason::Length));
+        assert_eq!(
+            (meta.usage.prompt_tokens, meta.usage.completion_tokens),
+            (3, 7)
+        );
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{by_hand, with_model};
+use sapwood_tests::{by_hand, with_model};
 
 /// Numbers that follow from a seed.
 struct Dice(u64);

@@ -2,113 +2,39 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures::stream;
 use prost::Message;
 use sapwood_kernel::Kernel;
 use sapwood_kernel::session::test_functions;
-use sapwood_net::evergreen::grpc;
-use sapwood_proto::evergreen::wire::{
-    Action, Chunk, ChunkMetadata, NamedParameter, NodeFragment, Payload, SessionMessage,
-};
-use sapwood_proto::evergreen::{Limits, Status};
+use sapwood_proto::evergreen::Limits;
+use sapwood_proto::evergreen::wire::SessionMessage;
 use sapwood_server::evergreen::Config;
-use tonic::codec::CompressionEncoding;
-use tonic::transport::Endpoint;
-use tonic::{Request, Streaming};
-use tonic_prost::ProstCodec;
+use sapwood_tests::Running;
+use sapwood_tests::raw::{action, call, compressed, end, fragments, leaf, told};
 
-use super::Running;
-
-/// Sends `messages` of any type and gives what comes back.
-async fn call<M: Message + Default + 'static>(
+/// How a session of these messages, compressed (EV-703), ends: the gRPC number and the reason.
+async fn ended<M: Message + Default + 'static>(
     server: &Running,
     messages: Vec<M>,
-    headers: &[(&'static str, &str)],
-) -> Result<Streaming<SessionMessage>, tonic::Status> {
-    let channel = Endpoint::from_shared(format!("http://{}", server.address))
-        .unwrap()
-        .connect()
-        .await
-        .unwrap();
-    let mut client = tonic::client::Grpc::new(channel)
-        .max_decoding_message_size(usize::MAX)
-        .send_compressed(CompressionEncoding::Gzip);
-    client.ready().await.unwrap();
-    let mut request = Request::new(stream::iter(messages));
-    for (name, value) in headers {
-        request.metadata_mut().insert(*name, value.parse().unwrap());
-    }
-    let path = http::uri::PathAndQuery::from_static(grpc::PATH);
-    let codec = ProstCodec::<M, SessionMessage>::default();
-    Ok(client.streaming(request, path, codec).await?.into_inner())
-}
-
-async fn end(mut answers: Streaming<SessionMessage>) -> (i32, String) {
-    loop {
-        match answers.message().await {
-            Ok(Some(_)) => {}
-            Ok(None) => return (0, String::new()),
-            Err(status) => {
-                let full = Status::decode(status.details()).flatten();
-                return (
-                    status.code() as i32,
-                    full.map(|status| status.reason.to_string())
-                        .unwrap_or_default(),
-                );
-            }
-        }
-    }
-}
-
-fn leaf(id: &str, seq: i32, bytes: usize) -> NodeFragment {
-    let metadata = (seq == 0).then(|| ChunkMetadata {
-        mimetype: "text/plain".into(),
-        ..ChunkMetadata::default()
-    });
-    let payload = Some(Payload::Data(Bytes::from(vec![b'x'; bytes])));
-    NodeFragment {
-        id: id.into(),
-        seq,
-        chunk_fragment: Some(Chunk { metadata, payload }),
-        ..NodeFragment::default()
-    }
-}
-
-fn fragments(list: Vec<NodeFragment>) -> SessionMessage {
-    SessionMessage {
-        node_fragments: list,
-        ..SessionMessage::default()
-    }
+) -> (i32, String) {
+    told(end(compressed(server, stream::iter(messages)).await).await)
 }
 
 /// EV-902
 #[tokio::test]
 async fn ev_703_messages_that_are_too_large_or_no_messages_end_with_their_reason() {
     let server = Running::with_test_functions().await;
-    let whole = |id: &str| NodeFragment {
-        continued: false,
-        ..leaf(id, 0, 6 << 20)
-    };
+    let whole = |id: &str| leaf(id, 0, 6 << 20);
     let two = vec![fragments(vec![whole("a"), whole("b")])];
-    assert_eq!(
-        end(call(&server, two, &[]).await.unwrap()).await,
-        (0, String::new())
-    );
+    assert_eq!(ended(&server, two).await, (0, String::new()));
     let three = vec![fragments(vec![whole("a"), whole("b"), whole("c")])];
-    assert_eq!(
-        end(call(&server, three, &[]).await.unwrap()).await,
-        (8, "MESSAGE_TOO_LARGE".into())
-    );
+    assert_eq!(ended(&server, three).await, (8, "MESSAGE_TOO_LARGE".into()));
     // Field 1 as a number where a message is expected.
     let alien = vec![prost_types::Timestamp {
         seconds: 5,
         nanos: 0,
     }];
-    assert_eq!(
-        end(call(&server, alien, &[]).await.unwrap()).await,
-        (3, "BAD_MESSAGE".into())
-    );
+    assert_eq!(ended(&server, alien).await, (3, "BAD_MESSAGE".into()));
 }
 
 #[tokio::test]
@@ -143,11 +69,8 @@ async fn limits_hold_on_the_wire_at_the_limit_and_past_it() {
         (vec![leaf("abcd", 0, 1)], ""),
         (vec![leaf("abcde", 0, 1)], "BAD_ID"),
     ] {
-        let ended = end(call(&server, vec![fragments(list.clone())], &[])
-            .await
-            .unwrap())
-        .await;
-        assert_eq!(ended.1, reason, "{list:?}");
+        let (_, found) = ended(&server, vec![fragments(list.clone())]).await;
+        assert_eq!(found, reason, "{list:?}");
     }
 }
 
@@ -158,43 +81,22 @@ async fn malformed_options_are_refused_before_the_session_starts() {
         ("evergreen-metadata", "sloppy"),
         ("evergreen-timeout-ms", "0"),
     ] {
-        let refused = call(&server, vec![SessionMessage::default()], &[(name, value)])
-            .await
-            .unwrap_err();
+        let nothing = stream::iter([SessionMessage::default()]);
+        let refused = call(&server, nothing, &[(name, value)]).await.unwrap_err();
         assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{name}");
         assert!(refused.message().contains(name), "{}", refused.message());
     }
     // Unknown options are for servers to come.
-    let known = call(
-        &server,
-        vec![SessionMessage::default()],
-        &[("evergreen-from-tomorrow", "1")],
-    )
-    .await
-    .unwrap();
-    assert_eq!(end(known).await.0, 0);
+    let nothing = stream::iter([SessionMessage::default()]);
+    let known = call(&server, nothing, &[("evergreen-from-tomorrow", "1")]).await;
+    assert!(end(known.unwrap()).await.is_none());
 }
 
 /// EV-110
 #[tokio::test]
 async fn ev_110_an_input_that_never_came_is_named_at_half_close() {
     let server = Running::with_test_functions().await;
-    let bind = |name: &str, id: &str| {
-        vec![NamedParameter {
-            name: name.into(),
-            id: id.into(),
-        }]
-    };
-    let action = Action {
-        name: "echo".into(),
-        inputs: bind("text", "never"),
-        outputs: bind("response", "out"),
-        ..Action::default()
-    };
-    let message = SessionMessage {
-        actions: vec![action],
-        ..SessionMessage::default()
-    };
-    let (code, reason) = end(call(&server, vec![message], &[]).await.unwrap()).await;
+    let message = action("echo", &[("text", "never")], &[("response", "out")]);
+    let (code, reason) = ended(&server, vec![message]).await;
     assert_eq!((code, reason.as_str()), (9, "INCOMPLETE_INPUT"));
 }

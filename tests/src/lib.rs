@@ -1,1 +1,137 @@
-//! The integration tests stand in `main.rs`, one binary.
+//! What the test binaries share: a server of their own, scripted engines, and raw Evergreen calls.
+//!
+//! Owns: the harness. Refuses to know: what is tested with it. The integration tests stand in `main.rs`, one binary;
+//! those that count the allocator's bytes stand in `memory.rs`, because a counting allocator is global.
+//! Everything here panics where it cannot go on, as tests do.
+//! Everything here panics where it cannot go on, as tests do.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "what a test's harness cannot do without is a failed test"
+)]
+
+pub mod raw;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use sapwood_engine::scripted::{self, Scripted};
+use sapwood_engine::{Engine, Owner};
+use sapwood_kernel::session::test_functions;
+use sapwood_kernel::{Kernel, Targets, generate, model};
+use sapwood_net::evergreen::{Address, Node, Options, Request, Session};
+use sapwood_server::auth::Key;
+use sapwood_server::evergreen::{self, Config};
+use sapwood_server::{Server, Shared, server};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+/// A server on a port of its own; it goes away when this is dropped.
+pub struct Running {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its handles.
+    pub shared: Shared,
+    _stop: oneshot::Sender<()>,
+}
+
+impl Running {
+    /// A server over `kernel`'s functions.
+    pub async fn start(kernel: Kernel, config: Config, keys: Vec<Key>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let builder = Server::builder(server::Config::default(), keys).unwrap();
+        let shared = builder.shared().clone();
+        let face = evergreen::face(shared.clone(), kernel, config);
+        let server = builder.face(face).build().unwrap();
+        let (stop, stopped) = oneshot::channel();
+        tokio::spawn(server.serve(listener, async {
+            let _ = stopped.await;
+        }));
+        Self {
+            address,
+            shared,
+            _stop: stop,
+        }
+    }
+
+    /// A server with the test functions and whatever `kernel` has besides.
+    pub async fn over(kernel: Kernel) -> Self {
+        kernel.add_all(test_functions()).unwrap();
+        Self::start(kernel, Config::default(), Vec::new()).await
+    }
+
+    /// A server with the test functions alone.
+    pub async fn with_test_functions() -> Self {
+        Self::over(Kernel::new()).await
+    }
+
+    /// Where a client finds it.
+    pub fn at(&self) -> Address {
+        Address::new(format!("http://{}", self.address))
+    }
+
+    /// A session of our client.
+    pub async fn session(&self) -> Session {
+        Session::connect(&self.at(), Options::default())
+            .await
+            .unwrap()
+    }
+
+    /// The same with partial failure (EV-930).
+    pub async fn partial(&self) -> Session {
+        let options = Options {
+            partial_failure: true,
+            ..Options::default()
+        };
+        Session::connect(&self.at(), options).await.unwrap()
+    }
+}
+
+/// A model that plays `config`.
+pub fn scripted(config: scripted::Config) -> Box<Scripted> {
+    Box::new(Scripted::new(config).unwrap())
+}
+
+/// A kernel with one scripted model behind GENERATE.
+pub fn with_model(engine: Engine) -> Kernel {
+    let kernel = Kernel::new();
+    kernel.add(model("parrot", engine)).unwrap();
+    kernel.add(generate(Targets::default())).unwrap();
+    kernel
+}
+
+/// An engine on a thread of its own.
+pub fn spawned(config: scripted::Config) -> Engine {
+    Engine::spawn(scripted(config), sapwood_engine::Config::default()).unwrap()
+}
+
+/// An engine that the test steps.
+pub fn by_hand(config: scripted::Config) -> (Owner, Engine) {
+    Owner::by_hand(scripted(config), sapwood_engine::Config::default())
+}
+
+/// A call of `name` with these inputs and outputs.
+pub fn request(name: &str, inputs: &[(&str, &Node)], outputs: &[&str]) -> Request {
+    Request {
+        name: name.into(),
+        inputs: inputs
+            .iter()
+            .map(|(name, node)| ((*name).to_owned(), (*node).clone()))
+            .collect(),
+        outputs: outputs.iter().map(|name| (*name).to_owned()).collect(),
+        ..Request::default()
+    }
+}
+
+/// Lets everything else run until `holds`; a test that waits for ten seconds has failed.
+pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let waiting = async {
+        while !holds() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), waiting)
+        .await
+        .unwrap_or_else(|_| panic!("{what}: never"));
+}

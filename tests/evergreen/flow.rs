@@ -1,0 +1,183 @@
+//! Quotas, pauses and queues (section 8.1 of the Evergreen page), with a socket between the two sides.
+//!
+//! What the machine's own tests show of these rules holds only if transports obey: here they are not taken at their
+//! word.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures::{StreamExt, stream};
+use sapwood_kernel::session::test_functions;
+use sapwood_kernel::{Call, Chunk, Chunks, Input, Kernel, Mime, Output, Port, Spec, raw};
+use sapwood_net::evergreen::Session;
+use sapwood_proto::evergreen::wire::{NodeFragment, SessionMessage};
+use sapwood_proto::evergreen::{Limits, Status};
+use sapwood_server::evergreen::Config;
+use sapwood_tests::raw::{action, call, end, fragments, leaf, piece, told};
+use sapwood_tests::{Running, request};
+use tokio::sync::Notify;
+
+use super::loopback::{text, whole};
+
+async fn limited(limits: Limits) -> Running {
+    let config = Config {
+        limits: Arc::new(limits),
+        ..Config::default()
+    };
+    let kernel = Kernel::new();
+    kernel.add_all(test_functions()).unwrap();
+    Running::start(kernel, config, Vec::new()).await
+}
+
+/// How a session of these messages ends.
+async fn ended(server: &Running, messages: Vec<SessionMessage>) -> Option<Status> {
+    end(call(server, stream::iter(messages), &[]).await.unwrap()).await
+}
+
+#[tokio::test]
+async fn ev_801_the_quota_of_a_session_holds_over_a_socket() {
+    let server = limited(Limits {
+        retained_bytes: 100_000,
+        ..Limits::default()
+    })
+    .await;
+    // The id, 64 for the fragment, the mimetype.
+    let most = 100_000 - 1 - 64 - 10;
+    assert!(
+        ended(&server, vec![fragments(vec![leaf("p", 0, most)])])
+            .await
+            .is_none()
+    );
+    let past = ended(&server, vec![fragments(vec![leaf("p", 0, most + 1)])])
+        .await
+        .unwrap();
+    assert_eq!(
+        (&*past.reason, past.detail("limit"), past.detail("value")),
+        ("RETAINED_LIMIT", Some("retained_bytes"), Some("100001"))
+    );
+}
+
+#[tokio::test]
+async fn ev_804_fragments_ahead_of_their_turn_are_held_up_to_4096_over_a_socket() {
+    let server = Running::with_test_functions().await;
+    let early = |count: i32| {
+        let mut list: Vec<NodeFragment> = (1..=count).map(|seq| piece("p", seq, 1)).collect();
+        list.reverse();
+        list.chunks(1_000)
+            .map(|part| fragments(part.to_vec()))
+            .collect::<Vec<_>>()
+    };
+    // What was held comes out in order, once the first is there.
+    let mut messages = early(4_096);
+    messages.push(action("echo", &[("text", "p")], &[("response", "r")]));
+    messages.push(fragments(vec![piece("p", 0, 1), leaf("p", 4_097, 1)]));
+    let mut answers = call(&server, stream::iter(messages), &[]).await.unwrap();
+    let mut echoed = 0;
+    while let Some(message) = answers.message().await.unwrap() {
+        let chunks = message.node_fragments.into_iter();
+        let chunks = chunks.filter_map(|fragment| fragment.chunk_fragment?.payload);
+        echoed += chunks
+            .map(|payload| match payload {
+                sapwood_proto::evergreen::wire::Payload::Data(data) => data.len(),
+                sapwood_proto::evergreen::wire::Payload::Ref(_) => 0,
+            })
+            .sum::<usize>();
+    }
+    assert_eq!(echoed, 4_098);
+    let past = ended(&server, early(4_097)).await;
+    assert_eq!(told(past), (8, "REORDER_LIMIT".into()));
+}
+
+/// `ignore`: has an input, never reads it, ends when told to.
+fn ignoring(end: Arc<Notify>) -> Kernel {
+    let spec = Spec::new("ignore", "Never reads.")
+        .inputs([Input::new("text").streaming()])
+        .outputs([Output::new(Port::MAIN, Mime::ANY).wire("response")]);
+    let kernel = Kernel::new();
+    kernel
+        .add(raw(spec, move |call: Call| -> Chunks {
+            let end = Arc::clone(&end);
+            // The call is held: whoever drops it has finished with its inputs.
+            stream::once(async move {
+                end.notified().await;
+                drop(call);
+                Ok(Chunk::text("enough"))
+            })
+            .boxed()
+        }))
+        .unwrap();
+    kernel
+}
+
+/// Lets everybody have many turns: whoever is not stopped by then goes on for ever.
+async fn busy(session: &Session) {
+    for _ in 0..30 {
+        let mut writer = session.write().unwrap();
+        writer.write(&text("USER"), "ping".into()).await.unwrap();
+        let input = writer.end(&text("USER")).unwrap();
+        let echo = request("echo", &[("text", &input)], &["response"]);
+        let echo = session.call(echo).unwrap();
+        assert_eq!(whole(echo.output("response")).await, "ping");
+    }
+}
+
+/// EV-805: 64 MiB to an action that never reads.
+#[tokio::test]
+async fn ev_802_an_action_that_never_reads_stops_its_client_and_its_end_lets_it_go_on() {
+    const KIB: usize = 64;
+    const PIECES: usize = 1_024;
+    let enough = Arc::new(Notify::new());
+    let server = Running::over(ignoring(Arc::clone(&enough))).await;
+    let other = server.session().await;
+    let taken = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&taken);
+    let begin = action("ignore", &[("text", "p")], &[("response", "r")]);
+    let flood = stream::iter(0..PIECES).map(move |seq| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        let seq = i32::try_from(seq).unwrap();
+        fragments(vec![piece("p", seq, KIB << 10)])
+    });
+    let messages = stream::iter([begin]).chain(flood);
+    let answers = call(&server, messages, &[]).await.unwrap();
+    let mut last = 0;
+    loop {
+        busy(&other).await;
+        let now = taken.load(Ordering::Relaxed);
+        if now == last && now > 0 {
+            break;
+        }
+        last = now;
+    }
+    let bytes = (last * KIB) << 10;
+    let (high, slack) = (4 << 20, 2 << 20);
+    assert!(
+        (high..=high + slack).contains(&bytes),
+        "the high-water mark, a window, and what buffers hold: {bytes}"
+    );
+    enough.notify_one();
+    assert!(end(answers).await.is_none());
+    assert_eq!(taken.load(Ordering::Relaxed), PIECES);
+}
+
+/// EV-802: a pause would hold back what the reader waits for.
+#[tokio::test]
+async fn ev_805_what_a_reader_waits_for_comes_through_behind_a_flood() {
+    let server = Running::with_test_functions().await;
+    let session = server.session().await;
+    let (mut wanted, mut flood) = (session.write().unwrap(), session.write().unwrap());
+    let concat = request(
+        "concat",
+        &[("a", wanted.node()), ("b", flood.node())],
+        &["response"],
+    );
+    let output = session.call(concat).unwrap();
+    let data = bytes::Bytes::from(vec![b'b'; 256 << 10]);
+    for _ in 0..40 {
+        flood.write(&text(""), data.clone()).await.unwrap();
+    }
+    flood.end(&text("")).unwrap();
+    wanted.write(&text(""), "a".into()).await.unwrap();
+    wanted.end(&text("")).unwrap();
+    let echoed = whole(output.output("response")).await;
+    assert_eq!((echoed.len(), &echoed[..2]), (1 + (40 << 18), "ab"));
+}

@@ -1,0 +1,130 @@
+//! What our client would never send: raw messages in a bare gRPC call.
+//!
+//! Owns: the call, and how it ended. Refuses to know: what is sent.
+
+use bytes::Bytes;
+use futures::Stream;
+use prost::Message;
+use sapwood_net::evergreen::grpc;
+use sapwood_proto::evergreen::Status;
+use sapwood_proto::evergreen::wire::{
+    Action, Chunk, ChunkMetadata, NamedParameter, NodeFragment, Payload, SessionMessage,
+};
+use tonic::client::Grpc;
+use tonic::codec::CompressionEncoding;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Streaming};
+use tonic_prost::ProstCodec;
+
+use super::Running;
+
+/// Sends `messages` of any type and gives what comes back.
+///
+/// # Errors
+/// The call is refused before it begins.
+pub async fn call<M: Message + Default + 'static>(
+    server: &Running,
+    messages: impl Stream<Item = M> + Send + 'static,
+    headers: &[(&'static str, &str)],
+) -> Result<Streaming<SessionMessage>, tonic::Status> {
+    let mut request = Request::new(messages);
+    for (name, value) in headers {
+        request.metadata_mut().insert(*name, value.parse().unwrap());
+    }
+    begin(client(server).await, request).await
+}
+
+/// The same, with each message compressed.
+pub async fn compressed<M: Message + Default + 'static>(
+    server: &Running,
+    messages: impl Stream<Item = M> + Send + 'static,
+) -> Streaming<SessionMessage> {
+    let client = client(server).await;
+    let client = client.send_compressed(CompressionEncoding::Gzip);
+    begin(client, Request::new(messages)).await.unwrap()
+}
+
+async fn client(server: &Running) -> Grpc<Channel> {
+    let endpoint = Endpoint::from_shared(format!("http://{}", server.address)).unwrap();
+    Grpc::new(endpoint.connect().await.unwrap()).max_decoding_message_size(usize::MAX)
+}
+
+async fn begin<M: Message + Default + 'static>(
+    mut client: Grpc<Channel>,
+    request: Request<impl Stream<Item = M> + Send + 'static>,
+) -> Result<Streaming<SessionMessage>, tonic::Status> {
+    client.ready().await.unwrap();
+    let path = http::uri::PathAndQuery::from_static(grpc::PATH);
+    let codec = ProstCodec::<M, SessionMessage>::default();
+    Ok(client.streaming(request, path, codec).await?.into_inner())
+}
+
+/// The status with which a call ended; `None` if that was OK.
+pub async fn end(mut answers: Streaming<SessionMessage>) -> Option<Status> {
+    loop {
+        match answers.message().await {
+            Ok(Some(_)) => {}
+            Ok(None) => return None,
+            Err(status) => return Some(grpc::from_grpc(&status)),
+        }
+    }
+}
+
+/// The gRPC number and the reason of an end.
+pub fn told(end: Option<Status>) -> (i32, String) {
+    end.map_or((0, String::new()), |status| {
+        (status.code.grpc().into(), status.reason.to_string())
+    })
+}
+
+/// A final leaf fragment of so many bytes; the first of a node has metadata.
+pub fn leaf(id: &str, seq: i32, bytes: usize) -> NodeFragment {
+    let metadata = (seq == 0).then(|| ChunkMetadata {
+        mimetype: "text/plain".into(),
+        ..ChunkMetadata::default()
+    });
+    let payload = Some(Payload::Data(Bytes::from(vec![b'x'; bytes])));
+    NodeFragment {
+        id: id.into(),
+        seq,
+        chunk_fragment: Some(Chunk { metadata, payload }),
+        ..NodeFragment::default()
+    }
+}
+
+/// The same, with more to come.
+pub fn piece(id: &str, seq: i32, bytes: usize) -> NodeFragment {
+    NodeFragment {
+        continued: true,
+        ..leaf(id, seq, bytes)
+    }
+}
+
+/// A message of fragments.
+pub fn fragments(list: Vec<NodeFragment>) -> SessionMessage {
+    SessionMessage {
+        node_fragments: list,
+        ..SessionMessage::default()
+    }
+}
+
+/// A message with one action: parameters and ids.
+pub fn action(name: &str, inputs: &[(&str, &str)], outputs: &[(&str, &str)]) -> SessionMessage {
+    let bind = |pairs: &[(&str, &str)]| {
+        let pairs = pairs.iter().map(|(name, id)| NamedParameter {
+            name: (*name).into(),
+            id: (*id).into(),
+        });
+        pairs.collect()
+    };
+    let action = Action {
+        name: name.into(),
+        inputs: bind(inputs),
+        outputs: bind(outputs),
+        ..Action::default()
+    };
+    SessionMessage {
+        actions: vec![action],
+        ..SessionMessage::default()
+    }
+}
