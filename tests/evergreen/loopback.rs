@@ -197,7 +197,8 @@ async fn ev_913_a_call_that_is_dropped_is_cancelled_and_the_session_lives() {
         .unwrap();
     let mut response = call.output("response").unwrap().read();
     response.next().await.unwrap().unwrap();
-    assert_eq!(engine.stats().requests_running.get(), 1);
+    // A step is counted after it has been published.
+    until("it runs", || engine.stats().requests_running.get() == 1).await;
     drop((response, call));
     until("the sequence is gone", || {
         engine.stats().requests_running.get() == 0
