@@ -14,8 +14,9 @@ use sapwood_proto::evergreen::wire::{NodeFragment, SessionMessage};
 use sapwood_proto::evergreen::{Limits, Status};
 use sapwood_server::evergreen::Config;
 use sapwood_tests::raw::{action, call, end, fragments, leaf, piece, told};
-use sapwood_tests::{Running, request};
-use tokio::sync::Notify;
+use sapwood_tests::{Running, request, until};
+use tokio::sync::{Notify, mpsc};
+use tokio_stream::wrappers::ReceiverStream;
 
 use super::loopback::{text, whole};
 
@@ -55,6 +56,52 @@ async fn ev_801_the_quota_of_a_session_holds_over_a_socket() {
         (&*past.reason, past.detail("limit"), past.detail("value")),
         ("RETAINED_LIMIT", Some("retained_bytes"), Some("100001"))
     );
+}
+
+#[tokio::test]
+async fn ev_801_all_sessions_share_the_quota_of_the_server() {
+    let config = Config {
+        retained_bytes: 100_000,
+        ..Config::default()
+    };
+    let kernel = Kernel::new();
+    kernel.add_all(test_functions()).unwrap();
+    let server = Running::start(kernel, config, Vec::new()).await;
+    let numbers = &server.shared.metrics.evergreen;
+    let overhead = 1 + 64 + 10;
+    let (hold, held) = mpsc::channel(1);
+    let first = call(&server, ReceiverStream::new(held), &[]).await.unwrap();
+    let sixty = fragments(vec![leaf("p", 0, 60_000 - overhead)]);
+    hold.send(sixty).await.unwrap();
+    until("the first one's bytes are counted", || {
+        numbers.retained_bytes.get() == 60_000
+    })
+    .await;
+    let rest = 40_000 - overhead;
+    let fits = ended(&server, vec![fragments(vec![leaf("p", 0, rest)])]).await;
+    assert_eq!(told(fits), (0, String::new()));
+    let past = ended(&server, vec![fragments(vec![leaf("p", 0, rest + 1)])])
+        .await
+        .unwrap();
+    assert_eq!(
+        (past.detail("limit"), past.detail("value")),
+        (Some("server_retained_bytes"), Some("100001"))
+    );
+    assert_eq!(told(Some(past)), (8, "RETAINED_LIMIT".into()));
+    let aborts = numbers.aborts.with_label_values(&["RETAINED_LIMIT"]);
+    assert_eq!((aborts.get(), numbers.retained_bytes.get()), (1, 60_000));
+    // What functions make counts too: an echo of a third is two thirds.
+    let third = fragments(vec![leaf("p", 0, 30_000)]);
+    let echo = action("echo", &[("text", "p")], &[("response", "r")]);
+    let echoed = ended(&server, vec![third, echo]).await;
+    assert_eq!(told(echoed), (8, "RETAINED_LIMIT".into()));
+    // The first one never asked for too much.
+    drop(hold);
+    assert!(end(first).await.is_none());
+    until("its bytes are free again", || {
+        numbers.retained_bytes.get() == 0
+    })
+    .await;
 }
 
 #[tokio::test]

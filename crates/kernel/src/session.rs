@@ -115,9 +115,17 @@ pub trait Observe: Send + 'static {
     fn action_ended(&mut self, failure: Option<&Status>) {
         let _ = failure;
     }
-    /// What was counted since the session began, and the bytes it retains now.
-    fn counted(&mut self, stats: &Stats, retained: u64) {
-        let _ = (stats, retained);
+    /// What was counted since the session began.
+    fn counted(&mut self, stats: &Stats) {
+        let _ = stats;
+    }
+    /// The session holds so many bytes now (EV-801).
+    ///
+    /// # Errors
+    /// All sessions together hold too many: this one, which asked for more, ends with the status.
+    fn retains(&mut self, bytes: u64) -> Result<(), Status> {
+        let _ = bytes;
+        Ok(())
     }
     /// The session is over, with this status if it was aborted. Not called if its task is dropped.
     fn over(&mut self, status: Option<&Status>) {
@@ -192,6 +200,7 @@ impl<W: Observe> Session<W> {
             cancels: HashMap::new(),
             timer: None,
             finishing: false,
+            retained: 0,
         };
         poll_fn(|cx| driver.poll_session(cx)).await
     }

@@ -152,6 +152,8 @@ pub(crate) struct Limits {
     pub(crate) idle: Span,
     /// Evergreen sessions at a time; one more is refused.
     pub(crate) sessions: usize,
+    /// Bytes that all Evergreen sessions together may hold; the one that asks for more is ended.
+    pub(crate) server_retained_bytes: u64,
     /// Requests that may wait for one model; one more is refused.
     pub(crate) queue_requests: usize,
     /// Prompt tokens that may wait for one model, together.
@@ -169,6 +171,7 @@ impl Default for Limits {
             handshake: Span::seconds(10),
             idle: Span::seconds(75),
             sessions: 20_000,
+            server_retained_bytes: 4 << 30,
             queue_requests: 1_024,
             queue_tokens: 4_194_304,
             queue_timeout: Span::seconds(60),

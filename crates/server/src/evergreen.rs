@@ -26,6 +26,8 @@ use crate::shared::{Face, Shared};
 pub struct Config {
     /// Sessions at a time; above it a call is refused with UNAVAILABLE.
     pub sessions: usize,
+    /// Bytes that all sessions together may hold; the one that asks for more ends with `RETAINED_LIMIT` (EV-801).
+    pub retained_bytes: u64,
     /// What one session may hold and do.
     pub limits: Arc<Limits>,
     /// The target of GENERATE where an action names none (EV-503).
@@ -38,6 +40,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             sessions: 20_000,
+            retained_bytes: 4 << 30,
             limits: Arc::default(),
             default_target: None,
             coalesce: true,

@@ -39,6 +39,8 @@ pub(super) struct Driver<I, O, W> {
     pub(super) timer: Option<(Time, Pin<Box<Sleep>>)>,
     /// No new actions, and leave when none is running (EV-960).
     pub(super) finishing: bool,
+    /// What the session held when the observer was told last.
+    pub(super) retained: u64,
 }
 
 impl<I, O, W> Driver<I, O, W>
@@ -75,6 +77,8 @@ where
         self.runs.clear();
         self.cancels.clear();
         self.report();
+        let retained = self.link.with(|live| live.machine().retained_bytes());
+        self.account(retained);
         self.observer.over(closed.as_deref());
         self.link.flush();
         closed
@@ -127,11 +131,14 @@ where
             match incoming.poll_next_unpin(cx) {
                 Poll::Pending => return false,
                 Poll::Ready(Some(Ok(message))) => {
-                    paused = self.link.with(|live| {
+                    let retained;
+                    (paused, retained) = self.link.with(|live| {
+                        let machine = live.machine();
                         // An error of handling is an abort: the machine says so itself, as a chore.
-                        let _ = live.machine().handle(message, now);
-                        live.machine().inbound_paused()
+                        let _ = machine.handle(message, now);
+                        (machine.inbound_paused(), machine.retained_bytes())
                     });
+                    self.account(retained);
                 }
                 Poll::Ready(Some(Err(status))) => {
                     self.incoming = None;
@@ -215,7 +222,13 @@ where
     /// `true`: a time has come.
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> bool {
         let now = self.link.now();
-        let Some(next) = self.link.with(|live| live.machine().wake_at(now)) else {
+        let (next, retained) = self.link.with(|live| {
+            let machine = live.machine();
+            (machine.wake_at(now), machine.retained_bytes())
+        });
+        // Every round comes by here, those in which runs have written included.
+        self.account(retained);
+        let Some(next) = next else {
             self.timer = None;
             return false;
         };
@@ -241,10 +254,21 @@ where
     }
 
     fn report(&mut self) {
-        let (stats, retained) = self
-            .link
-            .with(|live| (live.machine().stats(), live.machine().retained_bytes()));
-        self.observer.counted(&stats, retained);
+        let stats = self.link.with(|live| live.machine().stats());
+        self.observer.counted(&stats);
+    }
+
+    /// EV-801: past what all sessions may hold together, the one that asked for more ends.
+    fn account(&mut self, retained: u64) {
+        if retained == self.retained {
+            return;
+        }
+        self.retained = retained;
+        if let Err(status) = self.observer.retains(retained) {
+            self.link.with(|live| {
+                live.machine().abort(status);
+            });
+        }
     }
 }
 

@@ -178,6 +178,7 @@ fn evergreen_config(config: &Config, planned: &[Planned]) -> evergreen::Config {
     let only = || (planned.len() == 1).then(|| planned[0].name.clone());
     evergreen::Config {
         sessions: config.limits.sessions,
+        retained_bytes: config.limits.server_retained_bytes,
         default_target: config.default_model.clone().or_else(only),
         ..evergreen::Config::default()
     }

@@ -97,7 +97,11 @@ impl State {
         let headers: HeaderMap = metadata.into_headers();
         let options = Options::read(&headers).map_err(|malformed| refused(&malformed))?;
         let place = self.admit()?;
-        let tally = Tally::begin(Arc::clone(&self.shared.metrics), self.shared.drain.clone());
+        let tally = Tally::begin(
+            Arc::clone(&self.shared.metrics),
+            self.shared.drain.clone(),
+            self.config.retained_bytes,
+        );
         let (session, messages) =
             session::open(self.kernel.clone(), self.config.session(options), tally);
         let orders = orders(self.shared.drain.clone());

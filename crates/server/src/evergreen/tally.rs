@@ -17,6 +17,7 @@ pub(super) struct Tally {
     metrics: Arc<Metrics>,
     counted: Stats,
     retained: i64,
+    retained_max: u64,
     actions: i64,
     over: bool,
     drain: Drain,
@@ -25,13 +26,14 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// A session has been opened.
-    pub(super) fn begin(metrics: Arc<Metrics>, drain: Drain) -> Self {
+    /// A session has been opened; all together may retain `retained_max` bytes (EV-801).
+    pub(super) fn begin(metrics: Arc<Metrics>, drain: Drain, retained_max: u64) -> Self {
         metrics.evergreen.sessions_open.inc();
         Self {
             metrics,
             counted: Stats::default(),
             retained: 0,
+            retained_max,
             actions: 0,
             over: false,
             drain,
@@ -76,7 +78,18 @@ impl Observe for Tally {
         }
     }
 
-    fn counted(&mut self, now: &Stats, retained: u64) {
+    fn retains(&mut self, bytes: u64) -> Result<(), Status> {
+        let before = self.retained;
+        self.retain(i64::try_from(bytes).unwrap_or(i64::MAX));
+        let all = u64::try_from(self.metrics.evergreen.retained_bytes.get()).unwrap_or(0);
+        if self.retained <= before || all <= self.retained_max {
+            return Ok(());
+        }
+        let (reason, limit) = (Reason::RetainedLimit, "server_retained_bytes");
+        Err(Status::limit(reason, limit, all, self.retained_max))
+    }
+
+    fn counted(&mut self, now: &Stats) {
         let numbers = &self.metrics.evergreen;
         let before = &self.counted;
         for (family, label, more) in [
@@ -101,7 +114,6 @@ impl Observe for Tally {
             family.with_label_values(&[label]).inc_by(more);
         }
         self.counted = *now;
-        self.retain(i64::try_from(retained).unwrap_or(i64::MAX));
     }
 
     fn over(&mut self, status: Option<&Status>) {
