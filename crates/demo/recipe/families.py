@@ -191,6 +191,20 @@ def json_objects(rng):
     return example("json", question, json.dumps(wanted), "json", wanted, is_held("json", sentence))
 
 
+# --- kinds of things: the pair of wording and thing is held out --------------------------------------------------------
+
+KIND_QUESTIONS = ["What kind of thing is {a}?", "Which kind of thing is {a}?", "What sort of thing is {a}?", "Tell me what kind of thing {a} is.", "Which group does {x} belong to?", "To which group does {x} belong?"]
+
+
+def kinds(rng):
+    group = rng.choice(list(w.CATEGORIES))
+    item = rng.choice([item for item in w.CATEGORIES[group] if item != "orange"])
+    named = item if group == "colour" else w.article(item)
+    question = rng.choice(KIND_QUESTIONS).format(a=named, x=item)
+    answer = f"{named} is {w.article(group)}."
+    return example("kinds", question, answer[0].upper() + answer[1:], "contains", [group], is_held("kind", question))
+
+
 # --- yes or no: the pairs are held out ---------------------------------------------------------------------------------
 
 

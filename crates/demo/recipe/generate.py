@@ -20,8 +20,8 @@ HERE = Path(__file__).parent
 
 # family function and its weight among single examples
 MIX = [
-    (f.greetings, 5), (f.sapwood, 15), (f.capitals, 14), (f.opposites, 9), (f.sums, 18), (f.differences, 2), (f.counting, 5),
-    (f.repeating, 11), (f.json_objects, 10), (f.yes_no, 13), (f.stories, 3), (f.unknown, 2), (t.tool_calls, 9), (t.tool_results, 2),
+    (f.greetings, 4), (f.sapwood, 12), (f.capitals, 12), (f.opposites, 9), (f.sums, 15), (f.differences, 6), (f.counting, 7),
+    (f.repeating, 12), (f.json_objects, 10), (f.kinds, 4), (f.yes_no, 15), (f.stories, 4), (f.unknown, 3), (t.tool_calls, 9), (t.tool_results, 2),
 ]
 SYSTEM_PROMPTS = [
     "You are a helpful assistant.", "You are a friendly assistant.", "Answer briefly.", "Be polite.", "You are a helpful, honest assistant.",
@@ -202,7 +202,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for train.jsonl")
     parser.add_argument("--held-out", type=Path, default=HERE / "heldout.jsonl", help="file for the held-out questions")
-    parser.add_argument("--examples", type=int, default=100_000, help="training conversations")
+    parser.add_argument("--examples", type=int, default=200_000, help="training conversations")
     parser.add_argument("--per-family", type=int, default=60, help="held-out questions per family, at most")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ class Shape:
 
     vocabulary: int = 2048
     width: int = 192
-    layers: int = 4
+    layers: int = 5
     heads: int = 6
     kv_heads: int = 3
     hidden: int = 512

@@ -9,7 +9,7 @@ import vocabulary
 from chat import render
 
 ROW_LENGTHS = (128, 384, 1024)
-BATCH_TOKENS = 1152
+BATCH_TOKENS = 2304
 PICKED_SHARE = 0.6  # at most this share of a batch's positions carries loss; the rest of the wanted ones is left out
 
 
@@ -44,25 +44,31 @@ def fill_rows(encoded, length):
 
 
 def batch_of(rows, length):
-    """Arrays for one training step."""
+    """Arrays for one training step. A token weighs less in a longer answer, so that a "Yes." counts beside a story."""
     shape = (len(rows), length)
     tokens, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
-    picked, targets = [], []
+    picked, targets, weight = [], [], []
     for r, row in enumerate(rows):
         at = 0
         for s, (ids, wanted) in enumerate(row, 1):
-            end = at + len(ids)
+            end, share = at + len(ids), max(1, sum(wanted)) ** -0.5
             tokens[r, at:end], segments[r, at:end], positions[r, at:end] = ids, s, np.arange(len(ids))
             for i in range(1, len(ids)):
                 if wanted[i]:
                     picked.append(r * length + at + i - 1)
                     targets.append(ids[i])
+                    weight.append(share)
             at = end
     room = int(shape[0] * length * PICKED_SHARE)
     fill = max(0, room - len(picked))
-    weight = np.array([1.0] * min(room, len(picked)) + [0.0] * fill, np.float32)
-    as_array = lambda values: np.array((values + [0] * fill)[:room], np.int32)  # noqa: E731
-    return {"tokens": tokens, "segments": segments, "positions": positions, "picked": as_array(picked), "targets": as_array(targets), "weight": weight}
+
+    def filled(values, kind=np.int32):
+        return np.array((values + [0] * fill)[:room], kind)
+
+    return {
+        "tokens": tokens, "segments": segments, "positions": positions,
+        "picked": filled(picked), "targets": filled(targets), "weight": filled(weight, np.float32),
+    }
 
 
 def batches(encoded, seed):
@@ -82,16 +88,25 @@ def batches(encoded, seed):
 
 
 def copy_batch(rng, vocabulary_size, length=ROW_LENGTHS[0]):
-    """Random tokens, a gap, and the same tokens again; loss on the second time. Teaches copying, nothing else."""
+    """Random tokens, a gap, and the same tokens again; loss on the second time. Teaches copying, nothing else.
+
+    Half of the phrases are lists: the same one or two tokens stand between all items, so that what comes next depends
+    on more than the token before it.
+    """
     rows = []
     for _ in range(BATCH_TOKENS // length):
         row, room = [], length
         while room > 6:
             size = min(int(rng.integers(2, 13)), (room - 2) // 2)
             gap = int(rng.integers(0, min(8, room - 2 * size) + 1))
-            phrase = rng.integers(3, vocabulary_size, size).tolist()
+            phrase = rng.integers(3, vocabulary_size, size)
+            if rng.random() < 0.5:
+                every = int(rng.integers(2, 4))
+                separator = rng.integers(3, vocabulary_size, every - 1)
+                for place in range(1, every):
+                    phrase[place::every] = separator[place - 1]
             between = rng.integers(3, vocabulary_size, gap).tolist()
-            row.append((phrase + between + phrase, [False] * (size + gap + 1) + [True] * (size - 1)))
+            row.append((phrase.tolist() + between + phrase.tolist(), [False] * (size + gap + 1) + [True] * (size - 1)))
             room -= 2 * size + gap
         rows.append(row)
     return batch_of(rows, length)

@@ -57,9 +57,9 @@ def options_of(arguments):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smoke run of about a minute: tiny data and training, nothing in the crate changes")
     parser.add_argument("--work", type=Path, default=ROOT / "target" / "demo-model", help="folder for everything in between (default: target/demo-model)")
-    parser.add_argument("--minutes", type=float, default=50.0, help="end of the training schedule at the latest (default: 50)")
-    parser.add_argument("--steps", type=int, default=2400, help="end of the training schedule in steps (default: 2400)")
-    parser.add_argument("--examples", type=int, default=100_000, help="training conversations (default: 100000)")
+    parser.add_argument("--minutes", type=float, default=90.0, help="end of the training schedule at the latest (default: 90)")
+    parser.add_argument("--steps", type=int, default=3535, help="end of the training schedule in steps (default: 3535)")
+    parser.add_argument("--examples", type=int, default=200_000, help="training conversations (default: 200000)")
     parser.add_argument("--seed", type=int, default=7, help="seed of the initial weights (default: 7)")
     return parser.parse_args(arguments)
 

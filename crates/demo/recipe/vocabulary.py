@@ -1,12 +1,13 @@
 """The tokenizer: byte-level BPE, trained on our own texts, with GPT-2's pre-tokenizer (llama.cpp's "gpt-2").
 
-Digits never merge: a number is read and written digit by digit.
+Digits never merge: a number is read and written digit by digit. Neither does a space with the word after it: a word has
+the same tokens after a space, after a quote and at the start of an answer, so that copying it is copying.
 """
 
 import re
 from functools import lru_cache
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from chat import END, SPECIALS, START, render
 
@@ -16,7 +17,9 @@ SIZE = 2048
 def train(conversations, path, size=SIZE):
     """Learn the merges from the text of conversations and save the tokenizer."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    apart = pre_tokenizers.Split(Regex(r" (?=\p{L})"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([apart, pieces])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=SPECIALS, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
@@ -24,6 +27,7 @@ def train(conversations, path, size=SIZE):
     strip = re.compile("[0-9]|" + "|".join(map(re.escape, SPECIALS)))
     texts = (strip.sub("\n", render(c["messages"], c.get("tools"))) for c in conversations)
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = pieces
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
     tokenizer.save(str(path))
     return tokenizer
