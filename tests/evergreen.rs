@@ -6,4 +6,5 @@ mod flow;
 mod loopback;
 mod remote;
 mod simulation;
+mod tls;
 mod wire;

@@ -38,9 +38,19 @@ pub struct Running {
 impl Running {
     /// A server over `kernel`'s functions.
     pub async fn start(kernel: Kernel, config: Config, keys: Vec<Key>) -> Self {
+        Self::start_with(server::Config::default(), kernel, config, keys).await
+    }
+
+    /// The same, with settings of its own.
+    pub async fn start_with(
+        server: server::Config,
+        kernel: Kernel,
+        config: Config,
+        keys: Vec<Key>,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let builder = Server::builder(server::Config::default(), keys).unwrap();
+        let builder = Server::builder(server, keys).unwrap();
         let shared = builder.shared().clone();
         let face = evergreen::face(shared.clone(), kernel, config);
         let server = builder.face(face).build().unwrap();

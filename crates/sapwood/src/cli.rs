@@ -141,12 +141,20 @@ struct ClientFlags {
     /// The key to present [env: SAPWOOD_API_KEY]
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
+    /// Trust the authorities of this file too (PEM)
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
 }
 
 impl ClientFlags {
     fn set(&self, flags: &mut Flags) {
         flags.set("client.server", "--server", self.server.clone());
         flags.set("client.key", "--api-key", self.api_key.clone());
+        let ca = self
+            .ca
+            .as_ref()
+            .map(|path| path.to_string_lossy().into_owned());
+        flags.set("client.ca", "--ca", ca);
     }
 }
 

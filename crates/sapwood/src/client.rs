@@ -2,6 +2,7 @@
 //!
 //! Owns: that choice, and what a failed call says to a user. Refuses to know: what is called.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use sapwood_kernel::connect::evergreen;
@@ -83,6 +84,7 @@ async fn functions(url: &str, config: &Config, timeout: Duration) -> Result<Vec<
     let mut address = Address::new(url);
     address.key.clone_from(&config.client.key);
     address.connect_timeout = timeout;
+    address.authorities = authorities(config)?;
     let options = Options {
         partial_failure: true,
         ..Options::default()
@@ -90,6 +92,17 @@ async fn functions(url: &str, config: &Config, timeout: Duration) -> Result<Vec<
     let session = Session::connect(&address, options).await?;
     let broken = |error: Error| Status::other(error.code(), "", error.to_string());
     evergreen::import(&session).await.map_err(broken)
+}
+
+/// The authorities that the configuration adds to the well-known ones.
+fn authorities(config: &Config) -> Result<Option<Vec<u8>>, Status> {
+    let read = |path: &PathBuf| {
+        std::fs::read(path).map_err(|error| {
+            let message = format!("client.ca {}: {error}", path.display());
+            Status::other(Code::InvalidRequest, "", message)
+        })
+    };
+    config.client.ca.as_ref().map(read).transpose()
 }
 
 /// Adds what the configured upstreams serve (D-5). A name that is taken stays whose it is, so that our own GENERATE finds

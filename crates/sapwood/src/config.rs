@@ -9,6 +9,7 @@ pub(crate) mod span;
 
 use std::path::PathBuf;
 
+use sapwood_server::tls;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::failure::Failure;
@@ -30,6 +31,7 @@ pub(crate) struct Config {
     pub(crate) test_functions: bool,
     pub(crate) engine: Engine,
     pub(crate) auth: Auth,
+    pub(crate) tls: Tls,
     pub(crate) limits: Limits,
     pub(crate) drain: Drain,
     pub(crate) browser: Browser,
@@ -50,6 +52,7 @@ impl Default for Config {
             test_functions: false,
             engine: Engine::default(),
             auth: Auth::default(),
+            tls: Tls::default(),
             limits: Limits::default(),
             drain: Drain::default(),
             browser: Browser::default(),
@@ -136,6 +139,56 @@ pub(crate) struct Auth {
     pub(crate) metrics_public: bool,
 }
 
+/// TLS on the listener: with certificate and key it is on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Tls {
+    /// PEM file of the server's certificate and its chain.
+    pub(crate) certificate: Option<PathBuf>,
+    /// PEM file of its private key.
+    pub(crate) key: Option<PathBuf>,
+    /// PEM file of the authority that signs clients' certificates; they are asked for one if it is set.
+    pub(crate) client_ca: Option<PathBuf>,
+    /// Whether a client without a certificate is turned away.
+    pub(crate) mtls: Mtls,
+}
+
+/// Whether clients show a certificate of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mtls {
+    Optional,
+    #[default]
+    Required,
+}
+
+impl Tls {
+    /// What the server is given; none without TLS.
+    ///
+    /// # Errors
+    /// [`Failure::usage`] if files are missing that belong together.
+    pub(crate) fn files(&self) -> Result<Option<tls::Config>, Failure> {
+        let clients = self.client_ca.clone().map(|authority| tls::Clients {
+            authority,
+            mtls: match self.mtls {
+                Mtls::Optional => tls::Mtls::Optional,
+                Mtls::Required => tls::Mtls::Required,
+            },
+        });
+        match (&self.certificate, &self.key) {
+            (Some(certificate), Some(key)) => Ok(Some(tls::Config {
+                certificate: certificate.clone(),
+                key: key.clone(),
+                clients,
+            })),
+            (None, None) if clients.is_none() => Ok(None),
+            _ => Err(Failure::usage(
+                "tls: TLS needs both tls.certificate (--tls-cert) and tls.key (--tls-key)",
+            )),
+        }
+    }
+}
+
 /// Limits of the listener, and of what may wait.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -218,6 +271,8 @@ pub(crate) struct Client {
     /// The key to present.
     #[serde(deserialize_with = "text")]
     pub(crate) key: Option<String>,
+    /// PEM file of authorities to trust beside the well-known ones, for a server with a certificate of its own making.
+    pub(crate) ca: Option<PathBuf>,
 }
 
 impl Config {
@@ -261,6 +316,7 @@ impl Config {
                 "engine.parallel: at least one sequence must run",
             ));
         }
+        self.tls.files()?;
         self.upstreams
             .iter()
             .try_for_each(|url| check_upstream(url))
@@ -271,9 +327,9 @@ impl Config {
 fn check_upstream(url: &str) -> Result<(), Failure> {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     match scheme {
-        "evergreen+http" => Ok(()),
-        "evergreen+https" | "evergreen+ws" | "evergreen+wss" | "lmtp" | "triton+http"
-        | "triton+https" | "triton+grpc" | "triton+grpcs" | "openai+http" | "openai+https" => {
+        "evergreen+http" | "evergreen+https" => Ok(()),
+        "evergreen+ws" | "evergreen+wss" | "lmtp" | "triton+http" | "triton+https"
+        | "triton+grpc" | "triton+grpcs" | "openai+http" | "openai+https" => {
             Err(Failure::usage(format!(
                 "upstreams: {scheme}:// is not built yet; another Sapwood is reached by evergreen+http://HOST:PORT"
             )))

@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use crate::refusal::Refusal;
+use crate::tls::Subject;
 
 /// What a key may be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -190,7 +191,8 @@ impl Auth {
         )
     }
 
-    /// Who is asking for `path`, or why they may not.
+    /// Who is asking for `path`, or why they may not. A key that is presented decides; without one, the certificate
+    /// of the client (OA-907).
     ///
     /// # Errors
     /// `unauthenticated` without a valid key, `permission-denied` without the scope of the route.
@@ -199,17 +201,19 @@ impl Auth {
         method: &Method,
         path: &str,
         headers: &HeaderMap,
+        subject: Option<&Subject>,
     ) -> Result<Caller, Refusal> {
-        let anonymous = || Caller {
-            name: Arc::from("anonymous"),
-            scopes: Scopes::ALL,
-        };
         let keys = self.keys();
         if keys.is_empty() || self.is_open(method, path, headers) {
-            return Ok(anonymous());
+            let name = subject.map_or_else(|| Arc::from("anonymous"), |subject| subject.0.clone());
+            let scopes = Scopes::ALL;
+            return Ok(Caller { name, scopes });
         }
         let caller = presented(headers)
-            .and_then(|secret| matching(&keys, secret))
+            .map_or_else(
+                || subject.map(|subject| certified(&keys, subject)),
+                |secret| matching(&keys, secret),
+            )
             .ok_or_else(|| {
                 let message = "A valid API key is needed: send it as `Authorization: Bearer KEY`.";
                 Refusal::new(Code::Unauthenticated, "invalid_api_key", message)
@@ -231,6 +235,15 @@ impl Auth {
             || path.starts_with("/v2/health/")
             || path.starts_with("/grpc.health.v1.Health/")
             || (path == "/metrics" && self.metrics_public)
+    }
+}
+
+/// The caller whom a client's certificate names: what the key of that name may do, or call functions if there is none.
+fn certified(keys: &[Key], subject: &Subject) -> Caller {
+    let key = keys.iter().find(|key| key.name == subject.0);
+    Caller {
+        name: Arc::clone(&subject.0),
+        scopes: key.map_or_else(|| [Scope::Infer].into_iter().collect(), |key| key.scopes),
     }
 }
 
@@ -263,6 +276,8 @@ fn matching(keys: &[Key], secret: &str) -> Option<Caller> {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     fn auth() -> Auth {
@@ -289,7 +304,7 @@ mod tests {
         if !name.is_empty() {
             headers.insert(name, value.parse().unwrap());
         }
-        match auth.check(&Method::GET, path, &headers) {
+        match auth.check(&Method::GET, path, &headers, None) {
             Ok(caller) => Ok(caller.name.to_string()),
             Err(refusal) => Err(refusal.code.http()),
         }
@@ -343,11 +358,14 @@ mod tests {
         }
         let mut headers = HeaderMap::new();
         assert!(
-            auth.check(&Method::OPTIONS, "/v1/models", &headers)
+            auth.check(&Method::OPTIONS, "/v1/models", &headers, None)
                 .is_err()
         );
         headers.insert("access-control-request-method", "POST".parse().unwrap());
-        assert!(auth.check(&Method::OPTIONS, "/v1/models", &headers).is_ok());
+        assert!(
+            auth.check(&Method::OPTIONS, "/v1/models", &headers, None)
+                .is_ok()
+        );
     }
 
     #[test]
@@ -357,6 +375,44 @@ mod tests {
         assert!(ask(&auth, "/metrics", "", "").is_ok());
         auth.replace(Vec::new());
         assert!(!auth.required());
+    }
+
+    #[test]
+    fn oa_907_a_certificate_names_the_caller_and_a_key_wins_over_it() {
+        let auth = auth();
+        let who = |path, header: Option<&'static str>, name: &str| {
+            let mut headers = HeaderMap::new();
+            if let Some(secret) = header {
+                headers.insert("x-api-key", HeaderValue::from_static(secret));
+            }
+            let subject = Subject(name.into());
+            auth.check(&Method::GET, path, &headers, Some(&subject))
+                .map(|caller| caller.name.to_string())
+                .map_err(|refusal| refusal.code.http())
+        };
+        for (path, secret, subject, expect) in [
+            ("/", None, "robot", Ok("robot")),
+            ("/metrics", None, "robot", Err(403)),
+            ("/metrics", None, "scraper", Ok("scraper")),
+            ("/", None, "scraper", Err(403)),
+            ("/", Some("three"), "robot", Ok("app")),
+            ("/", Some("wrong"), "robot", Err(401)),
+        ] {
+            let got = who(path, secret, subject);
+            assert_eq!(
+                got.as_deref().map_err(|code| *code),
+                expect,
+                "{path} {secret:?} {subject}"
+            );
+        }
+        let open = Auth::default();
+        let caller = open.check(
+            &Method::GET,
+            "/",
+            &HeaderMap::new(),
+            Some(&Subject("robot".into())),
+        );
+        assert_eq!(&*caller.unwrap().name, "robot");
     }
 
     #[test]

@@ -52,9 +52,10 @@ pub(crate) async fn pass(
         _in_flight: parts.extensions.get::<Activity>().map(Activity::begin),
     };
     let asked = parts.headers.clone();
-    let mut answer = match gate.check(&parts) {
-        Err(refusal) => refusal.answer(&asked),
-        Ok(caller) => {
+    let mut answer = match (gate.check(&parts), gate.origin.preflight(&parts)) {
+        (Err(refusal), _) => refusal.answer(&asked),
+        (Ok(_), Some(answer)) => answer,
+        (Ok(caller), None) => {
             entry.key = Arc::clone(&caller.name);
             let span = tracing::info_span!("request", request = id.as_str(), key = &*caller.name);
             parts.extensions.insert(caller);
@@ -69,6 +70,7 @@ pub(crate) async fn pass(
     if let Some(value) = id.to_header() {
         answer.headers_mut().insert(request_id::HEADER, value);
     }
+    gate.origin.share(&asked, answer.headers_mut());
     if gate.shared.drain.phase() >= Phase::Refusing && answer.version() < http::Version::HTTP_2 {
         answer
             .headers_mut()
@@ -83,10 +85,12 @@ impl Gate {
     fn check(&self, request: &http::request::Parts) -> Result<Caller, Refusal> {
         self.origin.check(request)?;
         let path = request.uri.path();
-        let caller = self
-            .shared
-            .auth
-            .check(&request.method, path, &request.headers);
+        let caller = self.shared.auth.check(
+            &request.method,
+            path,
+            &request.headers,
+            request.extensions.get(),
+        );
         let caller = caller.inspect_err(|_| {
             self.shared.metrics.auth_failures.inc();
             self.shared

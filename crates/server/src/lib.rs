@@ -26,6 +26,7 @@ pub mod refusal;
 pub mod request_id;
 pub mod server;
 pub mod shared;
+pub mod tls;
 
 pub use server::{Builder, Config, Server};
 pub use shared::{Face, Shared};

@@ -1,9 +1,9 @@
 //! The one port: accepts connections and speaks HTTP/1 and HTTP/2 on each, gRPC included (OA-107, OA-911, EV-703).
 //!
-//! Owns: connection limits and timeouts, socket options, the connection tasks. Refuses to know: routes.
+//! Owns: connection limits and timeouts, socket options, the connection tasks. Refuses to know: routes, certificates.
 //!
 //! ```text
-//!   accept ──► first byte (10 s) ──► HTTP ──► idle 75 s, or draining ──► told to finish ──► closed
+//!   accept ──► first byte (10 s) ──► TLS, if there is any (10 s) ──► HTTP ──► idle 75 s, or draining ──► told to finish ──► closed
 //! ```
 
 use std::io;
@@ -13,9 +13,11 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use http::Extensions;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -24,6 +26,7 @@ use tower::ServiceExt;
 use crate::activity::Activity;
 use crate::drain::{Drain, Phase};
 use crate::metrics::Metrics;
+use crate::tls::{self, Tls};
 
 /// Limits of the listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +64,7 @@ struct Door {
     router: Router,
     drain: Drain,
     http: auto::Builder<TokioExecutor>,
+    tls: Option<Arc<Tls>>,
     config: Config,
 }
 
@@ -70,6 +74,7 @@ pub(crate) async fn run(
     router: Router,
     drain: Drain,
     metrics: Arc<Metrics>,
+    tls: Option<Arc<Tls>>,
     config: Config,
 ) {
     let slots = Arc::new(Semaphore::new(config.connections));
@@ -77,6 +82,7 @@ pub(crate) async fn run(
         router,
         drain: drain.clone(),
         http: http(&config),
+        tls,
         config,
     });
     let mut tasks = JoinSet::new();
@@ -147,22 +153,52 @@ fn http(config: &Config) -> auto::Builder<TokioExecutor> {
     http
 }
 
-/// Serves one connection to its end.
+/// Lets one connection in and serves it to its end. Nothing a client leaves out may hold it for longer than the
+/// handshake's limit.
 async fn connection(socket: TcpStream, peer: SocketAddr, door: &Door) {
-    // A connection that never speaks holds a slot and nothing else; detecting the version has no limit of its own.
-    if !matches!(
-        tokio::time::timeout(door.config.handshake, socket.readable()).await,
-        Ok(Ok(()))
-    ) {
+    let limit = door.config.handshake;
+    // Waiting for the first byte also keeps an idle connection from costing more than its slot.
+    let mut first = [0];
+    let Ok(Ok(1..)) = tokio::time::timeout(limit, socket.peek(&mut first)).await else {
+        return;
+    };
+    let caller = Extensions::new();
+    let Some(tls) = &door.tls else {
+        return serve(socket, with(caller, Peer(peer)), door).await;
+    };
+    if first[0] != tls::HANDSHAKE {
+        let _ = tokio::time::timeout(limit, tls::answer_plain(socket)).await;
         return;
     }
+    match tokio::time::timeout(limit, tls.accept(socket)).await {
+        Ok(Ok(stream)) => {
+            let caller = match tls::subject(&stream) {
+                Some(subject) => with(caller, subject),
+                None => caller,
+            };
+            serve(stream, with(caller, Peer(peer)), door).await;
+        }
+        Ok(Err(error)) => tracing::debug!(%error, "no TLS handshake"),
+        Err(_) => tracing::debug!("a TLS handshake took too long"),
+    }
+}
+
+fn with<T: Clone + Send + Sync + 'static>(mut extensions: Extensions, value: T) -> Extensions {
+    extensions.insert(value);
+    extensions
+}
+
+/// Serves HTTP on one connection; each request carries the `caller` extensions.
+async fn serve<S>(socket: S, caller: Extensions, door: &Door)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let activity = Activity::new();
+    let caller = with(caller, activity.clone());
     let router = door.router.clone();
-    let seen = activity.clone();
     let service = hyper::service::service_fn(move |request: http::Request<Incoming>| {
         let mut request = request.map(Body::new);
-        request.extensions_mut().insert(Peer(peer));
-        request.extensions_mut().insert(seen.clone());
+        request.extensions_mut().extend(caller.clone());
         router.clone().oneshot(request)
     });
     let serving = door

@@ -1,12 +1,14 @@
-//! Keeps web pages from driving a server on somebody's own machine (OA-909).
+//! Which web pages may use the server: none by default, so that none drives a server on somebody's own machine (OA-908,
+//! OA-909).
 //!
-//! Owns: which origins and hosts a browser may name. Refuses to know: everybody who is no browser; other clients may
+//! Owns: which origins and hosts a browser may name, and what a browser is told about it (CORS). Refuses to know: everybody who is no browser; other clients may
 //! send any `Host`.
 
 use std::net::IpAddr;
 
+use axum::body::Body;
 use http::request::Parts;
-use http::{HeaderMap, header};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use sapwood_proto::code::Code;
 
 use crate::refusal::Refusal;
@@ -49,6 +51,38 @@ impl Config {
             )),
             _ => Ok(()),
         }
+    }
+
+    /// The answer to a preflight, for which no key is needed (OA-908); none if the request is none, or CORS is off.
+    #[must_use]
+    pub fn preflight(&self, request: &Parts) -> Option<Response<Body>> {
+        let asked = request.headers.get(header::ACCESS_CONTROL_REQUEST_METHOD)?;
+        if request.method != Method::OPTIONS || self.origins.is_empty() {
+            return None;
+        }
+        let mut answer = Response::new(Body::empty());
+        *answer.status_mut() = StatusCode::NO_CONTENT;
+        let headers = answer.headers_mut();
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, asked.clone());
+        if let Some(names) = request.headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+            headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
+        }
+        headers.insert(header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_SECONDS);
+        Some(answer)
+    }
+
+    /// Tells the browser that the page of an allowed origin may read this answer. Credentials of the browser are never
+    /// asked for: keys are sent by the page itself.
+    pub fn share(&self, asked: &HeaderMap, answer: &mut HeaderMap) {
+        let Some(origin) = asked.get(header::ORIGIN) else {
+            return;
+        };
+        if !origin.to_str().is_ok_and(|origin| self.allows(origin)) {
+            return;
+        }
+        answer.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
+        answer.append(header::VARY, HeaderValue::from_static("origin"));
+        answer.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
     }
 
     fn allows(&self, origin: &str) -> bool {
@@ -97,6 +131,15 @@ pub fn is_loopback(name: &str) -> bool {
             .parse::<IpAddr>()
             .is_ok_and(|address| address.is_loopback())
 }
+
+/// How long a browser may remember a preflight's answer.
+const PREFLIGHT_SECONDS: HeaderValue = HeaderValue::from_static("600");
+/// The headers that a page may read: request id, rate limits, waiting times, streams.
+const EXPOSED: HeaderValue = HeaderValue::from_static(
+    "x-request-id, retry-after, retry-after-ms, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, \
+     x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, \
+     x-stream-id, evergreen-extensions, grpc-status, grpc-message",
+);
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use axum::Router;
 use tokio::net::TcpListener;
+use tokio_util::task::AbortOnDropHandle;
 use tonic_health::server::HealthReporter;
 
 use crate::auth::{Auth, Key};
@@ -17,6 +18,7 @@ use crate::gate::{self, Gate};
 use crate::health::Health;
 use crate::metrics::Metrics;
 use crate::shared::{Face, Shared};
+use crate::tls::Tls;
 use crate::{grpc, listener, ops, origin};
 
 /// Everything that can be set, with its default.
@@ -32,6 +34,8 @@ pub struct Config {
     pub engine_watchdog: Duration,
     /// `/metrics` needs no key.
     pub metrics_public: bool,
+    /// TLS on the listener; without it, plain HTTP. Shared, so that its owner can reload it.
+    pub tls: Option<Arc<Tls>>,
 }
 
 impl Default for Config {
@@ -42,6 +46,7 @@ impl Default for Config {
             origin: origin::Config::default(),
             engine_watchdog: Duration::from_secs(30),
             metrics_public: false,
+            tls: None,
         }
     }
 }
@@ -173,11 +178,19 @@ impl Server {
             tracing::info!(cut = outcome.cut, "drained");
             outcome
         };
+        let following = self
+            .config
+            .tls
+            .clone()
+            .map(|tls| tokio::spawn(tls.follow()));
+        // Goes with the server.
+        let _following = following.map(AbortOnDropHandle::new);
         let accepting = listener::run(
             listener,
             self.routes,
             shared.drain.clone(),
             Arc::clone(&shared.metrics),
+            self.config.tls,
             self.config.listener,
         );
         let reporting = grpc::follow(self.reporter, self.services, shared.clone());

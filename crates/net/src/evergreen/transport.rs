@@ -12,7 +12,7 @@ use sapwood_proto::evergreen::{Message, Status};
 use tonic::client::Grpc;
 use tonic::codec::CompressionEncoding;
 use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Uri};
 use tonic::{Request, Streaming};
 
 use super::grpc::{self, Wire};
@@ -20,12 +20,14 @@ use super::grpc::{self, Wire};
 /// Where a server is, and how to be let in.
 #[derive(Clone)]
 pub struct Address {
-    /// `http://HOST:PORT`, also spelled `evergreen+http://HOST:PORT` (D-40).
+    /// `http://HOST:PORT` or `https://HOST:PORT`, also spelled `evergreen+http://HOST:PORT` (D-40).
     pub url: String,
     /// Sent as `authorization: Bearer KEY`; never logged.
     pub key: Option<String>,
     /// How long connecting may take.
     pub connect_timeout: Duration,
+    /// Authorities (PEM) to trust beside the well-known ones, for `https://`.
+    pub authorities: Option<Vec<u8>>,
 }
 
 impl Address {
@@ -36,6 +38,7 @@ impl Address {
             url: url.into(),
             key: None,
             connect_timeout: Duration::from_secs(10),
+            authorities: None,
         }
     }
 
@@ -49,14 +52,11 @@ impl Address {
     fn endpoint(&self) -> Result<Endpoint, Status> {
         let plain = self.url.strip_prefix("evergreen+").unwrap_or(&self.url);
         let uri: Uri = plain.parse().map_err(|_| bad_address("it is no URL"))?;
-        match uri.scheme() {
-            Some(scheme) if *scheme == Scheme::HTTP => {}
-            Some(scheme) if *scheme == Scheme::HTTPS => {
-                let message = "https:// is not built into this client: use http:// through a tunnel or a local proxy";
-                return Err(Status::other(Code::Unimplemented, "", message));
-            }
-            _ => return Err(bad_address("it must begin with http://")),
-        }
+        let secure = match uri.scheme() {
+            Some(scheme) if *scheme == Scheme::HTTP => false,
+            Some(scheme) if *scheme == Scheme::HTTPS => true,
+            _ => return Err(bad_address("it must begin with http:// or https://")),
+        };
         if uri
             .authority()
             .is_some_and(|authority| authority.as_str().contains('@'))
@@ -65,13 +65,23 @@ impl Address {
                 "a key belongs into the key option, not into the URL",
             ));
         }
-        Ok(Endpoint::from(uri)
+        let endpoint = Endpoint::from(uri)
             .connect_timeout(self.connect_timeout)
             .tcp_nodelay(true)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .http2_keep_alive_interval(KEEPALIVE)
-            .keep_alive_while_idle(true))
+            .keep_alive_while_idle(true);
+        if !secure {
+            return Ok(endpoint);
+        }
+        let mut tls = ClientTlsConfig::new().with_webpki_roots();
+        if let Some(pem) = &self.authorities {
+            tls = tls.ca_certificate(Certificate::from_pem(pem));
+        }
+        endpoint
+            .tls_config(tls)
+            .map_err(|_| bad_address("the authorities to trust are no PEM certificates"))
     }
 }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use clap::Args;
 use sapwood_kernel::Kernel;
 use sapwood_server::counting::Counting;
+use sapwood_server::tls::Tls;
 use sapwood_server::{Server, Shared, drain, evergreen, listener, metrics, origin};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -18,7 +19,7 @@ use tokio::sync::Notify;
 
 use super::{Common, ModelFlags};
 use crate::config::layers::{Flags, Layers, list};
-use crate::config::{Config, keys};
+use crate::config::{Config, Mtls, keys};
 use crate::failure::{Exit, Failure};
 use crate::logs::Logs;
 use crate::models::Planned;
@@ -38,6 +39,15 @@ pub(super) struct Serve {
     /// Callers must present a key of this file, made with `sapwood key new`
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
+    /// Speak TLS with this certificate (PEM, with its chain)
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The private key of the certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Let in only clients whose certificate this authority signed (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_client_ca: Option<PathBuf>,
     /// Listen beyond this machine although no key is configured
     #[arg(long)]
     insecure: bool,
@@ -54,11 +64,17 @@ impl Serve {
             flags.set("upstreams", "--upstream", Some(list(urls)));
         }
         flags.set("auth.key", "--api-key", self.api_key.clone());
-        let file = self
-            .key_file
-            .as_ref()
-            .map(|path| path.to_string_lossy().into_owned());
-        flags.set("auth.key_file", "--key-file", file);
+        for (key, flag, path) in [
+            ("auth.key_file", "--key-file", &self.key_file),
+            ("tls.certificate", "--tls-cert", &self.tls_cert),
+            ("tls.key", "--tls-key", &self.tls_key),
+            ("tls.client_ca", "--tls-client-ca", &self.tls_client_ca),
+        ] {
+            let path = path
+                .as_ref()
+                .map(|path| path.to_string_lossy().into_owned());
+            flags.set(key, flag, path);
+        }
         flags.set("insecure", "--insecure", self.insecure.then_some(true));
         self.models.set(&mut flags)?;
         common.layers(flags)
@@ -68,19 +84,22 @@ impl Serve {
         let config = self.layers(&common)?.config()?;
         let planned = models::plan(&config)?;
         let keys = keys::load(&config.auth)?;
+        let tls = load_tls(&config)?;
         let logs = Logs::start(&config.log)?;
         let listener = listen(&config).await?;
         let address = listener
             .local_addr()
             .map_err(|error| Failure::new(error.to_string()))?;
-        if !address.ip().is_loopback() && keys.is_empty() && !config.insecure {
+        let certified = config.tls.client_ca.is_some() && config.tls.mtls == Mtls::Required;
+        if !address.ip().is_loopback() && keys.is_empty() && !certified && !config.insecure {
             return Err(Failure::usage(format!(
-                "{address} can be reached from other machines and no key is configured: set --api-key or --key-file, \
-                 or say --insecure if that is meant"
+                "{address} can be reached from other machines and no key is configured: set --api-key, --key-file \
+                 or --tls-client-ca, or say --insecure if that is meant"
             )));
         }
         let broken = |error: sapwood_server::server::BuildError| Failure::new(error.to_string());
-        let builder = Server::builder(server_config(&config, address), keys).map_err(broken)?;
+        let settings = server_config(&config, address, tls.clone());
+        let builder = Server::builder(settings, keys).map_err(broken)?;
         let shared = builder.shared().clone();
         let kernel = serving::kernel(&config, &planned)?;
         client::join_upstreams(&kernel, &config).await?;
@@ -96,9 +115,10 @@ impl Serve {
             common,
             logs,
             auth: Arc::clone(&shared.auth),
+            tls,
         };
         let signals = Signals::install()?;
-        announce(address, &planned);
+        announce(address, &config, &planned);
         let stop = Arc::new(Notify::new());
         let served = server.serve(listener, {
             let stop = Arc::clone(&stop);
@@ -132,6 +152,11 @@ async fn load(kernel: Kernel, planned: Vec<Planned>, shared: Shared) -> Failure 
     }
 }
 
+fn load_tls(config: &Config) -> Result<Option<Arc<Tls>>, Failure> {
+    let load = |files| Tls::load(files).map_err(|error| Failure::usage(format!("tls: {error}")));
+    Ok(config.tls.files()?.map(load).transpose()?.map(Arc::new))
+}
+
 async fn listen(config: &Config) -> Result<TcpListener, Failure> {
     let address = &config.listen;
     TcpListener::bind(address).await.map_err(|error| {
@@ -149,7 +174,11 @@ async fn listen(config: &Config) -> Result<TcpListener, Failure> {
     })
 }
 
-fn server_config(config: &Config, address: SocketAddr) -> sapwood_server::Config {
+fn server_config(
+    config: &Config,
+    address: SocketAddr,
+    tls: Option<Arc<Tls>>,
+) -> sapwood_server::Config {
     let limits = &config.limits;
     sapwood_server::Config {
         listener: listener::Config {
@@ -171,6 +200,7 @@ fn server_config(config: &Config, address: SocketAddr) -> sapwood_server::Config
         },
         engine_watchdog: config.engine.watchdog.get(),
         metrics_public: config.auth.metrics_public,
+        tls,
     }
 }
 
@@ -184,20 +214,26 @@ fn evergreen_config(config: &Config, planned: &[Planned]) -> evergreen::Config {
     }
 }
 
-fn announce(address: SocketAddr, planned: &[Planned]) {
+fn announce(address: SocketAddr, config: &Config, planned: &[Planned]) {
     let names: Vec<_> = planned.iter().map(|model| model.name.as_str()).collect();
-    tracing::info!(url = %format_args!("http://{address}"), models = names.join(", "), "listening");
+    let scheme = if config.tls.certificate.is_some() {
+        "https"
+    } else {
+        "http"
+    };
+    tracing::info!(url = %format_args!("{scheme}://{address}"), models = names.join(", "), "listening");
     output::whisper(format!(
-        "Talk to it: sapwood chat --server http://{address}"
+        "Talk to it: sapwood chat --server {scheme}://{address}"
     ));
 }
 
-/// What SIGHUP does: the keys and the log filter are read again; everything else needs a restart.
+/// What SIGHUP does: keys, certificates and the log filter are read again; everything else needs a restart.
 struct Reload {
     serve: Serve,
     common: Common,
     logs: Logs,
     auth: Arc<sapwood_server::auth::Auth>,
+    tls: Option<Arc<Tls>>,
 }
 
 impl Reload {
@@ -209,6 +245,10 @@ impl Reload {
             return Err(Failure::usage(
                 "the configuration holds no key any more; the old ones stay",
             ));
+        }
+        if let Some(tls) = &self.tls {
+            tls.reload()
+                .map_err(|error| Failure::usage(format!("tls: {error}")))?;
         }
         self.logs.replace(&config.log)?;
         self.auth.replace(keys);
@@ -245,7 +285,7 @@ impl Signals {
                 _ = self.interrupt.recv() => {}
                 _ = self.hangup.recv() => {
                     match reload.run() {
-                        Ok(()) => tracing::info!("reloaded keys and log filter"),
+                        Ok(()) => tracing::info!("reloaded keys, certificates and log filter"),
                         Err(failure) => tracing::error!(%failure, "not reloaded"),
                     }
                     continue;

@@ -100,6 +100,14 @@ fn oa_912_unknown_keys_and_wrong_types_name_key_and_place() {
             ["upstreams", "lmtp", "not built yet"],
         ),
         (
+            "[tls]\nkey = \"a.key\"",
+            ["tls.certificate", "--tls-cert", "both"],
+        ),
+        (
+            "[tls]\nclient_ca = \"ca.pem\"",
+            ["tls.certificate", "--tls-key", "both"],
+        ),
+        (
             "upstreams = [\"x\"]",
             ["upstreams", "`x`", "evergreen+http://"],
         ),

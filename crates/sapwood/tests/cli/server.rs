@@ -151,7 +151,7 @@ fn oa_905_keys_change_on_sighup_and_never_vanish() {
     assert_eq!((asks(&serving, "one"), asks(&serving, "two")), (200, 401));
     write_config(&here, "[auth]\nkey = \"two\"");
     serving.signal(Signal::HUP);
-    serving.wait_for("reloaded keys and log filter");
+    serving.wait_for("reloaded keys, certificates and log filter");
     assert_eq!((asks(&serving, "one"), asks(&serving, "two")), (401, 200));
     write_config(&here, "");
     serving.signal(Signal::HUP);

@@ -59,11 +59,16 @@ impl Running {
         let _ = self.stop.take().unwrap().send(());
     }
 
-    /// One request on a connection of its own; head and body as text.
     async fn get(&self, path: &str, headers: &str) -> (u16, String) {
+        self.ask("GET", path, headers).await
+    }
+
+    /// One request on a connection of its own; head and body as text.
+    async fn ask(&self, method: &str, path: &str, headers: &str) -> (u16, String) {
         let mut socket = TcpStream::connect(self.address).await.unwrap();
-        let request =
-            format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n");
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n"
+        );
         socket.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         socket.read_to_string(&mut answer).await.unwrap();
@@ -134,6 +139,73 @@ async fn oa_101_errors_are_objects_on_every_path() {
     assert_eq!(server.shared.metrics.panics.get(), 1);
     let (status, _) = server.get("/", "origin: https://evil.example\r\n").await;
     assert_eq!(status, 403);
+}
+
+#[tokio::test]
+async fn oa_908_pages_of_allowed_origins_may_call_and_no_others() {
+    let key = Key {
+        name: "app".into(),
+        fingerprint: Fingerprint::of("one"),
+        scopes: Scope::ALL.into_iter().collect(),
+    };
+    let config = |origins: &[&str]| Config {
+        origin: origin::Config {
+            origins: origins.iter().map(|&origin| origin.into()).collect(),
+            ..origin::Config::default()
+        },
+        ..Config::default()
+    };
+    let from = |origin: &str| format!("origin: {origin}\r\n");
+    let preflight =
+        "access-control-request-method: POST\r\naccess-control-request-headers: x-api-key\r\n";
+    let server = Running::start(config(&["https://app.example"]), vec![key.clone()]).await;
+    let asked = from("https://app.example") + preflight;
+    let (status, answer) = server.ask("OPTIONS", "/work", &asked).await;
+    assert_eq!(status, 204, "{answer}");
+    for line in [
+        "access-control-allow-origin: https://app.example",
+        "access-control-allow-methods: POST",
+        "access-control-allow-headers: x-api-key",
+    ] {
+        assert!(answer.contains(line), "{line}: {answer}");
+    }
+    assert!(!answer.contains("access-control-allow-credentials"));
+    // Refusals too must be readable for the page that caused them.
+    for (secret, expect) in [("one", 200), ("two", 401)] {
+        let asked = from("https://app.example") + "x-api-key: " + secret + "\r\n";
+        let (status, answer) = server.get("/work", &asked).await;
+        assert_eq!(status, expect);
+        assert!(
+            answer.contains("\r\naccess-control-allow-origin: https://app.example\r\n"),
+            "{answer}"
+        );
+        assert!(
+            answer.contains("access-control-expose-headers: x-request-id,"),
+            "{answer}"
+        );
+    }
+    let (status, answer) = server
+        .ask(
+            "OPTIONS",
+            "/work",
+            &(from("https://evil.example") + preflight),
+        )
+        .await;
+    assert!(
+        status == 403 && !answer.contains("access-control-allow-origin"),
+        "{answer}"
+    );
+    let off = Running::start(config(&[]), Vec::new()).await;
+    let (_, answer) = off
+        .ask("OPTIONS", "/work", &(from("http://localhost") + preflight))
+        .await;
+    assert!(!answer.contains("access-control-"), "{answer}");
+    let any = Running::start(config(&["*"]), Vec::new()).await;
+    let (status, answer) = any.get("/work", &from("https://any.example")).await;
+    assert!(
+        status == 200 && answer.contains("access-control-allow-origin: https://any.example"),
+        "{answer}"
+    );
 }
 
 #[tokio::test]

@@ -1,0 +1,66 @@
+//! The same session inside TLS.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sapwood_kernel::Kernel;
+use sapwood_kernel::session::test_functions;
+use sapwood_net::evergreen::{Address, Options, Session};
+use sapwood_proto::code::Code;
+use sapwood_proto::evergreen::Metadata;
+use sapwood_server::evergreen::Config;
+use sapwood_server::server;
+use sapwood_server::tls::{self, Tls};
+
+use sapwood_tests::{Running, request};
+
+/// A session needs to trust whoever signed the server's certificate, and then runs as without TLS.
+#[tokio::test]
+async fn oa_907_an_evergreen_session_runs_inside_tls() {
+    let folder = tempfile::tempdir().unwrap();
+    let signed = rcgen::generate_simple_self_signed(vec!["127.0.0.1".into()]).unwrap();
+    let (certificate, key) = (
+        folder.path().join("server.pem"),
+        folder.path().join("server.key"),
+    );
+    std::fs::write(&certificate, signed.cert.pem()).unwrap();
+    std::fs::write(&key, signed.signing_key.serialize_pem()).unwrap();
+    let files = tls::Config {
+        certificate,
+        key,
+        clients: None,
+    };
+    let config = server::Config {
+        tls: Some(Arc::new(Tls::load(files).unwrap())),
+        ..server::Config::default()
+    };
+    let kernel = Kernel::new();
+    kernel.add_all(test_functions()).unwrap();
+    let server = Running::start_with(config, kernel, Config::default(), Vec::new()).await;
+
+    let mut address = Address::new(format!("https://{}", server.address));
+    let stranger = Session::connect(&address, Options::default()).await;
+    assert_eq!(stranger.err().unwrap().code, Code::Unavailable);
+    address.authorities = Some(signed.cert.pem().into_bytes());
+    let session = Session::connect(&address, Options::default())
+        .await
+        .unwrap();
+    let metadata = Arc::new(Metadata::of("text/plain"));
+    let mut input = session.write().unwrap();
+    let call = session
+        .call(request("echo", &[("text", input.node())], &["response"]))
+        .unwrap();
+    input
+        .write(&metadata, Bytes::from_static(b"safe"))
+        .await
+        .unwrap();
+    input.end(&metadata).unwrap();
+    let echoed = call
+        .output("response")
+        .unwrap()
+        .read()
+        .whole()
+        .await
+        .unwrap();
+    assert_eq!(echoed, b"safe");
+}
