@@ -20,7 +20,7 @@ pub mod reference;
 pub mod status;
 
 pub use limits::Limits;
-pub use message::{Action, Chunk, Fragment, Id, Message, Param, Payload};
+pub use message::{Action, Chunk, Fragment, Fragments, Id, Message, Param, Payload};
 pub use metadata::{Metadata, MetadataMode};
 pub use reason::{Reason, Scope};
 pub use status::Status;

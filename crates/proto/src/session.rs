@@ -27,6 +27,7 @@ pub mod fuzz;
 mod half_close;
 mod live;
 mod outbound;
+mod pack;
 mod port;
 mod produce;
 mod read;
@@ -144,11 +145,10 @@ impl Session {
         let copy_below = (message.wire_bytes / 2).max(COPY_BELOW_BYTES);
         let mut fragments = message.fragments.into_iter();
         let mut outcome = fragments.try_for_each(|fragment| self.take(fragment, copy_below));
-        let (reserved, actions): (Vec<_>, Vec<_>) = message
-            .actions
-            .into_iter()
-            .partition(|action| reserved::is_reserved(&action.name));
-        for action in actions.into_iter().chain(reserved) {
+        let mut actions = message.actions;
+        // Stable: false comes before true.
+        actions.sort_by_key(|action| reserved::is_reserved(&action.name));
+        for action in actions {
             // A failed action aborts on its own (EV-107).
             if outcome.is_ok() && !self.is_closed() {
                 outcome = self.serve(action, now);
@@ -351,6 +351,9 @@ impl Session {
 
     /// A node has grown: whoever waits for it may go on.
     fn wake(&mut self, key: NodeKey) {
+        if self.store.get(key).waiters.is_empty() {
+            return;
+        }
         for cursor in std::mem::take(&mut self.store.get_mut(key).waiters) {
             self.ready(cursor);
         }

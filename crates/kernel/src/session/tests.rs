@@ -69,7 +69,7 @@ impl Probe {
 
     async fn send(&mut self, fragments: Vec<Fragment>, actions: Vec<Action>) {
         let message = Message {
-            fragments,
+            fragments: fragments.into(),
             actions,
             ..Message::default()
         };

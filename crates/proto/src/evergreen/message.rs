@@ -8,17 +8,21 @@ use std::sync::Arc;
 use bytes::Bytes;
 use bytestring::ByteString;
 use prost_types::Any;
+use smallvec::SmallVec;
 
 use super::{Metadata, Status};
 
 /// A node's id as the wire spells it. Clones share.
 pub type Id = ByteString;
 
+/// The fragments of a message. Most messages of a stream of tokens have one, which needs no allocation (EV-985).
+pub type Fragments = SmallVec<[Fragment; 1]>;
+
 /// Any mix of fragments and actions. Order inside a message carries no meaning (EV-102).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message {
     /// Pieces of nodes.
-    pub fragments: Vec<Fragment>,
+    pub fragments: Fragments,
     /// Calls.
     pub actions: Vec<Action>,
     /// How many bytes the message took on the wire, if known; payloads that are a small part of it are copied out, so

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::pack::Packer;
 use super::port::NodeKey;
 use super::store::{Kind, Node, Owner, Piece, Reference, Store};
 use crate::evergreen::{
@@ -43,7 +44,7 @@ impl Store {
     ) -> Result<Accepted, Status> {
         let limits = rules.limits;
         let key = self.mention(&fragment.id, limits)?;
-        let node = self.get_mut(key);
+        let (node, packer) = self.get_with_packer(key);
         let Ok(seq) = u32::try_from(fragment.seq) else {
             return Err(at(Reason::BadSeq, "seq is negative", node, fragment.seq));
         };
@@ -75,7 +76,7 @@ impl Store {
                     .metadata
                     .as_ref()
                     .map_or(0, |metadata| each + metadata.len());
-                leaf_piece(chunk, node, seq, rules)?
+                leaf_piece(chunk, node, seq, rules, packer)?
             }
             None if children.is_empty() => Piece::Empty,
             None => {
@@ -325,13 +326,19 @@ fn type_by_first(node: &mut Node, first: &Piece, mode: MetadataMode) -> Result<(
 }
 
 /// The piece of a chunk that was judged.
-fn leaf_piece(chunk: Chunk, node: &Node, seq: u32, rules: &Rules<'_>) -> Result<Piece, Status> {
+fn leaf_piece(
+    chunk: Chunk,
+    node: &Node,
+    seq: u32,
+    rules: &Rules<'_>,
+    packer: &mut Packer,
+) -> Result<Piece, Status> {
     // In lenient mode metadata after the first is dropped, once the first is there to compare it with.
     let dropped = rules.mode == MetadataMode::Lenient && seq > 0 && node.next_seq() > 0;
     let metadata = chunk.metadata.filter(|_| !dropped).map(clean);
     let data = match chunk.payload {
         None => Bytes::new(),
-        Some(Payload::Data(data)) if data.len() < rules.copy_below => Bytes::copy_from_slice(&data),
+        Some(Payload::Data(data)) if data.len() < rules.copy_below => packer.copy(&data),
         Some(Payload::Data(data)) => data,
         Some(Payload::Status(status)) => return Ok(Piece::Status(status)),
         Some(Payload::Ref(uri)) => match reference::resolve(&uri) {

@@ -176,7 +176,7 @@ impl<'a> Play<'a> {
             chunk,
         };
         let message = Message {
-            fragments: vec![fragment],
+            fragments: vec![fragment].into(),
             ..Message::default()
         };
         let _ = self.server.handle(message, self.now);

@@ -189,9 +189,9 @@ impl Live {
         }
     }
 
-    /// Everybody to be woken, once the lock is released.
-    pub fn take_woken(&mut self) -> Wakers {
-        std::mem::take(&mut self.woken)
+    /// Everybody to be woken, once the lock is released; `None` if there is nobody, as nearly always.
+    pub fn take_woken(&mut self) -> Option<Wakers> {
+        (!self.woken.is_empty()).then(|| std::mem::take(&mut self.woken))
     }
 }
 

@@ -233,11 +233,11 @@ impl Session {
 
     fn append(&mut self, node: NodeKey, piece: Piece) -> Result<(), WriteError> {
         let bytes = piece.len();
-        let limits = Arc::clone(&self.config.limits);
+        let limits = &self.config.limits;
         if self.store.get(node).next_seq() > limits.max_seq {
             return Err(WriteError::Exhausted);
         }
-        if let Err(status) = self.store.retain(PIECE_BYTES + bytes as u64, &limits) {
+        if let Err(status) = self.store.retain(PIECE_BYTES + bytes as u64, limits) {
             self.abort(status);
             return Err(WriteError::Closed);
         }

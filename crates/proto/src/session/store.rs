@@ -17,6 +17,7 @@ use bytes::Bytes;
 use bytestring::ByteString;
 use smallvec::SmallVec;
 
+use super::pack::Packer;
 use super::port::{ActionKey, CursorId, NodeKey};
 use crate::evergreen::{Id, Limits, Metadata, Reason, Status};
 use crate::log::Log;
@@ -184,6 +185,8 @@ impl Node {
 #[derive(Debug)]
 pub(super) struct Store {
     nodes: Vec<Node>,
+    /// Small payloads of all nodes.
+    packer: Packer,
     ids: HashMap<Id, NodeKey, RandomState>,
     /// Bytes held (EV-801).
     retained: u64,
@@ -199,6 +202,7 @@ impl Store {
         let seed = |salt: u64| entropy.rotate_left(17) ^ salt;
         Self {
             nodes: Vec::new(),
+            packer: Packer::default(),
             ids: HashMap::with_hasher(RandomState::with_seeds(entropy, seed(1), seed(2), seed(3))),
             retained: 0,
             unread: 0,
@@ -214,6 +218,11 @@ impl Store {
 
     pub(super) fn get_mut(&mut self, key: NodeKey) -> &mut Node {
         &mut self.nodes[key.0 as usize]
+    }
+
+    /// A node, and what copies its small payloads.
+    pub(super) fn get_with_packer(&mut self, key: NodeKey) -> (&mut Node, &mut Packer) {
+        (&mut self.nodes[key.0 as usize], &mut self.packer)
     }
 
     pub(super) const fn len(&self) -> usize {

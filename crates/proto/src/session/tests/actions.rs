@@ -315,7 +315,7 @@ fn ev_612_the_example_is_one_message_in_any_order_and_reads_as_a_conversation() 
         session
             .handle(
                 Message {
-                    fragments: order,
+                    fragments: order.into(),
                     actions,
                     wire_bytes: 0,
                 },

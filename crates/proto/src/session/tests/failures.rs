@@ -71,7 +71,7 @@ fn ev_930_a_failed_action_ends_its_outputs_and_leaves_the_others_alone() {
 fn ev_930_a_reader_of_a_failed_node_fails_alike_when_it_gets_there() {
     let mut session = partial();
     let message = Message {
-        fragments: vec![tree("t", 0, &["p", "o"]), leaf("p", 0, "before")],
+        fragments: vec![tree("t", 0, &["p", "o"]), leaf("p", 0, "before")].into(),
         actions: vec![action("f", "", "out=o"), action("g", "in=t", "out=o2")],
         wire_bytes: 0,
     };

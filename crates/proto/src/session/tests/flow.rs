@@ -298,7 +298,7 @@ fn ev_805_small_payloads_do_not_pin_the_receive_buffer() {
         session
             .handle(
                 Message {
-                    fragments: vec![fragment],
+                    fragments: vec![fragment].into(),
                     actions: Vec::new(),
                     wire_bytes,
                 },

@@ -55,7 +55,7 @@ fn ev_102_order_inside_a_message_means_nothing_and_an_empty_one_is_legal() {
             session
                 .handle(
                     Message {
-                        fragments: order.clone(),
+                        fragments: order.clone().into(),
                         actions,
                         wire_bytes: 0,
                     },
@@ -182,7 +182,7 @@ fn ev_110_what_can_no_longer_come_fails_its_reader_and_is_named() {
         for parks_first in [true, false] {
             let mut session = server();
             let message = Message {
-                fragments: list.clone(),
+                fragments: list.clone().into(),
                 actions: vec![action("f", "in=p", "out=o")],
                 wire_bytes: 0,
             };

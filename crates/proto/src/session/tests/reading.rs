@@ -270,7 +270,7 @@ fn ev_307_an_output_is_read_while_it_is_produced_even_if_mentioned_before_its_ac
 fn ev_307_a_whole_plan_is_one_message() {
     let mut session = server();
     let plan = crate::evergreen::Message {
-        fragments: vec![leaf("p", 0, "x")],
+        fragments: vec![leaf("p", 0, "x")].into(),
         actions: vec![
             action("c", "in=o2", "out=o3"),
             action("b", "in=o1", "out=o2"),

@@ -1,0 +1,218 @@
+//! Reading: from the bytes of a message to its parts, in one pass.
+//!
+//! Owns: what is legal on the wire, as the protobuf library has it: the last of a repeated single field wins, parts of a
+//! message that comes twice are joined, unknown fields are skipped. Refuses to know: whether a message is legal.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use bytestring::ByteString;
+use prost::Message as _;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+use super::super::{
+    Action, Chunk, Fragment, Message, Metadata, Param, Payload, Status, mimetype, wire,
+};
+use super::{
+    ACTIONS, CAPTURE_TIME, CHILD_IDS, CHUNK, CONTINUED, DATA, ENTRIES_MAX, EXPERIMENTAL, FILE_NAME,
+    FRAGMENTS, ID, METADATA, MIMETYPE, REF, ROLE, SEQ,
+};
+
+/// Why bytes are no message.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// They are not what the schema says.
+    Malformed,
+    /// There are more parts than [`ENTRIES_MAX`].
+    TooMany,
+}
+
+type Result<T> = std::result::Result<T, Refused>;
+
+/// Reads one message.
+pub(super) fn message(bytes: &Bytes) -> Result<Message> {
+    let mut reader = Reader { bytes, entries: 0 };
+    let mut message = Message {
+        wire_bytes: bytes.len(),
+        ..Message::default()
+    };
+    let mut rest = &bytes[..];
+    while let Some((tag, value)) = reader.field(&mut rest)? {
+        match (tag, value) {
+            (FRAGMENTS, Value::Bytes(bytes)) => message.fragments.push(reader.fragment(bytes)?),
+            (ACTIONS, Value::Bytes(bytes)) => message.actions.push(reader.action(bytes)?),
+            (FRAGMENTS | ACTIONS, _) => return Err(Refused::Malformed),
+            _ => {}
+        }
+    }
+    Ok(message)
+}
+
+/// A field's value, as far as its wire type tells.
+enum Value<'a> {
+    Number(u64),
+    Bytes(&'a [u8]),
+    /// Of a kind that the schema has nowhere.
+    Other,
+}
+
+/// The message being read, and how many parts it has had so far.
+struct Reader<'a> {
+    bytes: &'a Bytes,
+    entries: usize,
+}
+
+impl Reader<'_> {
+    /// The next field of a message.
+    fn field<'a>(&mut self, rest: &mut &'a [u8]) -> Result<Option<(u32, Value<'a>)>> {
+        if rest.is_empty() {
+            return Ok(None);
+        }
+        let (tag, kind) = decode_key(rest).map_err(malformed)?;
+        let value = match kind {
+            WireType::Varint => Value::Number(decode_varint(rest).map_err(malformed)?),
+            WireType::LengthDelimited => {
+                self.entries += 1;
+                if self.entries > ENTRIES_MAX {
+                    return Err(Refused::TooMany);
+                }
+                let len = decode_varint(rest).map_err(malformed)?;
+                let len = usize::try_from(len).map_err(malformed)?;
+                let (field, after) = rest.split_at_checked(len).ok_or(Refused::Malformed)?;
+                *rest = after;
+                Value::Bytes(field)
+            }
+            other => {
+                skip_field(other, tag, rest, DecodeContext::default()).map_err(malformed)?;
+                Value::Other
+            }
+        };
+        Ok(Some((tag, value)))
+    }
+
+    /// A text as a view of the message.
+    fn text(&self, bytes: &[u8]) -> Result<ByteString> {
+        ByteString::try_from(self.bytes.slice_ref(bytes)).map_err(malformed)
+    }
+
+    fn fragment(&mut self, mut rest: &[u8]) -> Result<Fragment> {
+        let mut fragment = Fragment {
+            last: true,
+            ..Fragment::default()
+        };
+        while let Some((tag, value)) = self.field(&mut rest)? {
+            match (tag, value) {
+                (ID, Value::Bytes(bytes)) => fragment.id = self.text(bytes)?,
+                (SEQ, Value::Number(number)) => fragment.seq = int32(number),
+                (CONTINUED, Value::Number(number)) => fragment.last = number == 0,
+                (CHILD_IDS, Value::Bytes(bytes)) => fragment.children.push(self.text(bytes)?),
+                (CHUNK, Value::Bytes(bytes)) => {
+                    self.chunk(bytes, fragment.chunk.get_or_insert_default())?;
+                }
+                (ID | SEQ | CONTINUED | CHILD_IDS | CHUNK, _) => return Err(Refused::Malformed),
+                _ => {}
+            }
+        }
+        if fragment.last
+            && let Some(chunk) = &mut fragment.chunk
+            && let Some(status) = failure(chunk)
+        {
+            chunk.payload = Some(Payload::Status(Some(Arc::new(status))));
+        }
+        Ok(fragment)
+    }
+
+    fn chunk(&mut self, mut rest: &[u8], chunk: &mut Chunk) -> Result<()> {
+        while let Some((tag, value)) = self.field(&mut rest)? {
+            match (tag, value) {
+                (METADATA, Value::Bytes(bytes)) => {
+                    let metadata = chunk.metadata.get_or_insert_default();
+                    self.metadata(bytes, Arc::make_mut(metadata))?;
+                }
+                (REF, Value::Bytes(bytes)) => {
+                    chunk.payload = Some(Payload::Ref(own(self.text(bytes)?)));
+                }
+                (DATA, Value::Bytes(bytes)) => {
+                    chunk.payload = Some(Payload::Data(self.bytes.slice_ref(bytes)));
+                }
+                (METADATA | REF | DATA, _) => return Err(Refused::Malformed),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn metadata(&mut self, mut rest: &[u8], metadata: &mut Metadata) -> Result<()> {
+        while let Some((tag, value)) = self.field(&mut rest)? {
+            match (tag, value) {
+                (MIMETYPE, Value::Bytes(bytes)) => metadata.mimetype = own(self.text(bytes)?),
+                (ROLE, Value::Bytes(bytes)) => metadata.role = own(self.text(bytes)?),
+                (FILE_NAME, Value::Bytes(bytes)) => metadata.file_name = own(self.text(bytes)?),
+                (CAPTURE_TIME, Value::Bytes(bytes)) => {
+                    let time = metadata.capture_time.get_or_insert_default();
+                    time.merge(bytes).map_err(malformed)?;
+                }
+                (EXPERIMENTAL, Value::Bytes(bytes)) => {
+                    let any = prost_types::Any::decode(bytes).map_err(malformed)?;
+                    metadata.experimental.push(any);
+                }
+                (MIMETYPE | ROLE | FILE_NAME | CAPTURE_TIME | EXPERIMENTAL, _) => {
+                    return Err(Refused::Malformed);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Actions are rare and small: the generated struct reads them, once their parts are counted.
+    fn action(&mut self, bytes: &[u8]) -> Result<Action> {
+        let mut rest = bytes;
+        while self.field(&mut rest)?.is_some() {}
+        let action = wire::Action::decode(bytes).map_err(malformed)?;
+        let params = |list: Vec<wire::NamedParameter>| {
+            list.into_iter()
+                .map(|param| Param::new(param.name, param.id))
+                .collect()
+        };
+        Ok(Action {
+            name: action.name.into(),
+            target: action.target_spec.unwrap_or_default().id.into(),
+            inputs: params(action.inputs),
+            outputs: params(action.outputs),
+            configs: action.configs,
+        })
+    }
+}
+
+/// How a final chunk says that its producer failed (EV-931). An OK status, or what is no status at all, is content like
+/// any other.
+fn failure(chunk: &Chunk) -> Option<Status> {
+    let Some(Payload::Data(data)) = &chunk.payload else {
+        return None;
+    };
+    let metadata = chunk.metadata.as_ref()?;
+    if !mimetype::is_status(&metadata.mimetype) {
+        return None;
+    }
+    Status::decode(data).flatten()
+}
+
+/// A copy: metadata outlives the message by far, and must not keep its buffer (EV-805).
+fn own(text: ByteString) -> ByteString {
+    ByteString::from(&*text)
+}
+
+/// An int32 stands on the wire as the 64 bits that it is extended to.
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "the upper half says nothing, as the protobuf library has it"
+)]
+const fn int32(number: u64) -> i32 {
+    number as i32
+}
+
+/// What exactly is wrong would quote the sender's bytes.
+fn malformed<E>(_: E) -> Refused {
+    Refused::Malformed
+}
