@@ -19,6 +19,7 @@ mod sync;
 #[cfg(test)]
 mod tests;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -78,11 +79,40 @@ enum Body {
     View(Arc<Node>, View),
 }
 
-/// What a view lets through, as the main port or as choice 0.
-#[derive(Clone, Debug)]
-enum View {
-    Port(Port),
-    Choice(u32),
+/// What a view lets through: one port, as the main one, and one choice, as choice 0. `None` lets all of them through.
+#[derive(Clone, Debug, Default)]
+struct View {
+    port: Option<Port>,
+    choice: Option<u32>,
+}
+
+impl View {
+    /// Whether a chunk is let through, and as what.
+    fn admit(&self, chunk: &mut Chunk) -> bool {
+        if let Some(port) = &self.port {
+            if chunk.port != *port {
+                return false;
+            }
+            chunk.port = Port::MAIN;
+        }
+        if let Some(choice) = self.choice {
+            if chunk.choice != choice {
+                return false;
+            }
+            chunk.choice = 0;
+        }
+        true
+    }
+
+    /// This view, and `inner` seen through it; `None` if both look at the same thing.
+    fn over(&self, inner: &Self) -> Option<Self> {
+        let both = self.port.is_some() && inner.port.is_some()
+            || self.choice.is_some() && inner.choice.is_some();
+        (!both).then(|| Self {
+            port: self.port.clone().or_else(|| inner.port.clone()),
+            choice: self.choice.or(inner.choice),
+        })
+    }
 }
 
 /// A reader's place in a [`Replay`]. Its numbers mean what their replay says.
@@ -92,6 +122,9 @@ pub(crate) struct Cursor {
     pub(crate) slot: u64,
     /// How far it is.
     pub(crate) position: u64,
+    /// Chunks that were taken together with the last one, for a log whose lock is dear; whoever polls a cursor takes
+    /// these first.
+    pub(crate) ahead: VecDeque<Chunk>,
 }
 
 /// The log behind a node, read through cursors. Two implementations: local, and a session's flattening cursor.
@@ -245,7 +278,12 @@ impl Node {
             Body::One(chunk) => futures::stream::iter([Result::clone(chunk)]).boxed(),
             Body::Log(log) => read::Reader::new(log.clone()).boxed(),
             Body::Tree(parts) => read::TreeReader::new(parts.clone()).boxed(),
-            Body::View(node, view) => read::ViewReader::new(node.open(), view.clone()).boxed(),
+            Body::View(node, view) => match &node.body {
+                Body::Log(log) => {
+                    read::Viewed::new(read::Reader::new(log.clone()), view.clone()).boxed()
+                }
+                _ => read::Viewed::new(node.open(), view.clone()).boxed(),
+            },
         }
     }
 
@@ -279,13 +317,26 @@ impl Node {
     pub fn port(&self, port: impl Into<Port>) -> Self {
         let port = port.into();
         self.ask(Some(&port));
-        self.view(View::Port(port))
+        // A reader of one port asks for no other.
+        self.view(
+            View {
+                port: Some(port),
+                choice: None,
+            },
+            None,
+        )
     }
 
     /// The same log, seen through one choice, which becomes the view's choice 0.
     #[must_use]
     pub fn choice(&self, choice: u32) -> Self {
-        self.view(View::Choice(choice))
+        self.view(
+            View {
+                port: None,
+                choice: Some(choice),
+            },
+            self.demand.clone(),
+        )
     }
 
     /// What a consumer of one input reads: the main port's choice 0.
@@ -296,14 +347,14 @@ impl Node {
         }
     }
 
-    fn view(&self, view: View) -> Self {
-        // A view of a view of one port adds no demand of its own; only a bare reader of `self` would.
-        let demand = match view {
-            View::Port(_) => None,
-            View::Choice(_) => self.demand.clone(),
+    fn view(&self, view: View, demand: Option<Arc<Demand>>) -> Self {
+        let merged = match &self.body {
+            Body::View(node, inner) => view.over(inner).map(|both| (Arc::clone(node), both)),
+            _ => None,
         };
+        let (node, view) = merged.unwrap_or_else(|| (Arc::new(self.clone()), view));
         Self {
-            body: Body::View(Arc::new(self.clone()), view),
+            body: Body::View(node, view),
             demand,
         }
     }

@@ -15,6 +15,7 @@
 mod action;
 mod bind;
 mod config;
+mod doorbell;
 mod driver;
 pub(crate) mod failure;
 mod input;
@@ -197,6 +198,7 @@ impl<W: Observe> Session<W> {
             incoming: Some(Box::pin(incoming)),
             orders: Some(Box::pin(orders)),
             runs: FuturesUnordered::new(),
+            bell: Arc::default(),
             cancels: HashMap::new(),
             timer: None,
             finishing: false,

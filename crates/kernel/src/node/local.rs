@@ -4,6 +4,7 @@
 //! Refuses to know: who polls when (that is [`super::relay`]).
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -74,6 +75,7 @@ const fn cursor(place: &Place) -> Cursor {
     Cursor {
         slot: place.slot as u64,
         position: place.position as u64,
+        ahead: VecDeque::new(),
     }
 }
 

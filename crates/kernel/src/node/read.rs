@@ -10,7 +10,6 @@ use futures::Stream;
 
 use super::{Body, Cursor, Node, Replay, View};
 use crate::chunk::Chunk;
-use crate::name::Port;
 use crate::{Chunks, Result};
 
 /// A reader of one log.
@@ -39,6 +38,9 @@ impl Stream for Reader {
             return Poll::Ready(None);
         }
         let this = &mut *self;
+        if let Some(chunk) = this.cursor.ahead.pop_front() {
+            return Poll::Ready(Some(Ok(chunk)));
+        }
         let item = ready!(this.log.poll_next(&mut this.cursor, cx));
         this.done = !matches!(item, Some(Ok(_)));
         Poll::Ready(item)
@@ -121,32 +123,30 @@ impl Stream for TreeReader {
 }
 
 /// A reader of a view.
-pub(super) struct ViewReader {
-    chunks: Chunks,
+pub(super) struct Viewed<S> {
+    chunks: S,
     view: View,
 }
 
-impl ViewReader {
-    pub(super) fn new(chunks: Chunks, view: View) -> Self {
+impl<S> Viewed<S> {
+    pub(super) const fn new(chunks: S, view: View) -> Self {
         Self { chunks, view }
     }
 }
 
-impl Stream for ViewReader {
+impl<S: Stream<Item = Result<Chunk>> + Unpin> Stream for Viewed<S> {
     type Item = Result<Chunk>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
         loop {
-            let mut chunk = match ready!(self.chunks.as_mut().poll_next(cx)) {
-                Some(Ok(chunk)) => chunk,
-                other => return Poll::Ready(other),
-            };
-            match &self.view {
-                View::Port(port) if chunk.port == *port => chunk.port = Port::MAIN,
-                View::Choice(choice) if chunk.choice == *choice => chunk.choice = 0,
-                _ => continue,
+            let mut item = ready!(Pin::new(&mut this.chunks).poll_next(cx));
+            if let Some(Ok(chunk)) = &mut item
+                && !this.view.admit(chunk)
+            {
+                continue;
             }
-            return Poll::Ready(Some(Ok(chunk)));
+            return Poll::Ready(item);
         }
     }
 }

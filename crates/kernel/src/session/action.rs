@@ -3,14 +3,14 @@
 //! Owns: [`Serving`], the future of one action. Refuses to know: other actions, the transport.
 //!
 //! ```text
-//!   poll the run ─┬─ chunk ──► room? ── no ──► wait (EV-803)
-//!        ▲        │             └─ yes ──► write ─┐
-//!        └────────┼──────────────────────────────┘
-//!                 ├─ end ───────► finish
-//!                 ├─ error ─────► fail (EV-107, EV-930)
-//!                 └─ cancelled ─► `meta`, finish (EV-913)
+//!   gather what the run has ──► room? ── no ──► wait (EV-803)
+//!        ▲                       └─ yes ──► write all of it at once ──┐
+//!        ├────────────────────── more ◄───────────────────────────────┤
+//!        │                       end, error or cancelled ◄────────────┘
+//!        │                        └──► finish, fail (EV-107, EV-930), `meta` and finish (EV-913)
 //! ```
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -44,8 +44,10 @@ pub(super) struct Serving {
     signals: Arc<Signals>,
     /// Whether the session was told that nothing but cursors is waited for (D-3).
     waiting: bool,
-    /// A chunk that waits for room.
-    held: Option<Chunk>,
+    /// Chunks that are to be written.
+    held: VecDeque<Chunk>,
+    /// How the run has ended, once it has.
+    end: Option<Result<(), Error>>,
 }
 
 /// How an action ended.
@@ -70,7 +72,8 @@ impl Serving {
             outputs,
             signals,
             waiting: false,
-            held: None,
+            held: VecDeque::new(),
+            end: None,
         }
     }
 
@@ -80,33 +83,68 @@ impl Serving {
     }
 
     fn poll_serve(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
-        for _ in 0..BUDGET {
-            if let Some(chunk) = self.held.take() {
-                let written = self
-                    .link
-                    .with(|live| self.outputs.write(live.machine(), &chunk));
-                match written {
-                    Ok(()) => {}
-                    Err(WriteError::Full) => {
-                        self.held = Some(chunk);
-                        ready!(self.link.with(|live| live.poll_room(cx)));
-                        continue;
-                    }
-                    Err(error) => return Poll::Ready(self.refused(error)),
-                }
+        for _ in 0..BATCHES {
+            let gathered = if self.held.is_empty() {
+                self.poll_gather(cx)
+            } else {
+                Poll::Ready(())
+            };
+            if let Err(error) = ready!(self.poll_write(cx)) {
+                return Poll::Ready(self.refused(error));
             }
-            match ready!(Pin::new(&mut self.run).poll_next(cx)) {
-                Some(Ok(chunk)) => self.held = Some(chunk),
+            match &self.end {
+                None => ready!(gathered),
+                Some(Ok(())) => return Poll::Ready(self.finished()),
                 Some(Err(Error::Cancelled)) if self.cancel.is_cancelled() => {
                     return Poll::Ready(self.cancelled());
                 }
-                Some(Err(error)) => return Poll::Ready(self.run_failed(&error)),
-                None => return Poll::Ready(self.finished()),
+                Some(Err(error)) => return Poll::Ready(self.run_failed(error)),
             }
         }
         // A run that is always ready must not keep others from running.
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Takes what the run has, up to a batch; pending if it has nothing more.
+    fn poll_gather(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut bytes = 0;
+        while self.held.len() < BATCH && bytes < BATCH_BYTES {
+            match ready!(Pin::new(&mut self.run).poll_next(cx)) {
+                Some(Ok(chunk)) => {
+                    bytes += chunk.data.len();
+                    self.held.push_back(chunk);
+                }
+                Some(Err(error)) => {
+                    self.end = Some(Err(error));
+                    break;
+                }
+                None => {
+                    self.end = Some(Ok(()));
+                    break;
+                }
+            }
+        }
+        Poll::Ready(())
+    }
+
+    /// Writes what was gathered, as far as there is room.
+    fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), WriteError>> {
+        if self.held.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        self.link.with(|live| {
+            while let Some(chunk) = self.held.front() {
+                match self.outputs.write(live.machine(), chunk) {
+                    Ok(()) => {
+                        self.held.pop_front();
+                    }
+                    Err(WriteError::Full) => ready!(live.poll_room(cx)),
+                    Err(error) => return Poll::Ready(Err(error)),
+                }
+            }
+            Poll::Ready(Ok(()))
+        })
     }
 
     fn finished(&mut self) -> Option<Arc<Status>> {
@@ -181,7 +219,7 @@ impl Future for Serving {
         let this = &mut *self;
         this.signals.take_parked();
         let polled = this.poll_serve(cx);
-        let waiting = polled.is_pending() && this.held.is_none() && this.signals.take_parked();
+        let waiting = polled.is_pending() && this.held.is_empty() && this.signals.take_parked();
         // A cursor that becomes ready has told the session already that the wait is over, so each wait is told anew.
         if waiting || this.waiting {
             this.waiting = waiting;
@@ -206,5 +244,8 @@ fn last_words(meta: &Meta) -> Value {
     words
 }
 
-/// Chunks written in one poll before others get their turn.
-const BUDGET: u32 = 64;
+/// Chunks written at once, and their bytes; the last chunk may exceed that.
+const BATCH: usize = 32;
+const BATCH_BYTES: usize = 16 * 1024;
+/// Batches of one poll before others get their turn.
+const BATCHES: u32 = 2;

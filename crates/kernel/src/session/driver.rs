@@ -5,12 +5,13 @@
 //!
 //! ```text
 //!   every poll:  orders ─► messages (until paused) ─► chores of the machine ─► runs ─► timers ─► wake the transport once
+//!                          └◄───────────────────────────── while busy ─────────────────────┘
 //! ```
 
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use futures::stream::FuturesUnordered;
 use futures::{Stream, StreamExt};
@@ -20,6 +21,7 @@ use sapwood_proto::time::Time;
 use tokio::time::{Sleep, sleep_until};
 
 use super::action::{Ended, Serving};
+use super::doorbell::Doorbell;
 use super::link::Link;
 use super::{Observe, Options, Order, bind, failure, reserved};
 use crate::cancel::Cancel;
@@ -35,6 +37,8 @@ pub(super) struct Driver<I, O, W> {
     pub(super) incoming: Option<I>,
     pub(super) orders: Option<O>,
     pub(super) runs: FuturesUnordered<Serving>,
+    /// What wakes the runs: nearly always this very task, which takes in what they wait for.
+    pub(super) bell: Arc<Doorbell>,
     pub(super) cancels: HashMap<ActionKey, Cancel>,
     pub(super) timer: Option<(Time, Pin<Box<Sleep>>)>,
     /// No new actions, and leave when none is running (EV-960).
@@ -51,17 +55,17 @@ where
 {
     /// Drives until the session is over; all runs are dropped by then.
     pub(super) fn poll_session(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
+        self.bell.attend(cx.waker());
+        self.poll_orders(cx);
         for _ in 0..ROUNDS {
-            self.poll_orders(cx);
-            let mut busy = self.poll_incoming(cx);
-            match self.poll_chores(cx) {
-                Poll::Ready(closed) => return Poll::Ready(self.over(closed)),
-                Poll::Pending => {}
+            let more = self.poll_incoming(cx);
+            if let Poll::Ready(closed) = self.poll_chores(cx) {
+                return Poll::Ready(self.over(closed));
             }
-            busy |= self.poll_runs(cx);
+            let mut busy = self.poll_runs(cx) || more;
             busy |= self.poll_timer(cx);
             self.leave_if_idle(cx);
-            if !busy {
+            if !busy && self.bell.leave() {
                 // What the runs did may have left chores; their waker was registered before.
                 self.link.flush();
                 return Poll::Pending;
@@ -208,15 +212,26 @@ where
         }
     }
 
-    fn poll_runs(&mut self, cx: &mut Context<'_>) -> bool {
-        let mut busy = false;
-        while let Poll::Ready(Some(Ended { key, failure })) = self.runs.poll_next_unpin(cx) {
-            busy = true;
-            self.cancels.remove(&key);
-            self.observer.action_ended(failure.as_deref());
-            self.report();
+    /// `true`: something has ended, or there is more to do.
+    fn poll_runs(&mut self, cx: &Context<'_>) -> bool {
+        let waker = Waker::from(Arc::clone(&self.bell));
+        let mut ended = false;
+        // The set of runs rings when it has polled each of them once.
+        for _ in 0..TURNS {
+            self.bell.attend(cx.waker());
+            let mut cx = Context::from_waker(&waker);
+            while let Poll::Ready(Some(Ended { key, failure })) = self.runs.poll_next_unpin(&mut cx)
+            {
+                ended = true;
+                self.cancels.remove(&key);
+                self.observer.action_ended(failure.as_deref());
+                self.report();
+            }
+            if !self.bell.has_rung() {
+                return ended;
+            }
         }
-        busy
+        true
     }
 
     /// `true`: a time has come.
@@ -229,12 +244,12 @@ where
         // Every round comes by here, those in which runs have written included.
         self.account(retained);
         let Some(next) = next else {
-            self.timer = None;
             return false;
         };
         let instant = self.link.instant(next);
         match &mut self.timer {
-            Some((set, _)) if *set == next => {}
+            // Nearly every message moves a time-out on: cheaper to be woken too early once in a while.
+            Some((set, _)) if *set <= next => {}
             Some((set, sleep)) => {
                 *set = next;
                 sleep.as_mut().reset(instant);
@@ -276,3 +291,5 @@ where
 const ROUNDS: u32 = 16;
 /// Messages taken in before the runs get their turn.
 const MESSAGES: u32 = 32;
+/// Turns of the runs before messages are looked at again.
+const TURNS: u32 = 4;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use sapwood_proto::evergreen::Metadata;
-use sapwood_proto::session::{ActionKey, CursorId, NodeKey, Piece, Read};
+use sapwood_proto::session::{ActionKey, CursorId, NodeKey, Piece, Read, Session};
 
 use super::failure;
 use super::link::Link;
@@ -30,7 +30,6 @@ pub(super) struct Flattened {
 }
 
 /// Metadata of the wire, and what it is in the kernel.
-#[derive(Clone)]
 struct Typed {
     wire: Arc<Metadata>,
     mime: Mime,
@@ -54,30 +53,42 @@ impl Flattened {
         }))
     }
 
-    fn typed(&self, metadata: &Arc<Metadata>) -> Typed {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*last {
-            Some(typed) if Arc::ptr_eq(&typed.wire, metadata) => typed.clone(),
-            _ => {
-                let typed = Typed {
-                    wire: Arc::clone(metadata),
-                    mime: Mime::shared(metadata.mimetype()),
-                    meta: wire::meta(metadata).map(Arc::new),
-                };
-                last.insert(typed).clone()
-            }
-        }
-    }
-
     fn chunk(&self, piece: Piece) -> Chunk {
-        let typed = self.typed(&piece.metadata);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let typed = match &*last {
+            Some(typed) if Arc::ptr_eq(&typed.wire, &piece.metadata) => typed,
+            _ => last.insert(Typed::new(&piece.metadata)),
+        };
         let mut chunk = Chunk::bytes(piece.data)
-            .with_mime(typed.mime)
+            .with_mime(typed.mime.clone())
             .with_part(piece.item);
         if piece.first {
-            chunk.meta = typed.meta;
+            chunk.meta.clone_from(&typed.meta);
         }
         chunk
+    }
+
+    /// Takes what else is there: the lock is taken once for all of it, and what comes after is told again.
+    fn read_ahead(&self, machine: &mut Session, cursor: &mut Cursor, first: &Piece) {
+        let mut bytes = first.data.len();
+        while cursor.ahead.len() < AHEAD && bytes < AHEAD_BYTES {
+            let Read::Piece(piece) = machine.read(CursorId::from_bits(cursor.slot)) else {
+                return;
+            };
+            bytes += piece.data.len();
+            cursor.position += 1;
+            cursor.ahead.push_back(self.chunk(piece));
+        }
+    }
+}
+
+impl Typed {
+    fn new(metadata: &Arc<Metadata>) -> Self {
+        Self {
+            wire: Arc::clone(metadata),
+            mime: Mime::shared(metadata.mimetype()),
+            meta: wire::meta(metadata).map(Arc::new),
+        }
     }
 }
 
@@ -88,14 +99,18 @@ impl Replay for Flattened {
             .with(|live| live.machine().open(self.node, Some(self.action)));
         Cursor {
             slot: id.to_bits(),
-            position: 0,
+            ..Cursor::default()
         }
     }
 
     fn poll_next(&self, cursor: &mut Cursor, cx: &mut Context<'_>) -> Poll<Option<Result<Chunk>>> {
-        let read = self
-            .link
-            .with(|live| live.poll_read(CursorId::from_bits(cursor.slot), cx));
+        let read = self.link.with(|live| {
+            let read = live.poll_read(CursorId::from_bits(cursor.slot), cx);
+            if let Poll::Ready(Read::Piece(first)) = &read {
+                self.read_ahead(live.machine(), cursor, first);
+            }
+            read
+        });
         if read.is_pending() {
             self.signals.park();
         }
@@ -122,3 +137,7 @@ impl Replay for Flattened {
         self.link.with(|live| live.machine().is_complete(self.node))
     }
 }
+
+/// Pieces taken at once, and their bytes; the last may exceed that.
+const AHEAD: usize = 32;
+const AHEAD_BYTES: usize = 16 * 1024;

@@ -42,14 +42,13 @@ impl Link {
 
     /// Does something to the machine, then wakes whom that concerns; not the transport, see [`Link::flush`].
     pub(super) fn with<R>(&self, act: impl FnOnce(&mut Live) -> R) -> R {
-        let (result, woken) = {
-            // The machine does not panic on input; were it to, the state would still be the session's own.
-            let mut live = self.0.live.lock().unwrap_or_else(PoisonError::into_inner);
-            let result = act(&mut live);
-            live.settle();
-            (result, live.take_woken())
-        };
-        woken.into_iter().for_each(Waker::wake);
+        // The machine does not panic on input; were it to, the state would still be the session's own.
+        let mut live = self.0.live.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = act(&mut live);
+        live.settle();
+        let woken = live.take_woken();
+        drop(live);
+        woken.into_iter().flatten().for_each(Waker::wake);
         result
     }
 

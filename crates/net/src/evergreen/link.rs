@@ -40,15 +40,14 @@ impl Link {
 
     /// Does something to the machine, then wakes whom that concerns, the transport included.
     pub(super) fn with<R>(&self, act: impl FnOnce(&mut Live) -> R) -> R {
-        let (result, woken) = {
-            // The machine does not panic on input; were it to, the state would still be this session's own.
-            let mut live = self.0.live.lock().unwrap_or_else(PoisonError::into_inner);
-            let result = act(&mut live);
-            live.settle();
-            live.flush();
-            (result, live.take_woken())
-        };
-        woken.into_iter().for_each(Waker::wake);
+        // The machine does not panic on input; were it to, the state would still be this session's own.
+        let mut live = self.0.live.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = act(&mut live);
+        live.settle();
+        live.flush();
+        let woken = live.take_woken();
+        drop(live);
+        woken.into_iter().flatten().for_each(Waker::wake);
         result
     }
 

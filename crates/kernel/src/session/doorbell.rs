@@ -1,0 +1,85 @@
+//! One waker for everything that a task polls by itself.
+//!
+//! Owns: [`Doorbell`]. Refuses to know: who rings, and what for. What a task does wakes what it is about to poll anyway;
+//! were each of those rings to wake the task, it would be scheduled again after every poll, on another thread besides.
+//!
+//! ```text
+//!   asleep ── ring: the owner is woken ──► rung ── attend ──► attended ── leave ──► asleep
+//!                                            └◄──── ring ────────┘
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Wake, Waker};
+
+use futures::task::AtomicWaker;
+
+/// Wakes its owner, unless that is looking already.
+#[derive(Debug, Default)]
+pub(super) struct Doorbell {
+    state: AtomicU8,
+    owner: AtomicWaker,
+}
+
+impl Doorbell {
+    /// The owner looks at everything from here on; rings are noted, and `owner` is woken for those after it left.
+    pub(super) fn attend(&self, owner: &Waker) {
+        self.owner.register(owner);
+        self.state.store(ATTENDED, Ordering::SeqCst);
+    }
+
+    /// Whether somebody has rung since the owner attended.
+    pub(super) fn has_rung(&self) -> bool {
+        self.state.load(Ordering::SeqCst) == RUNG
+    }
+
+    /// The owner goes to sleep; `false` if it must not, because somebody has rung.
+    pub(super) fn leave(&self) -> bool {
+        self.state
+            .compare_exchange(ATTENDED, ASLEEP, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+    }
+}
+
+impl Wake for Doorbell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.state.swap(RUNG, Ordering::SeqCst) == ASLEEP {
+            self.owner.wake();
+        }
+    }
+}
+
+/// Also the beginning: nobody attends to a bell that was just hung, and nobody can be woken by it.
+const RUNG: u8 = 0;
+const ATTENDED: u8 = 1;
+const ASLEEP: u8 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::probe::Woken;
+
+    #[test]
+    fn an_owner_is_woken_only_when_it_sleeps_and_misses_nothing() {
+        let bell = Arc::new(Doorbell::default());
+        let ringer = Waker::from(bell.clone());
+        let (woken, owner) = Woken::new();
+        ringer.wake_by_ref();
+        bell.attend(&owner);
+        assert!(!bell.has_rung(), "what was before is looked at now");
+        ringer.wake_by_ref();
+        ringer.wake_by_ref();
+        assert!(bell.has_rung() && !bell.leave());
+        assert_eq!(woken.count(), 0, "it looks by itself");
+        bell.attend(&owner);
+        assert!(bell.leave());
+        ringer.wake_by_ref();
+        ringer.wake_by_ref();
+        assert_eq!(woken.count(), 1);
+        assert!(bell.has_rung());
+    }
+}
