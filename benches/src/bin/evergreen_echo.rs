@@ -4,7 +4,7 @@
 //! processes of their own with the same settings; one client drives them in turn, one fragment per message.
 //!
 //! ```text
-//! evergreen_echo [--quick] [--json] [--gate] [--rounds N] [--seconds S] [--idle SESSIONS]
+//! evergreen_echo [--quick] [--json] [--gate] [--rounds N] [--seconds S] [--case WORDS] [--idle SESSIONS]
 //! ```
 
 use std::io::Write;
@@ -32,6 +32,8 @@ struct Args {
     serve: Option<String>,
     rounds: usize,
     seconds: f64,
+    /// Only cases whose names contain this, for whoever profiles one.
+    case: String,
     idle: usize,
     json: bool,
     gate: bool,
@@ -42,6 +44,7 @@ fn args() -> Result<Args> {
         serve: None,
         rounds: 5,
         seconds: 3.0,
+        case: String::new(),
         idle: 0,
         json: false,
         gate: false,
@@ -57,6 +60,7 @@ fn args() -> Result<Args> {
             "--serve" => args.serve = Some(value()?),
             "--rounds" => args.rounds = value()?.parse()?,
             "--seconds" => args.seconds = value()?.parse()?,
+            "--case" => args.case = value()?,
             "--idle" => args.idle = value()?.parse()?,
             "--quick" => (args.rounds, args.seconds) = (3, 0.5),
             "--json" => args.json = true,
@@ -104,7 +108,10 @@ async fn echo(args: &Args) -> Result<ExitCode> {
     ];
     let mut passed = true;
     let mut report = Vec::new();
-    for (name, bytes, window, goal) in CASES {
+    let cases = CASES
+        .into_iter()
+        .filter(|(name, ..)| name.contains(&args.case));
+    for (name, bytes, window, goal) in cases {
         let figures = alternate(&servers, &channels, (bytes, window), args).await?;
         let [bare, session] = figures.map(|f| (median(f.rates), median(f.cpu_us)));
         let ratio = session.0 / bare.0;
