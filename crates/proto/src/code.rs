@@ -121,6 +121,26 @@ impl Code {
         Self::ALL.iter().copied().find(|code| code.name() == name)
     }
 
+    /// The gRPC status name, as JSON error objects spell it.
+    #[must_use]
+    pub const fn grpc_name(self) -> &'static str {
+        match self.grpc() {
+            1 => "CANCELLED",
+            3 => "INVALID_ARGUMENT",
+            4 => "DEADLINE_EXCEEDED",
+            5 => "NOT_FOUND",
+            6 => "ALREADY_EXISTS",
+            7 => "PERMISSION_DENIED",
+            8 => "RESOURCE_EXHAUSTED",
+            9 => "FAILED_PRECONDITION",
+            10 => "ABORTED",
+            12 => "UNIMPLEMENTED",
+            14 => "UNAVAILABLE",
+            16 => "UNAUTHENTICATED",
+            _ => "INTERNAL",
+        }
+    }
+
     /// The code that a gRPC status number of a peer stands for; unknown numbers are `internal`.
     #[must_use]
     pub const fn from_grpc(number: i32) -> Self {

@@ -1,24 +1,29 @@
 //! The Evergreen wire: what its messages look like, apart from what a session does with them.
 //!
-//! Owns: the wire-neutral [`Message`] that every dialect decodes to, the protobuf dialect ([`protobuf`]), the errors
-//! of the protocol ([`Reason`], [`Status`]) and its limits ([`Limits`]). Refuses to know: the state of a session
-//! ([`crate::session`]).
+//! Owns: the wire-neutral [`Message`] that every dialect decodes to, the dialects ([`protobuf`], [`json`],
+//! [`msgpack`]) and what they are on a WebSocket ([`socket`]), the errors of the protocol ([`Reason`], [`Status`]) and
+//! its limits ([`Limits`]). Refuses to know: the state of a session ([`crate::session`]).
 //!
 //! ```text
 //!   bytes ──protobuf / json / msgpack──► Message ──► session ──► Message ──dialect──► bytes
 //! ```
 
+mod dialect;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+pub mod json;
 mod limits;
 mod message;
 pub mod metadata;
 pub mod mimetype;
+pub mod msgpack;
 pub mod protobuf;
 pub mod reason;
 pub mod reference;
+pub mod socket;
 pub mod status;
 
+pub use dialect::{Detected, Dialect, Frame, Manners};
 pub use limits::Limits;
 pub use message::{Action, Chunk, Fragment, Fragments, Id, Message, Param, Payload};
 pub use metadata::{Metadata, MetadataMode};

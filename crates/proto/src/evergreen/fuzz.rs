@@ -1,9 +1,12 @@
-//! Any bytes as a message of the protobuf dialect, for the fuzzer and for tests.
+//! Any bytes as a message of each dialect, for the fuzzer and for tests.
 //!
 //! Owns: what has to hold of decoding and encoding. Refuses to know: operations on sessions; `session::fuzz` has
 //! those. Built for tests and fuzzing alone.
 
-use super::{MetadataMode, protobuf};
+use bytes::{Bytes, BytesMut};
+
+use super::socket::{Codec, Heard};
+use super::{Dialect, Frame, Message, MetadataMode, protobuf};
 use crate::session::{Config, Read, Session, Side};
 use crate::time::Time;
 
@@ -31,56 +34,138 @@ pub fn decode(bytes: &[u8]) {
         MetadataMode::Lenient,
         MetadataMode::PerChunk,
     ] {
-        let mut session = Session::new(
-            Side::Server,
+        play(
+            &message,
             Config {
                 metadata,
                 ..Config::default()
             },
-            Time::ZERO,
         );
-        let ids: Vec<_> = message
-            .fragments
-            .iter()
-            .map(|fragment| fragment.id.clone())
-            .take(4)
-            .collect();
-        let _ = session.handle(message.clone(), Time::ZERO);
-        for id in ids {
-            let Ok(node) = session.node(&id) else {
-                continue;
-            };
-            let cursor = session.open(node, None);
-            for _ in 0..64 {
-                if !matches!(session.read(cursor), Read::Piece(_)) {
-                    break;
-                }
+    }
+}
+
+/// The same for JSON.
+///
+/// # Panics
+/// If an invariant of the dialect does not hold.
+pub fn decode_json(bytes: &[u8]) {
+    decode_as(Dialect::Json, Frame::Text(Bytes::copy_from_slice(bytes)));
+}
+
+/// The same for msgpack.
+///
+/// # Panics
+/// If an invariant of the dialect does not hold.
+pub fn decode_msgpack(bytes: &[u8]) {
+    decode_as(
+        Dialect::Msgpack,
+        Frame::Binary(Bytes::copy_from_slice(bytes)),
+    );
+}
+
+fn decode_as(dialect: Dialect, frame: Frame) {
+    let text = matches!(frame, Frame::Text(_));
+    for side in [Side::Server, Side::Client] {
+        let Ok(Heard::Message(message)) = Codec::new(dialect, side).decode(frame.clone()) else {
+            continue;
+        };
+        // What we write can be read, and writing settles after one round: by ours again, so that names stay.
+        let (mut once, mut twice) = (BytesMut::new(), BytesMut::new());
+        Codec::new(dialect, side).encode(&message, 0, &mut once);
+        let once = once.freeze();
+        let again = if text {
+            Frame::Text(once.clone())
+        } else {
+            Frame::Binary(once.clone())
+        };
+        let other = match side {
+            Side::Server => Side::Client,
+            Side::Client => Side::Server,
+        };
+        if let Ok(Heard::Message(again)) = Codec::new(dialect, other).decode(again) {
+            if dialect == Dialect::Json {
+                Codec::new(dialect, side).encode(&again, 0, &mut twice);
+                assert_eq!(once, twice, "writing settles after one round");
+            }
+        } else {
+            assert!(dialect == Dialect::Msgpack, "what we write can be read");
+        }
+        let config = Config {
+            metadata: dialect.metadata(),
+            partial_failure: dialect == Dialect::Msgpack,
+            ..Config::default()
+        };
+        play(&message, config);
+    }
+}
+
+/// No session falls over a message.
+fn play(message: &Message, config: Config) {
+    let mut session = Session::new(Side::Server, config, Time::ZERO);
+    let ids: Vec<_> = message
+        .fragments
+        .iter()
+        .map(|fragment| fragment.id.clone())
+        .take(4)
+        .collect();
+    let _ = session.handle(message.clone(), Time::ZERO);
+    for id in ids {
+        let Ok(node) = session.node(&id) else {
+            continue;
+        };
+        let cursor = session.open(node, None);
+        for _ in 0..64 {
+            if !matches!(session.read(cursor), Read::Piece(_)) {
+                break;
             }
         }
-        session.end_of_input(Time::ZERO);
     }
+    session.end_of_input(Time::ZERO);
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    #[test]
-    fn the_corpus_is_replayed() {
+    fn replay(target: &str, run: fn(&[u8])) {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../../fuzz/corpus/evergreen_decode");
+            .join("../../fuzz/corpus")
+            .join(target);
         let mut files = 0;
         for entry in std::fs::read_dir(folder).expect("a committed corpus") {
-            super::decode(&std::fs::read(entry.unwrap().path()).unwrap());
+            run(&std::fs::read(entry.unwrap().path()).unwrap());
             files += 1;
         }
         assert!(files > 0);
+    }
+
+    #[test]
+    fn the_corpus_is_replayed() {
+        replay("evergreen_decode", super::decode);
+        replay("evergreen_json", super::decode_json);
+        replay("evergreen_msgpack", super::decode_msgpack);
     }
 
     proptest! {
         #[test]
         fn any_bytes_decode_or_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             super::decode(&bytes);
+            super::decode_json(&bytes);
+            super::decode_msgpack(&bytes);
+        }
+
+        /// Near the samples, where the interesting mistakes are.
+        #[test]
+        fn a_sample_with_some_bytes_changed_decodes_or_is_refused(
+            name in prop::sample::select(vec!["fragment", "action", "status-ok", "node-ref", "abort"]),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        ) {
+            let mut bytes = crate::evergreen::msgpack::tests::sample(name).to_vec();
+            for (at, byte) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            super::decode_msgpack(&bytes);
         }
     }
 }

@@ -7,6 +7,9 @@ pub const OCTET_STREAM: &str = "application/octet-stream";
 /// The mimetype of an encoded `google.rpc.Status` (EV-931).
 pub const STATUS: &str = "application/x-protobuf; type=google.rpc.Status";
 
+/// The mimetype of a `google.rpc.Status` in JSON (EV-931).
+pub const JSON_STATUS: &str = "application/json; type=google.rpc.Status";
+
 /// Whether two mimetypes mean the same: type, subtype and parameter names without regard to case, parameters in any
 /// order, values exactly and without their quotes (EV-405).
 #[must_use]
@@ -22,6 +25,41 @@ pub fn same(a: &str, b: &str) -> bool {
 #[must_use]
 pub fn is_status(mimetype: &str) -> bool {
     message_type(mimetype).is_some_and(|name| name == "google.rpc.Status")
+}
+
+/// The same for its JSON form.
+#[must_use]
+pub fn is_json_status(mimetype: &str) -> bool {
+    mimetype == JSON_STATUS || same(mimetype, JSON_STATUS)
+}
+
+/// Whether this is one JSON value, or a line of JSON each: what must not be cut at any byte (EV-722).
+#[must_use]
+pub fn is_json(mimetype: &str) -> bool {
+    let essence = Parsed::new(mimetype).essence;
+    JSON.iter().any(|json| essence.eq_ignore_ascii_case(json))
+}
+
+/// Whether values of this mimetype are lines.
+#[must_use]
+pub fn is_lines(mimetype: &str) -> bool {
+    let essence = Parsed::new(mimetype).essence;
+    is_json(mimetype) && !essence.eq_ignore_ascii_case(JSON[0])
+}
+
+/// The mimetype, or the default where a client's parser would fail on it: exactly one slash stands before the
+/// parameters (EV-721).
+#[must_use]
+pub fn parsable(mimetype: &str) -> &str {
+    let slashes = Parsed::new(mimetype)
+        .essence
+        .bytes()
+        .filter(|byte| *byte == b'/');
+    if slashes.count() == 1 {
+        mimetype
+    } else {
+        OCTET_STREAM
+    }
 }
 
 /// Whether this is the marker that closes a turn of a conversation (EV-606).
@@ -50,6 +88,14 @@ fn message_type(mimetype: &str) -> Option<String> {
         .find(|(name, _)| name == "type")
         .map(|(_, value)| value)
 }
+
+/// One value; then the usual names of lines.
+const JSON: [&str; 4] = [
+    "application/json",
+    "application/x-ndjson",
+    "application/ndjson",
+    "application/jsonl",
+];
 
 /// A mimetype cut at its first semicolon.
 struct Parsed<'a> {

@@ -12,6 +12,7 @@ mod write;
 use bytes::Buf;
 
 use self::read::Refused;
+pub(super) use self::read::failure;
 pub(crate) use self::write::status_bytes;
 pub use self::write::{encode, encoded_len};
 use super::{Message, Reason, Status};

@@ -1,5 +1,7 @@
 //! Byte samples of the schema.
 
+mod round_trip;
+
 use bytes::Bytes;
 use prost::Message;
 

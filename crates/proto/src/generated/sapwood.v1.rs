@@ -86,3 +86,12 @@ pub struct ActionOptions {
     #[prost(message, optional, tag = "1")]
     pub timeout: ::core::option::Option<::prost_types::Duration>,
 }
+/// What a chunk carries beside its content in the Action Engine dialect, kept opaque.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Attributes {
+    #[prost(btree_map = "string, bytes", tag = "1")]
+    pub attributes: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::vec::Vec<u8>,
+    >,
+}

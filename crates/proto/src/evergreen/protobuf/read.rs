@@ -187,7 +187,7 @@ impl Reader<'_> {
 
 /// How a final chunk says that its producer failed (EV-931). An OK status, or what is no status at all, is content like
 /// any other.
-fn failure(chunk: &Chunk) -> Option<Status> {
+pub(in crate::evergreen) fn failure(chunk: &Chunk) -> Option<Status> {
     let Some(Payload::Data(data)) = &chunk.payload else {
         return None;
     };

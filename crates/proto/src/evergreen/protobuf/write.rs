@@ -116,10 +116,8 @@ impl<'a> ChunkView<'a> {
         }
         // Metadata stands at seq 0 only (EV-404).
         let metadata = chunk.metadata.as_deref().filter(|_| fragment.seq == 0);
-        Some(Self::Content {
-            metadata,
-            payload: chunk.payload.as_ref(),
-        })
+        let payload = chunk.payload.as_ref();
+        (metadata.is_some() || payload.is_some()).then_some(Self::Content { metadata, payload })
     }
 
     fn len(&self) -> usize {

@@ -1,0 +1,182 @@
+//! The four spellings of a session, and how a WebSocket's first frame shows which one it is (EV-701).
+//!
+//! Owns: their names, their subprotocols, what each one's clients expect of a session ([`Manners`]). Refuses to know:
+//! how a message is written; each dialect has a module for that.
+
+use bytes::Bytes;
+
+use super::MetadataMode;
+
+/// A spelling of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dialect {
+    /// Protobuf messages in a gRPC call.
+    Grpc,
+    /// The same messages, each a binary WebSocket message (EV-710).
+    Protobuf,
+    /// proto3-JSON, as the TypeScript client speaks it (EV-720).
+    Json,
+    /// Action Engine 0.4.0 (section 7.3).
+    Msgpack,
+}
+
+/// One message of a WebSocket, put together from its frames.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// A text message; the transport has checked that it is UTF-8.
+    Text(Bytes),
+    /// A binary message.
+    Binary(Bytes),
+}
+
+/// What a first frame shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detected {
+    /// This dialect, for the whole session.
+    Dialect(Dialect),
+    /// Nothing yet: an empty binary message means nothing in every dialect.
+    Nothing,
+    /// None of ours.
+    Foreign,
+}
+
+/// What a dialect's clients cannot do without.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Manners {
+    /// Leaves of one output go out one after the other, in reading order: the client appends them as they arrive
+    /// (EV-722).
+    pub in_order: bool,
+    /// JSON values are not cut over fragments: the client parses each fragment by itself (EV-722).
+    pub whole_json: bool,
+    /// An output is one leaf whatever its shape, and each chunk one fragment with its own metadata (EV-733, EV-740).
+    pub flat: bool,
+    /// A fragment without a place is appended, and one past the final is ignored (EV-731, EV-740).
+    pub lax_seq: bool,
+}
+
+impl Dialect {
+    /// Those of a WebSocket.
+    pub const OF_SOCKETS: [Self; 3] = [Self::Protobuf, Self::Json, Self::Msgpack];
+
+    /// The name in SESSION_INFO and in logs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::Protobuf => "websocket-protobuf",
+            Self::Json => "websocket-json",
+            Self::Msgpack => "action-engine-msgpack",
+        }
+    }
+
+    /// The WebSocket subprotocol that selects it without detection.
+    #[must_use]
+    pub const fn subprotocol(self) -> Option<&'static str> {
+        match self {
+            Self::Grpc => None,
+            Self::Protobuf => Some("evergreen.v2.proto"),
+            Self::Json => Some("evergreen.v2.json"),
+            Self::Msgpack => Some("actionengine.msgpack"),
+        }
+    }
+
+    /// The dialect of a subprotocol.
+    #[must_use]
+    pub fn of_subprotocol(name: &str) -> Option<Self> {
+        Self::OF_SOCKETS
+            .into_iter()
+            .find(|dialect| dialect.subprotocol() == Some(name))
+    }
+
+    /// How metadata after the first fragment is judged unless the session says otherwise (EV-405).
+    #[must_use]
+    pub const fn metadata(self) -> MetadataMode {
+        match self {
+            Self::Grpc | Self::Protobuf => MetadataMode::Lenient,
+            Self::Json | Self::Msgpack => MetadataMode::PerChunk,
+        }
+    }
+
+    /// What its clients expect.
+    #[must_use]
+    pub const fn manners(self) -> Manners {
+        let json = matches!(self, Self::Json);
+        let msgpack = matches!(self, Self::Msgpack);
+        Manners {
+            in_order: json,
+            whole_json: json,
+            flat: msgpack,
+            lax_seq: msgpack,
+        }
+    }
+
+    /// What the first frame of a WebSocket shows.
+    #[must_use]
+    pub fn detect(first: &Frame) -> Detected {
+        match first {
+            Frame::Text(text) => {
+                let byte = text.iter().find(|byte| !byte.is_ascii_whitespace());
+                match byte {
+                    Some(b'{') => Detected::Dialect(Self::Json),
+                    _ => Detected::Foreign,
+                }
+            }
+            Frame::Binary(bytes) => match bytes.first() {
+                None => Detected::Nothing,
+                Some(b'{') => Detected::Dialect(Self::Json),
+                // Fields 1 and 2 of SessionMessage; there are no others.
+                Some(0x0a | 0x12) => Detected::Dialect(Self::Protobuf),
+                // A msgpack bin of each size.
+                Some(0xc4..=0xc6) => Detected::Dialect(Self::Msgpack),
+                Some(_) => Detected::Foreign,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ev_701_the_first_frame_shows_the_dialect() {
+        let text = |text: &'static str| Frame::Text(Bytes::from_static(text.as_bytes()));
+        let binary = |bytes: &'static [u8]| Frame::Binary(Bytes::from_static(bytes));
+        for (frame, expect) in [
+            (text("{}"), Detected::Dialect(Dialect::Json)),
+            (text(" \r\n\t{"), Detected::Dialect(Dialect::Json)),
+            (
+                binary(b"{\"actions\":[]}"),
+                Detected::Dialect(Dialect::Json),
+            ),
+            (binary(b"\n{"), Detected::Dialect(Dialect::Protobuf)),
+            (binary(b"\x0a\x00"), Detected::Dialect(Dialect::Protobuf)),
+            (binary(b"\x12\x00"), Detected::Dialect(Dialect::Protobuf)),
+            (
+                binary(b"\xc4\x03\x90\x90\x00"),
+                Detected::Dialect(Dialect::Msgpack),
+            ),
+            (binary(b"\xc5"), Detected::Dialect(Dialect::Msgpack)),
+            (binary(b"\xc6"), Detected::Dialect(Dialect::Msgpack)),
+            (binary(b""), Detected::Nothing),
+            (binary(b"\x90"), Detected::Foreign),
+            (binary(b" {"), Detected::Foreign),
+            (binary(b"\x1a"), Detected::Foreign),
+            (text(""), Detected::Foreign),
+            (text("[]"), Detected::Foreign),
+            (text("HELLO {}"), Detected::Foreign),
+        ] {
+            assert_eq!(Dialect::detect(&frame), expect, "{frame:?}");
+        }
+    }
+
+    #[test]
+    fn ev_701_subprotocols_select_without_detection() {
+        for dialect in Dialect::OF_SOCKETS {
+            let name = dialect.subprotocol().unwrap();
+            assert_eq!(Dialect::of_subprotocol(name), Some(dialect));
+        }
+        assert_eq!(Dialect::of_subprotocol("lmtp"), None);
+        assert_eq!(Dialect::of_subprotocol("evergreen.v2"), None);
+    }
+}

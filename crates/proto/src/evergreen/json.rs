@@ -1,0 +1,454 @@
+//! The JSON dialect: a message and its proto3-JSON, as the TypeScript client sends and reads it (section 7.2).
+//!
+//! Owns: both directions, where this dialect puts metadata and statuses (EV-721, EV-903, EV-931), and the limits that
+//! keep a small text from becoming a large message. Refuses to know: sessions and frames. Messages of ours that travel
+//! in `Any` are mapped by descriptor ([`any`]).
+
+pub(super) mod any;
+mod field;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::{BufMut, BytesMut};
+use prost_types::Timestamp;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use self::any::Read as AnyRead;
+use self::field::{Base64, Int32, Object, Text, absent};
+use super::{
+    Action, Chunk, Fragment, Message, Metadata, Param, Payload, Reason, Status, mimetype, protobuf,
+};
+use crate::code::Code;
+use crate::session::Side;
+
+/// What one text holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Read {
+    /// The message.
+    pub message: Message,
+    /// How the sender has ended the session, if it says so (EV-903).
+    pub error: Option<Status>,
+}
+
+/// Reads one message.
+///
+/// # Errors
+/// `BAD_MESSAGE` for what is no proto3-JSON of a SessionMessage, or is nested deeper than [`DEPTH_MAX`];
+/// `FRAGMENT_LIMIT` for a message of more than [`ENTRIES_MAX`] parts, because a part of three bytes takes two hundred
+/// once it is read.
+pub fn decode(text: &[u8]) -> Result<Read, Status> {
+    measure(text)?;
+    let Object(wire): Object<SessionMessage<'_>> = serde_json::from_slice(text).map_err(|_| {
+        // What the parser found is not repeated, because it may quote the sender's bytes.
+        bad("a message is no evergreen.v2.SessionMessage in JSON; check names, types and base64")
+    })?;
+    let fragments = wire.node_fragments.into_iter().map(read_fragment);
+    let actions = wire.actions.into_iter().map(read_action);
+    let message = Message {
+        fragments: fragments.collect::<Result<_, _>>()?,
+        actions: actions.collect(),
+        wire_bytes: text.len(),
+    };
+    let unknown = || {
+        Status::other(
+            Code::Internal,
+            "",
+            "the server ended the session without saying why",
+        )
+    };
+    let error = wire
+        .error
+        .map(|raw| any::read_status(raw.get()).unwrap_or_else(unknown));
+    Ok(Read { message, error })
+}
+
+/// Writes one message. A server repeats metadata on every fragment of a leaf, because the TypeScript client types each
+/// by itself (EV-721); a client says it once, because for a server each repetition begins a new chunk (EV-405).
+pub fn encode(message: &Message, side: Side, out: &mut BytesMut) {
+    out.put_slice(b"{");
+    if !message.fragments.is_empty() {
+        out.put_slice(b"\"nodeFragments\":[");
+        join(out, &message.fragments, |out, fragment| {
+            write_fragment(out, fragment, side);
+        });
+        out.put_slice(b"]");
+    }
+    if !message.actions.is_empty() {
+        if !message.fragments.is_empty() {
+            out.put_slice(b",");
+        }
+        out.put_slice(b"\"actions\":[");
+        join(out, &message.actions, write_action);
+        out.put_slice(b"]");
+    }
+    out.put_slice(b"}");
+}
+
+/// Writes the last message of an aborted session (EV-903).
+pub fn encode_error(status: &Status, out: &mut BytesMut) {
+    let name = status.code.grpc_name();
+    let number = status.code.grpc();
+    out.put_slice(
+        format!("{{\"error\":{{\"code\":{number},\"status\":\"{name}\",\"message\":").as_bytes(),
+    );
+    string(out, &status.message);
+    out.put_slice(b",\"details\":");
+    out.put_slice(any::write_details(status).as_bytes());
+    out.put_slice(b"}}");
+}
+
+/// How many braces, counted four times, and commas one message may hold.
+pub const ENTRIES_MAX: usize = 524_288;
+/// How deep a message may be nested (EV-720).
+pub const DEPTH_MAX: usize = 64;
+
+/// Looks at the shape of a text before anything is built of it. Stops caring at what is no JSON: the parser will say so.
+fn measure(text: &[u8]) -> Result<(), Status> {
+    let (mut depth, mut entries) = (0_usize, 0_usize);
+    let mut bytes = text.iter();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'"' => {
+                while let Some(byte) = bytes.next() {
+                    match byte {
+                        b'"' => break,
+                        b'\\' => {
+                            bytes.next();
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            b'{' | b'[' => {
+                depth += 1;
+                entries += 4;
+            }
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            b',' => entries += 1,
+            _ => {}
+        }
+        if depth > DEPTH_MAX {
+            return Err(bad("a message is nested deeper than 64 levels"));
+        }
+    }
+    if entries > ENTRIES_MAX {
+        let (value, max) = (entries as u64, ENTRIES_MAX as u64);
+        return Err(Status::limit(
+            Reason::FragmentLimit,
+            "entries_max",
+            value,
+            max,
+        ));
+    }
+    Ok(())
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", expecting = "a session message")]
+struct SessionMessage<'a> {
+    #[serde(borrow, alias = "node_fragments", deserialize_with = "absent")]
+    node_fragments: Vec<Object<NodeFragment<'a>>>,
+    #[serde(borrow, deserialize_with = "absent")]
+    actions: Vec<Object<WireAction<'a>>>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct NodeFragment<'a> {
+    #[serde(deserialize_with = "absent")]
+    id: Text,
+    #[serde(deserialize_with = "absent")]
+    seq: Int32,
+    #[serde(deserialize_with = "absent")]
+    continued: bool,
+    #[serde(alias = "child_ids", deserialize_with = "absent")]
+    child_ids: Vec<Text>,
+    #[serde(borrow, alias = "chunk_fragment")]
+    chunk_fragment: Option<Object<WireChunk<'a>>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct WireChunk<'a> {
+    #[serde(borrow)]
+    metadata: Option<Object<ChunkMetadata<'a>>>,
+    #[serde(rename = "ref")]
+    uri: Option<Text>,
+    data: Option<Base64>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct ChunkMetadata<'a> {
+    #[serde(deserialize_with = "absent")]
+    mimetype: Text,
+    #[serde(deserialize_with = "absent")]
+    role: Text,
+    #[serde(alias = "original_file_name", deserialize_with = "absent")]
+    original_file_name: Text,
+    #[serde(alias = "capture_time")]
+    capture_time: Option<Text>,
+    #[serde(borrow, deserialize_with = "absent")]
+    experimental: Vec<&'a RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct WireAction<'a> {
+    #[serde(deserialize_with = "absent")]
+    name: Text,
+    #[serde(deserialize_with = "absent")]
+    inputs: Vec<Object<NamedParameter>>,
+    #[serde(deserialize_with = "absent")]
+    outputs: Vec<Object<NamedParameter>>,
+    #[serde(borrow, deserialize_with = "absent")]
+    configs: Vec<&'a RawValue>,
+    #[serde(alias = "target_spec", deserialize_with = "absent")]
+    target_spec: Object<TargetSpec>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct NamedParameter {
+    #[serde(deserialize_with = "absent")]
+    name: Text,
+    #[serde(deserialize_with = "absent")]
+    id: Text,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct TargetSpec {
+    #[serde(deserialize_with = "absent")]
+    id: Text,
+}
+
+fn read_fragment(Object(wire): Object<NodeFragment<'_>>) -> Result<Fragment, Status> {
+    let last = !wire.continued;
+    let chunk = wire.chunk_fragment.map(|chunk| read_chunk(chunk, last));
+    Ok(Fragment {
+        id: wire.id.0,
+        seq: wire.seq.0,
+        last,
+        children: wire.child_ids.into_iter().map(|id| id.0).collect(),
+        chunk: chunk.transpose()?,
+    })
+}
+
+fn read_chunk(Object(wire): Object<WireChunk<'_>>, last: bool) -> Result<Chunk, Status> {
+    let metadata = wire.metadata.map(read_metadata).transpose()?.map(Arc::new);
+    let payload = match (wire.data, wire.uri) {
+        (None, None) => None,
+        (Some(data), None) => Some(Payload::Data(data.0)),
+        (None, Some(uri)) => Some(Payload::Ref(uri.0)),
+        (Some(_), Some(_)) => return Err(bad("a chunk has data and ref; it may have one of them")),
+    };
+    let mut chunk = Chunk { metadata, payload };
+    let failed = if last { failure(&chunk) } else { None };
+    if let Some(status) = failed {
+        chunk.payload = Some(Payload::Status(Some(Arc::new(status))));
+    }
+    Ok(chunk)
+}
+
+/// How a final chunk says that its producer failed, in either form (EV-931).
+fn failure(chunk: &Chunk) -> Option<Status> {
+    let Some(Payload::Data(data)) = &chunk.payload else {
+        return None;
+    };
+    if mimetype::is_json_status(&chunk.metadata.as_ref()?.mimetype) {
+        return any::read_status(std::str::from_utf8(data).ok()?);
+    }
+    protobuf::failure(chunk)
+}
+
+fn read_metadata(Object(wire): Object<ChunkMetadata<'_>>) -> Result<Metadata, Status> {
+    let time = wire.capture_time.map(|text| text.0.parse::<Timestamp>());
+    let experimental = wire
+        .experimental
+        .into_iter()
+        .map(|raw| match any::read(raw.get()) {
+            AnyRead::Fits(any) => Ok(any),
+            AnyRead::Unfit(_) => Err(bad("a message in experimental does not fit its @type")),
+        });
+    Ok(Metadata {
+        mimetype: wire.mimetype.0,
+        role: wire.role.0,
+        file_name: wire.original_file_name.0,
+        capture_time: time
+            .transpose()
+            .map_err(|_| bad("captureTime is no RFC 3339 time"))?,
+        experimental: experimental.collect::<Result<_, _>>()?,
+    })
+}
+
+fn read_action(Object(wire): Object<WireAction<'_>>) -> Action {
+    let params = |list: Vec<Object<NamedParameter>>| {
+        let one = |Object(param): Object<NamedParameter>| Param {
+            name: param.name.0,
+            id: param.id.0,
+        };
+        list.into_iter().map(one).collect()
+    };
+    // A config that does not fit its type is the action's failure, not the session's: it says BAD_CONFIG (EV-509).
+    let config = |raw: &RawValue| match any::read(raw.get()) {
+        AnyRead::Fits(any) => any,
+        AnyRead::Unfit(type_url) => any::undecodable(type_url),
+    };
+    Action {
+        name: wire.name.0,
+        target: wire.target_spec.0.id.0,
+        inputs: params(wire.inputs),
+        outputs: params(wire.outputs),
+        configs: wire.configs.into_iter().map(config).collect(),
+    }
+}
+
+fn write_fragment(out: &mut BytesMut, fragment: &Fragment, side: Side) {
+    out.put_slice(b"{\"id\":");
+    string(out, &fragment.id);
+    let (seq, continued) = (fragment.seq, !fragment.last);
+    out.put_slice(format!(",\"seq\":{seq},\"continued\":{continued}").as_bytes());
+    // An empty list would make the node a tree for the TypeScript client (EV-721).
+    if !fragment.children.is_empty() {
+        out.put_slice(b",\"childIds\":[");
+        join(out, &fragment.children, |out, id| string(out, id));
+        out.put_slice(b"]");
+    }
+    if let Some(chunk) = &fragment.chunk {
+        write_chunk(
+            out,
+            chunk,
+            fragment.seq == 0 || side == Side::Server,
+            fragment.seq == 0,
+        );
+    }
+    out.put_slice(b"}");
+}
+
+fn write_chunk(out: &mut BytesMut, chunk: &Chunk, described: bool, first: bool) {
+    if let Some(Payload::Status(status)) = &chunk.payload {
+        out.put_slice(b",\"chunkFragment\":{\"metadata\":{\"mimetype\":");
+        string(out, mimetype::JSON_STATUS);
+        out.put_slice(b"},\"data\":\"");
+        base64(out, any::write_status(status.as_deref()).as_bytes());
+        out.put_slice(b"\"}");
+        return;
+    }
+    let metadata = chunk.metadata.as_deref().filter(|_| described);
+    if metadata.is_none() && chunk.payload.is_none() {
+        return;
+    }
+    out.put_slice(b",\"chunkFragment\":{");
+    if let Some(metadata) = metadata {
+        write_metadata(out, metadata, first);
+    }
+    if metadata.is_some() && chunk.payload.is_some() {
+        out.put_slice(b",");
+    }
+    match &chunk.payload {
+        Some(Payload::Data(data)) => {
+            out.put_slice(b"\"data\":\"");
+            base64(out, data);
+            out.put_slice(b"\"");
+        }
+        Some(Payload::Ref(uri)) => {
+            out.put_slice(b"\"ref\":");
+            string(out, uri);
+        }
+        Some(Payload::Status(_)) | None => {}
+    }
+    out.put_slice(b"}");
+}
+
+/// Mimetype and role are what every fragment needs; the rest is said at the first.
+fn write_metadata(out: &mut BytesMut, metadata: &Metadata, whole: bool) {
+    out.put_slice(b"\"metadata\":{\"mimetype\":");
+    string(out, mimetype::parsable(&metadata.mimetype));
+    for (name, text, said) in [
+        ("role", &metadata.role, true),
+        ("originalFileName", &metadata.file_name, whole),
+    ] {
+        if said && !text.is_empty() {
+            out.put_slice(format!(",\"{name}\":").as_bytes());
+            string(out, text);
+        }
+    }
+    if let Some(time) = metadata.capture_time.as_ref().filter(|_| whole) {
+        out.put_slice(format!(",\"captureTime\":\"{time}\"").as_bytes());
+    }
+    if whole && !metadata.experimental.is_empty() {
+        out.put_slice(b",\"experimental\":[");
+        join(out, &metadata.experimental, |out, any| {
+            out.put_slice(any::write(any).as_bytes());
+        });
+        out.put_slice(b"]");
+    }
+    out.put_slice(b"}");
+}
+
+fn write_action(out: &mut BytesMut, action: &Action) {
+    out.put_slice(b"{\"name\":");
+    string(out, &action.name);
+    for (key, list) in [("inputs", &action.inputs), ("outputs", &action.outputs)] {
+        if list.is_empty() {
+            continue;
+        }
+        out.put_slice(format!(",\"{key}\":[").as_bytes());
+        join(out, list, |out, param| {
+            out.put_slice(b"{\"name\":");
+            string(out, &param.name);
+            out.put_slice(b",\"id\":");
+            string(out, &param.id);
+            out.put_slice(b"}");
+        });
+        out.put_slice(b"]");
+    }
+    if !action.configs.is_empty() {
+        out.put_slice(b",\"configs\":[");
+        join(out, &action.configs, |out, any| {
+            out.put_slice(any::write(any).as_bytes());
+        });
+        out.put_slice(b"]");
+    }
+    if !action.target.is_empty() {
+        out.put_slice(b",\"targetSpec\":{\"id\":");
+        string(out, &action.target);
+        out.put_slice(b"}");
+    }
+    out.put_slice(b"}");
+}
+
+fn join<T>(out: &mut BytesMut, items: &[T], mut write: impl FnMut(&mut BytesMut, &T)) {
+    for (index, item) in items.iter().enumerate() {
+        if index > 0 {
+            out.put_slice(b",");
+        }
+        write(out, item);
+    }
+}
+
+fn string(out: &mut BytesMut, text: &str) {
+    // A string is always JSON, and a buffer always takes it.
+    let _ = serde_json::to_writer(out.writer(), text);
+}
+
+fn base64(out: &mut BytesMut, data: &[u8]) {
+    let start = out.len();
+    let len = base64::encoded_len(data.len(), true).unwrap_or_default();
+    out.resize(start + len, 0);
+    // The length was asked of the same engine.
+    let written = STANDARD.encode_slice(data, &mut out[start..]);
+    out.truncate(start + written.unwrap_or_default());
+}
+
+fn bad(what: &str) -> Status {
+    Status::new(Reason::BadMessage, what)
+}

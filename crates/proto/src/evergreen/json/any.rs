@@ -1,0 +1,147 @@
+//! `google.protobuf.Any` and `google.rpc.Status` in JSON, by the descriptors that we serve for reflection anyway.
+//!
+//! Owns: both directions. Refuses to know: what the messages inside mean. A type without a descriptor here travels as
+//! `{"@type": …, "value": base64}`, in both directions, so that what is opaque stays whole.
+
+use std::sync::LazyLock;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use prost::Message as _;
+use prost_reflect::{DescriptorPool, DeserializeOptions, DynamicMessage, MessageDescriptor};
+use prost_types::Any;
+use serde::Deserialize;
+use serde_json::Deserializer;
+use serde_json::value::RawValue;
+
+use super::field::{Base64, Text};
+use crate::code::Code;
+use crate::evergreen::Status;
+
+/// What an `Any` turned out to be.
+pub(crate) enum Read {
+    /// A message.
+    Fits(Any),
+    /// JSON that is no message of this type.
+    Unfit(String),
+}
+
+/// Reads an `Any`; the caller knows that the text is JSON.
+pub(crate) fn read(json: &str) -> Read {
+    let known = dynamic(ANY, json).and_then(|message| message.transcode_to::<Any>().ok());
+    if let Some(any) = known {
+        return Read::Fits(any);
+    }
+    let Ok(opaque) = serde_json::from_str::<Opaque<'_>>(json) else {
+        return Read::Unfit(String::new());
+    };
+    let type_url = opaque
+        .type_url
+        .map(|url| url.0.to_string())
+        .unwrap_or_default();
+    let name = type_url.rsplit('/').next().unwrap_or_default();
+    if type_url.is_empty() || descriptor(name).is_some() {
+        return Read::Unfit(type_url);
+    }
+    let value = match opaque
+        .value
+        .map(|raw| serde_json::from_str::<Base64>(raw.get()))
+    {
+        Some(Ok(bytes)) => bytes.0.into(),
+        // JSON of a type that nobody here knows: its name is enough to refuse it by.
+        Some(Err(_)) | None => Vec::new(),
+    };
+    Read::Fits(Any { type_url, value })
+}
+
+/// An `Any` whose bytes are no message of any type.
+pub(crate) fn undecodable(type_url: String) -> Any {
+    let value = vec![0xff];
+    Any { type_url, value }
+}
+
+/// Writes an `Any`.
+pub(crate) fn write(any: &Any) -> String {
+    let known = descriptor(ANY).and_then(|any_type| {
+        let mut message = DynamicMessage::new(any_type);
+        message.transcode_from(any).ok()?;
+        serde_json::to_string(&message).ok()
+    });
+    known.unwrap_or_else(|| {
+        let value = STANDARD.encode(&any.value);
+        serde_json::json!({"@type": any.type_url, "value": value}).to_string()
+    })
+}
+
+/// Reads the JSON of a message of type `name` into its bytes.
+pub(crate) fn bytes_of(name: &str, json: &str) -> Option<Vec<u8>> {
+    dynamic(name, json).map(|message| message.encode_to_vec())
+}
+
+/// The JSON of a message of type `name`.
+pub(crate) fn json_of(name: &str, bytes: &[u8]) -> Option<String> {
+    let message = DynamicMessage::decode(descriptor(name)?, bytes).ok()?;
+    serde_json::to_string(&message).ok()
+}
+
+/// Reads a `google.rpc.Status`, a peer's perhaps; `None` is OK.
+pub(crate) fn read_status(json: &str) -> Option<Status> {
+    let whole = bytes_of(STATUS, json).and_then(|bytes| Status::decode(&bytes));
+    whole.unwrap_or_else(|| {
+        // Its details may be of types that nobody here knows.
+        let plain: Plain = serde_json::from_str(json).unwrap_or_default();
+        let status = || Status::other(Code::from_grpc(plain.code), "", plain.message);
+        (plain.code != 0).then(status)
+    })
+}
+
+/// Writes how something ended; well is the empty object.
+pub(crate) fn write_status(status: Option<&Status>) -> String {
+    let bytes = status.map(Status::encode).unwrap_or_default();
+    json_of(STATUS, &bytes).unwrap_or_else(|| "{}".to_owned())
+}
+
+/// The details of a status, as a JSON list.
+pub(crate) fn write_details(status: &Status) -> String {
+    let whole = write_status(Some(status));
+    let details = serde_json::from_str::<Details<'_>>(&whole).ok();
+    details.map_or_else(|| "[]".to_owned(), |found| found.details.get().to_owned())
+}
+
+#[derive(Deserialize)]
+struct Opaque<'a> {
+    #[serde(rename = "@type")]
+    type_url: Option<Text>,
+    #[serde(borrow)]
+    value: Option<&'a RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Plain {
+    code: i32,
+    message: String,
+}
+
+#[derive(Deserialize)]
+struct Details<'a> {
+    #[serde(borrow)]
+    details: &'a RawValue,
+}
+
+fn dynamic(name: &str, json: &str) -> Option<DynamicMessage> {
+    let lenient = DeserializeOptions::new().deny_unknown_fields(false);
+    let mut text = Deserializer::from_str(json);
+    DynamicMessage::deserialize_with_options(descriptor(name)?, &mut text, &lenient).ok()
+}
+
+fn descriptor(name: &str) -> Option<MessageDescriptor> {
+    POOL.as_ref()?.get_message_by_name(name)
+}
+
+/// Parsed once; were our own descriptors broken, every message would be opaque, and a test would say so.
+static POOL: LazyLock<Option<DescriptorPool>> =
+    LazyLock::new(|| DescriptorPool::decode(crate::generated::DESCRIPTORS).ok());
+
+const ANY: &str = "google.protobuf.Any";
+const STATUS: &str = "google.rpc.Status";

@@ -1,0 +1,310 @@
+//! What the TypeScript client sends and reads, and what proto3-JSON lets others send.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use prost::Message as _;
+use prost_types::Any;
+
+use super::*;
+use crate::evergreen::Param;
+use crate::generated::sapwood::v1::{ActionOptions, GenerateConfig};
+
+fn read(text: &str) -> Message {
+    let read = decode(text.as_bytes()).unwrap_or_else(|status| panic!("{status}: {text}"));
+    Message {
+        wire_bytes: 0,
+        ..read.message
+    }
+}
+
+fn written(message: &Message, side: Side) -> String {
+    let mut out = BytesMut::new();
+    encode(message, side, &mut out);
+    String::from_utf8(out.to_vec()).unwrap()
+}
+
+fn leaf(id: &str, seq: i32, last: bool, chunk: Option<Chunk>) -> Fragment {
+    Fragment {
+        id: id.into(),
+        seq,
+        last,
+        chunk,
+        ..Fragment::default()
+    }
+}
+
+fn chunk(mimetype: &'static str, role: &'static str, data: Option<&'static str>) -> Option<Chunk> {
+    Some(Chunk {
+        metadata: Some(Arc::new(Metadata::of(mimetype).with_role(role))),
+        payload: data.map(|data| Payload::Data(Bytes::from_static(data.as_bytes()))),
+    })
+}
+
+fn one(fragment: Fragment) -> Message {
+    Message {
+        fragments: [fragment].into_iter().collect(),
+        ..Message::default()
+    }
+}
+
+#[test]
+fn ev_723_exactly_these_messages_of_the_client_are_read() {
+    let action = Action {
+        name: "GENERATE".into(),
+        target: "evergreen://demo".into(),
+        inputs: vec![Param::new("prompt", "u1")],
+        outputs: vec![Param::new("response", "u2")],
+        ..Action::default()
+    };
+    let called = Message {
+        actions: vec![action],
+        ..Message::default()
+    };
+    for (text, message) in [
+        (
+            r#"{"actions":[{"targetSpec":{"id":"evergreen://demo"},"name":"GENERATE","inputs":[{"name":"prompt","id":"u1"}],"outputs":[{"name":"response","id":"u2"}]}]}"#,
+            called,
+        ),
+        (
+            r#"{"nodeFragments":[{"id":"u1","chunkFragment":{"metadata":{"mimetype":"text/plain","role":"USER"},"data":"SGkh"},"seq":0,"continued":true}]}"#,
+            one(leaf(
+                "u1",
+                0,
+                false,
+                chunk("text/plain", "USER", Some("Hi!")),
+            )),
+        ),
+        (
+            r#"{"nodeFragments":[{"id":"u1","seq":1,"continued":false}]}"#,
+            one(leaf("u1", 1, true, None)),
+        ),
+    ] {
+        assert_eq!(read(text), message, "{text}");
+    }
+}
+
+/// EV-723
+#[test]
+fn ev_721_exactly_these_messages_are_sent_to_the_client() {
+    for (message, text) in [
+        (
+            one(leaf(
+                "u2",
+                0,
+                false,
+                chunk("text/plain", "ASSISTANT", Some("Hello")),
+            )),
+            r#"{"nodeFragments":[{"id":"u2","seq":0,"continued":true,"chunkFragment":{"metadata":{"mimetype":"text/plain","role":"ASSISTANT"},"data":"SGVsbG8="}}]}"#,
+        ),
+        (
+            one(leaf("u2", 1, true, chunk("text/plain", "ASSISTANT", None))),
+            r#"{"nodeFragments":[{"id":"u2","seq":1,"continued":false,"chunkFragment":{"metadata":{"mimetype":"text/plain","role":"ASSISTANT"}}}]}"#,
+        ),
+        (
+            one(Fragment {
+                children: vec!["a".into(), "b\"".into()],
+                ..leaf("t", 0, true, None)
+            }),
+            r#"{"nodeFragments":[{"id":"t","seq":0,"continued":false,"childIds":["a","b\""]}]}"#,
+        ),
+        // An empty list of children would make this a tree.
+        (
+            one(leaf("e", 0, true, None)),
+            r#"{"nodeFragments":[{"id":"e","seq":0,"continued":false}]}"#,
+        ),
+        // Its parser throws on a mimetype without exactly one slash.
+        (
+            one(leaf("m", 0, true, chunk("text", "", Some("?>")))),
+            r#"{"nodeFragments":[{"id":"m","seq":0,"continued":false,"chunkFragment":{"metadata":{"mimetype":"application/octet-stream"},"data":"Pz4="}}]}"#,
+        ),
+        (Message::default(), "{}"),
+    ] {
+        assert_eq!(written(&message, Side::Server), text);
+    }
+    // A client of ours says once what a leaf is: for a server each repetition begins a new chunk (EV-405).
+    let later = one(leaf("u", 1, false, chunk("text/plain", "USER", Some("x"))));
+    assert_eq!(
+        written(&later, Side::Client),
+        r#"{"nodeFragments":[{"id":"u","seq":1,"continued":true,"chunkFragment":{"data":"eA=="}}]}"#
+    );
+}
+
+#[test]
+fn ev_720_what_the_mapping_lets_clients_choose_is_read_alike() {
+    let plain = one(leaf("p", 7, false, chunk("a/b", "USER", Some("?>hi"))));
+    for text in [
+        r#"{"nodeFragments":[{"id":"p","seq":7,"continued":true,"chunkFragment":{"metadata":{"mimetype":"a/b","role":"USER"},"data":"Pz5oaQ=="}}]}"#,
+        r#"{"node_fragments":[{"id":"p","seq":"7","continued":true,"chunk_fragment":{"metadata":{"mimetype":"a/b","role":"USER"},"data":"Pz5oaQ"}}]}"#,
+        r#" {"nodeFragments":[{"id":"p","seq":7.0,"continued":true,"childIds":[],"chunkFragment":{"metadata":{"mimetype":"a/b","role":"USER","experimental":null},"data":"Pz5oaQ","ref":null}}],"actions":null}"#,
+        r#"{"from":{"the":["future"]},"nodeFragments":[{"x":1,"id":"p","seq":"7e0","continued":true,"childIds":null,"chunkFragment":{"metadata":{"mimetype":"a\/b","role":"USER"},"data":"Pz5oaQ=="}}]}"#,
+    ] {
+        assert_eq!(read(text), plain, "{text}");
+    }
+    let url_safe = read(r#"{"nodeFragments":[{"chunkFragment":{"data":"_-8"}}]}"#);
+    let Some(Payload::Data(data)) = &url_safe.fragments[0].chunk.as_ref().unwrap().payload else {
+        panic!("data was sent");
+    };
+    assert_eq!(*data, [0xff, 0xef][..]);
+    for nothing in ["{}", r#"{"nodeFragments":null}"#, r#"{"error":{"code":3}}"#] {
+        assert_eq!(read(nothing), Message::default());
+    }
+}
+
+#[test]
+fn ev_720_times_file_names_and_references_are_kept() {
+    let text = r#"{"nodeFragments":[{"id":"i","seq":0,"continued":false,"chunkFragment":{"metadata":{"mimetype":"image/png","originalFileName":"cat.png","captureTime":"2024-05-06T07:08:09.500Z"},"ref":"data:,x"}}]}"#;
+    let message = read(text);
+    let chunk = message.fragments[0].chunk.as_ref().unwrap();
+    assert_eq!(chunk.payload, Some(Payload::Ref("data:,x".into())));
+    let time = chunk.metadata.as_ref().unwrap().capture_time.unwrap();
+    assert_eq!((time.seconds, time.nanos), (1_714_979_289, 500_000_000));
+    let again = written(&message, Side::Server);
+    assert_eq!(read(&again), message, "{again}");
+    let shifted = text.replace("07:08:09.500Z", "09:08:09.5+02:00");
+    assert_eq!(read(&shifted), message);
+}
+
+#[test]
+fn ev_720_configs_are_mapped_by_type_and_what_does_not_fit_is_the_actions_to_refuse() {
+    let config = |json: &str| {
+        let text = format!(r#"{{"actions":[{{"name":"F","configs":[{json}]}}]}}"#);
+        read(&text).actions[0].configs[0].clone()
+    };
+    let generate = config(
+        r#"{"@type":"type.googleapis.com/sapwood.v1.GenerateConfig","maxTokens":"5","top_p":0.5,"logitBias":{"7":-1}}"#,
+    );
+    let decoded = GenerateConfig::decode(&*generate.value).unwrap();
+    assert_eq!(
+        (decoded.max_tokens, decoded.top_p, decoded.logit_bias[&7]),
+        (Some(5), Some(0.5), -1.0)
+    );
+    let options =
+        config(r#"{"@type":"type.googleapis.com/sapwood.v1.ActionOptions","timeout":"1.5s"}"#);
+    let timeout = ActionOptions::decode(&*options.value)
+        .unwrap()
+        .timeout
+        .unwrap();
+    assert_eq!((timeout.seconds, timeout.nanos), (1, 500_000_000));
+    let object =
+        config(r#"{"@type":"type.googleapis.com/google.protobuf.Struct","value":{"seed":1}}"#);
+    let object = prost_types::Struct::decode(&*object.value).unwrap();
+    assert!(object.fields.contains_key("seed"));
+    for (json, value) in [
+        (
+            r#"{"@type":"type.googleapis.com/sapwood.v1.GenerateConfig","maxTokens":"many"}"#,
+            &[0xff][..],
+        ),
+        (r#"{"@type":"x/y.Z","value":"_w=="}"#, &[0xff]),
+        (r#"{"@type":"x/y.Z","a":1}"#, &[]),
+        ("5", &[0xff]),
+        ("{}", &[0xff]),
+    ] {
+        assert_eq!(config(json).value, value, "{json}");
+    }
+}
+
+#[test]
+fn ev_720_what_is_no_message_is_refused_without_quoting_it() {
+    let deep = |levels: usize| {
+        let (open, close) = ("[".repeat(levels - 1), "]".repeat(levels - 1));
+        format!("{{\"x\":{open}{close}}}")
+    };
+    assert!(decode(deep(DEPTH_MAX).as_bytes()).is_ok());
+    let too_deep = deep(DEPTH_MAX + 1);
+    for text in [
+        "",
+        "[]",
+        "{",
+        r#"{"nodeFragments":5}"#,
+        r#"{"nodeFragments":[null]}"#,
+        r#"{"nodeFragments":[["p",0]]}"#,
+        r#"{"actions":[{"targetSpec":["demo"]}]}"#,
+        r#"{"nodeFragments":[{"seq":2147483648}]}"#,
+        r#"{"nodeFragments":[{"seq":"-2147483649"}]}"#,
+        r#"{"nodeFragments":[{"seq":1.5}]}"#,
+        r#"{"nodeFragments":[{"seq":" 1"}]}"#,
+        r#"{"nodeFragments":[{"continued":"true"}]}"#,
+        r#"{"nodeFragments":[{"chunkFragment":{"data":"secret!"}}]}"#,
+        r#"{"nodeFragments":[{"chunkFragment":{"data":"","ref":""}}]}"#,
+        r#"{"nodeFragments":[{"chunkFragment":{"metadata":{"captureTime":"noon"}}}]}"#,
+        r#"{"nodeFragments":[{"id":"a","id":"b"}]}"#,
+        r#"{"nodeFragments":[{"id":"\ud800"}]}"#,
+        "{\"nodeFragments\":[{\"id\":\"\u{7}\"}]}",
+        too_deep.as_str(),
+    ] {
+        let refused = decode(text.as_bytes()).unwrap_err();
+        assert_eq!(refused.known(), Some(Reason::BadMessage), "{text}");
+        assert!(!refused.message.contains("secret"));
+    }
+    assert!(decode(b"{\"nodeFragments\":[{\"id\":\"\xff\"}]}").is_err());
+}
+
+#[test]
+fn ev_720_one_part_too_many_is_refused_before_it_is_built() {
+    // Two brackets and a brace count four each, a comma one, an empty fragment four.
+    let many = |fragments: usize| {
+        let list = vec!["{}"; fragments].join(",");
+        decode(format!("{{\"nodeFragments\":[{list}]}}").as_bytes()).map(|_| ())
+    };
+    let most = (ENTRIES_MAX - 8 + 1) / 5;
+    assert_eq!(many(most), Ok(()));
+    assert_eq!(
+        many(most + 1).unwrap_err().known(),
+        Some(Reason::FragmentLimit)
+    );
+}
+
+/// EV-931
+#[test]
+fn ev_903_errors_and_statuses_are_written_in_json() {
+    let status = Status::new(Reason::SeqPastFinal, "past \"it\"")
+        .with("node", "p")
+        .with("seq", 7);
+    let mut out = BytesMut::new();
+    encode_error(&status, &mut out);
+    let text = std::str::from_utf8(&out).unwrap();
+    // The order of metadata means nothing.
+    let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+    let expect = value(
+        r#"{"error":{"code":3,"status":"INVALID_ARGUMENT","message":"past \"it\"","details":[{"@type":"type.googleapis.com/google.rpc.ErrorInfo","reason":"SEQ_PAST_FINAL","domain":"evergreen.sapwood","metadata":{"node":"p","seq":"7"}}]}}"#,
+    );
+    assert_eq!(value(text), expect);
+    assert_eq!(decode(text.as_bytes()).unwrap().error, Some(status.clone()));
+    let strange = r#"{"error":{"code":5,"message":"gone","details":[{"@type":"x/y.Z","a":1}]}}"#;
+    let strange = decode(strange.as_bytes()).unwrap().error.unwrap();
+    assert_eq!((strange.code, &*strange.message), (Code::NotFound, "gone"));
+    // A node that failed: its mimetype says so, and it reads back as what it is.
+    for status in [Some(Arc::new(status)), None] {
+        let failed = one(leaf(
+            "r",
+            3,
+            true,
+            Some(Chunk {
+                metadata: None,
+                payload: Some(Payload::Status(status.clone())),
+            }),
+        ));
+        let text = written(&failed, Side::Server);
+        assert!(
+            text.contains("application/json; type=google.rpc.Status"),
+            "{text}"
+        );
+        let back = read(&text).fragments.remove(0).chunk.unwrap();
+        match status {
+            Some(_) => assert_eq!(back.payload, Some(Payload::Status(status))),
+            None => assert_eq!(back.payload, Some(Payload::Data(Bytes::from_static(b"{}")))),
+        }
+    }
+}
+
+#[test]
+fn what_nobody_here_knows_travels_as_base64() {
+    let any = Any {
+        type_url: "example.com/a.B".into(),
+        value: vec![1, 2, 255],
+    };
+    let text = any::write(&any);
+    assert_eq!(text, r#"{"@type":"example.com/a.B","value":"AQL/"}"#);
+    assert!(matches!(any::read(&text), AnyRead::Fits(back) if back == any));
+}

@@ -1,0 +1,552 @@
+//! The dialect of Action Engine 0.4.0: structs of msgpack values, each wrapped in a bin (section 7.3).
+//!
+//! Owns: the byte layout in both directions, older layout included (EV-732), where chunks end and statuses begin
+//! (EV-734, EV-735). Refuses to know: which actions are open ([`calls`] does) and what a session makes of it.
+//!
+//! ```text
+//!   WireMessage   [NodeFragment…] [ActionMessage…] headers
+//!   NodeFragment  0 Chunk | 1 NodeRef, continued, id, seq
+//!   Chunk         data, ref, ChunkMetadata | nil
+//! ```
+
+pub(super) mod action;
+pub(super) mod calls;
+#[cfg(test)]
+pub(super) mod tests;
+mod value;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use bytestring::ByteString;
+use prost::Message as _;
+use prost_types::{Any, Timestamp};
+
+use self::value::{Malformed, Reader, put_int, put_text, text_len, wrapped};
+use super::{Chunk, Fragment, Id, Message, Metadata, Payload, Reason, Status, mimetype};
+use crate::code::Code;
+use crate::generated::sapwood::v1::Attributes;
+
+/// What one message holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Read {
+    /// Fragments and actions. A fragment that names no place has the seq [`APPEND`].
+    pub message: Message,
+    /// The id of each action.
+    pub ids: Vec<Id>,
+    /// Whether it has headers; without them, an empty message is the half-close (EV-738).
+    pub headers: bool,
+    /// Whether it is in the layout of 0.1 (EV-732).
+    pub older: bool,
+}
+
+/// What it takes to write a message beside the message.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Context<'a> {
+    /// The id of each action.
+    pub ids: &'a [Id],
+    /// Unix time in microseconds, for statuses.
+    pub now: i64,
+    /// In the layout of 0.1.
+    pub older: bool,
+}
+
+/// The seq of a fragment that goes after the highest accepted (EV-731).
+pub const APPEND: i32 = -1;
+/// The node whose final fragment ends the session (EV-739).
+pub const ABORT: &str = "__abort__";
+/// How many fragments, actions, ports, headers and attributes, together, one message may hold.
+pub const ENTRIES_MAX: usize = 131_072;
+
+/// Reads one message.
+///
+/// # Errors
+/// `BAD_MESSAGE`, without repeating anything of the sender's; `FRAGMENT_LIMIT` above [`ENTRIES_MAX`]; `UNIMPLEMENTED`
+/// for a part of another node's content.
+pub fn decode(bytes: Bytes) -> Result<Read, Status> {
+    let wire_bytes = bytes.len();
+    let mut budget = Budget(ENTRIES_MAX);
+    let mut read = wire_message(bytes, &mut budget).map_err(Stop::status)?;
+    read.message.wire_bytes = wire_bytes;
+    Ok(read)
+}
+
+/// Writes one message.
+pub fn encode(message: &Message, context: Context<'_>, out: &mut BytesMut) {
+    let fragments: Vec<View<'_>> = message
+        .fragments
+        .iter()
+        .map(|fragment| View::new(fragment, context.now))
+        .collect();
+    let actions: Vec<action::View<'_>> = message
+        .actions
+        .iter()
+        .zip(context.ids)
+        .map(|(action, id)| action::View::new(action, id, context.older))
+        .collect();
+    let mut len = value::list_len(fragments.len()) + value::list_len(actions.len());
+    len += usize::from(!context.older);
+    len += fragments
+        .iter()
+        .map(|view| wrapped(view.len))
+        .sum::<usize>();
+    len += actions.iter().map(|view| wrapped(view.len)).sum::<usize>();
+    out.reserve(wrapped(len));
+    value::put_bin_head(out, len);
+    value::put_list(out, fragments.len());
+    for view in &fragments {
+        view.put(out);
+    }
+    value::put_list(out, actions.len());
+    for view in &actions {
+        view.put(out);
+    }
+    if !context.older {
+        value::put_count(out, 0);
+    }
+}
+
+/// How many more parts may be read.
+struct Budget(usize);
+
+/// Why nothing was read.
+enum Stop {
+    Malformed,
+    Limit,
+    Part,
+}
+
+impl From<Malformed> for Stop {
+    fn from(Malformed: Malformed) -> Self {
+        Self::Malformed
+    }
+}
+
+impl Stop {
+    fn status(self) -> Status {
+        let max = ENTRIES_MAX as u64;
+        match self {
+            Self::Malformed => Status::new(
+                Reason::BadMessage,
+                "a message is no WireMessage of Action Engine 0.4.0",
+            ),
+            Self::Limit => Status::limit(Reason::FragmentLimit, "entries_max", max + 1, max),
+            Self::Part => Status::new(
+                Reason::Unimplemented,
+                "a NodeRef to a part of a node is not served: refer to whole nodes",
+            ),
+        }
+    }
+}
+
+impl Budget {
+    fn take(&mut self, entries: usize) -> Result<usize, Stop> {
+        self.0 = self.0.checked_sub(entries).ok_or(Stop::Limit)?;
+        Ok(entries)
+    }
+}
+
+fn wire_message(bytes: Bytes, budget: &mut Budget) -> Result<Read, Stop> {
+    let mut outer = Reader::new(bytes);
+    let mut inner = outer.inner()?;
+    if !outer.is_empty() {
+        return Err(Stop::Malformed);
+    }
+    let mut read = Read::default();
+    for _ in 0..budget.take(inner.list()?)? {
+        read.message
+            .fragments
+            .push(fragment(inner.inner()?, budget)?);
+    }
+    for _ in 0..budget.take(inner.list()?)? {
+        let called = action::read(inner.inner()?, budget)?;
+        read.older |= called.older;
+        read.ids.push(called.id);
+        read.message.actions.push(called.action);
+    }
+    if inner.is_empty() {
+        read.older = true;
+        return Ok(read);
+    }
+    read.headers = !pairs(&mut inner, budget)?.is_empty();
+    ended(&inner)?;
+    Ok(read)
+}
+
+fn fragment(mut from: Reader, budget: &mut Budget) -> Result<Fragment, Stop> {
+    let variant = from.int()?;
+    let content = from.inner()?;
+    let continued = from.bool()?;
+    let id = from.text()?;
+    let seq = from.optional(Reader::int)?.unwrap_or(-1);
+    ended(&from)?;
+    let mut fragment = Fragment {
+        id,
+        seq: if seq < 0 {
+            APPEND
+        } else {
+            i32::try_from(seq).map_err(|_| Stop::Malformed)?
+        },
+        last: !continued,
+        ..Fragment::default()
+    };
+    match variant {
+        0 => fragment.chunk = chunk(content, !continued, budget)?,
+        1 => fragment.children = vec![node_ref(content)?],
+        _ => return Err(Stop::Malformed),
+    }
+    Ok(fragment)
+}
+
+/// A child of which all is meant.
+fn node_ref(mut from: Reader) -> Result<Id, Stop> {
+    let id = from.text()?;
+    let offset = from.int()?;
+    let len = from.optional(Reader::int)?;
+    ended(&from)?;
+    if offset != 0 || len.is_some() {
+        return Err(Stop::Part);
+    }
+    Ok(id)
+}
+
+/// A chunk; `None` is the null chunk, which says that nothing more comes (EV-734).
+fn chunk(mut from: Reader, last: bool, budget: &mut Budget) -> Result<Option<Chunk>, Stop> {
+    // Where the data is absent, the first value is the reference.
+    let data = if from.at_text() {
+        Bytes::new()
+    } else {
+        from.bin()?
+    };
+    let uri = from.text()?;
+    let described = from.optional(Reader::inner)?;
+    ended(&from)?;
+    let metadata = described.map(|from| metadata(from, budget)).transpose()?;
+    let metadata = metadata.unwrap_or_default();
+    let untyped = metadata.mimetype.is_empty() || *metadata.mimetype == *mimetype::OCTET_STREAM;
+    if data.is_empty() && uri.is_empty() && untyped {
+        return Ok(None);
+    }
+    if last && *metadata.mimetype == *STATUS_MIMETYPE {
+        return Ok(Some(Chunk {
+            metadata: None,
+            payload: Some(Payload::Status(read_status(&data).map(Arc::new))),
+        }));
+    }
+    let payload = match (data.is_empty(), uri.is_empty()) {
+        (true, true) => None,
+        (false, true) => Some(Payload::Data(data)),
+        (true, false) => Some(Payload::Ref(own(&uri))),
+        (false, false) => return Err(Stop::Malformed),
+    };
+    Ok(Some(Chunk {
+        metadata: Some(Arc::new(metadata)),
+        payload,
+    }))
+}
+
+fn metadata(mut from: Reader, budget: &mut Budget) -> Result<Metadata, Stop> {
+    let mimetype = own(&from.text()?);
+    let time = from.optional(Reader::inner)?;
+    let mut attributes = pairs(&mut from, budget)?;
+    ended(&from)?;
+    let micros = match time {
+        None => None,
+        Some(mut time) => {
+            let micros = time.optional(Reader::int)?;
+            ended(&time)?;
+            micros
+        }
+    };
+    // Roles and file names have no field of their own here.
+    let mut named = |name: &str| -> Result<ByteString, Stop> {
+        match attributes.remove(name) {
+            Some(bytes) => ByteString::try_from(bytes)
+                .map(|text| own(&text))
+                .map_err(|_| Stop::Malformed),
+            None => Ok(ByteString::new()),
+        }
+    };
+    let (role, file_name) = (named(ROLE)?, named(FILE_NAME)?);
+    let attributes: BTreeMap<String, Vec<u8>> = attributes
+        .into_iter()
+        .map(|(name, bytes)| (name, bytes.into()))
+        .collect();
+    let experimental = (!attributes.is_empty()).then(|| Any {
+        type_url: ATTRIBUTES.to_owned(),
+        value: Attributes { attributes }.encode_to_vec(),
+    });
+    Ok(Metadata {
+        mimetype,
+        role,
+        file_name,
+        capture_time: micros.map(time_of),
+        experimental: experimental.into_iter().collect(),
+    })
+}
+
+/// Headers or attributes. A name that is no text is passed over: nobody could ask for it.
+fn pairs(from: &mut Reader, budget: &mut Budget) -> Result<BTreeMap<String, Bytes>, Stop> {
+    let mut pairs = BTreeMap::new();
+    for _ in 0..budget.take(from.count()?)? {
+        let name = from.raw_text()?;
+        let value = from.raw_text()?;
+        if let Ok(name) = String::from_utf8(name.into()) {
+            pairs.insert(name, value);
+        }
+    }
+    Ok(pairs)
+}
+
+/// A copy: metadata outlives the message by far, and must not keep its buffer (EV-805).
+fn own(text: &str) -> ByteString {
+    ByteString::from(text)
+}
+
+fn ended(from: &Reader) -> Result<(), Stop> {
+    if from.is_empty() {
+        Ok(())
+    } else {
+        Err(Stop::Malformed)
+    }
+}
+
+/// A code and a message; `None` is OK.
+fn read_status(data: &[u8]) -> Option<Status> {
+    let (&code, message) = data.split_first().unwrap_or((&UNKNOWN, &[]));
+    let message = String::from_utf8_lossy(message);
+    (code != 0).then(|| Status::other(Code::from_grpc(i32::from(code)), "", message))
+}
+
+/// A fragment as it is written.
+struct View<'a> {
+    fragment: &'a Fragment,
+    content: Content<'a>,
+    /// Bytes of the content.
+    content_len: usize,
+    /// Bytes of the whole, without its head.
+    len: usize,
+}
+
+enum Content<'a> {
+    Chunk {
+        /// The first byte of a status.
+        code: Option<u8>,
+        data: Cow<'a, [u8]>,
+        uri: &'a str,
+        metadata: Described<'a>,
+    },
+    NodeRef(&'a Id),
+}
+
+struct Described<'a> {
+    mimetype: &'a str,
+    micros: Option<i64>,
+    attributes: Vec<(String, Vec<u8>)>,
+    len: usize,
+}
+
+impl<'a> View<'a> {
+    fn new(fragment: &'a Fragment, now: i64) -> Self {
+        let content = match fragment.children.first() {
+            Some(child) => Content::NodeRef(child),
+            None => Content::of_chunk(fragment, now),
+        };
+        let content_len = content.len();
+        let len = 1
+            + wrapped(content_len)
+            + 1
+            + text_len(fragment.id.as_bytes())
+            + value::int_len(fragment.seq);
+        Self {
+            fragment,
+            content,
+            content_len,
+            len,
+        }
+    }
+
+    fn put(&self, out: &mut BytesMut) {
+        value::put_bin_head(out, self.len);
+        put_int(out, i32::from(matches!(self.content, Content::NodeRef(_))));
+        value::put_bin_head(out, self.content_len);
+        self.content.put(out);
+        value::put_bool(out, !self.fragment.last);
+        put_text(out, self.fragment.id.as_bytes());
+        put_int(out, self.fragment.seq);
+    }
+}
+
+impl<'a> Content<'a> {
+    fn of_chunk(fragment: &'a Fragment, now: i64) -> Self {
+        let chunk = fragment.chunk.as_ref();
+        let payload = chunk.and_then(|chunk| chunk.payload.as_ref());
+        if let Some(Payload::Status(status)) = payload {
+            let (code, message) = match status {
+                Some(status) => (status.code.grpc(), said(status)),
+                None => (0, Cow::Borrowed(&[][..])),
+            };
+            return Self::Chunk {
+                code: Some(code),
+                data: message,
+                uri: "",
+                metadata: Described::new(STATUS_MIMETYPE, Some(now), Vec::new()),
+            };
+        }
+        let (data, uri): (&[u8], &str) = match payload {
+            Some(Payload::Data(data)) => (data, ""),
+            Some(Payload::Ref(uri)) => (&[], uri),
+            _ => (&[], ""),
+        };
+        let empty = data.is_empty() && uri.is_empty();
+        let metadata = chunk
+            .and_then(|chunk| chunk.metadata.as_deref())
+            .filter(|_| !(empty && fragment.last));
+        let metadata = match metadata {
+            Some(metadata) => {
+                let micros = metadata.capture_time.as_ref().map(micros_of);
+                let typed = if empty && metadata.mimetype() == mimetype::OCTET_STREAM {
+                    NOT_NULL
+                } else {
+                    metadata.mimetype()
+                };
+                Described::new(typed, micros, attributes_of(metadata))
+            }
+            None if empty && !fragment.last => Described::new(NOT_NULL, None, Vec::new()),
+            None => Described::new(mimetype::OCTET_STREAM, None, Vec::new()),
+        };
+        Self::Chunk {
+            code: None,
+            data: Cow::Borrowed(data),
+            uri,
+            metadata,
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::NodeRef(id) => text_len(id.as_bytes()) + 2,
+            Self::Chunk {
+                code,
+                data,
+                uri,
+                metadata,
+            } => {
+                let data = data.len() + usize::from(code.is_some());
+                wrapped(data) + text_len(uri.as_bytes()) + wrapped(metadata.len)
+            }
+        }
+    }
+
+    fn put(&self, out: &mut BytesMut) {
+        match self {
+            Self::NodeRef(id) => {
+                put_text(out, id.as_bytes());
+                put_int(out, 0);
+                value::put_nil(out);
+            }
+            Self::Chunk {
+                code,
+                data,
+                uri,
+                metadata,
+            } => {
+                value::put_bin_head(out, data.len() + usize::from(code.is_some()));
+                if let Some(code) = code {
+                    out.put_u8(*code);
+                }
+                out.put_slice(data);
+                put_text(out, uri.as_bytes());
+                value::put_bin_head(out, metadata.len);
+                metadata.put(out);
+            }
+        }
+    }
+}
+
+impl<'a> Described<'a> {
+    fn new(mimetype: &'a str, micros: Option<i64>, attributes: Vec<(String, Vec<u8>)>) -> Self {
+        let time = if micros.is_some() {
+            wrapped(value::MICROS_LEN)
+        } else {
+            1
+        };
+        let pairs = attributes
+            .iter()
+            .map(|(name, value)| text_len(name.as_bytes()) + text_len(value));
+        let len = text_len(mimetype.as_bytes())
+            + time
+            + value::count_len(attributes.len())
+            + pairs.sum::<usize>();
+        Self {
+            mimetype,
+            micros,
+            attributes,
+            len,
+        }
+    }
+
+    fn put(&self, out: &mut BytesMut) {
+        put_text(out, self.mimetype.as_bytes());
+        match self.micros {
+            Some(micros) => value::put_micros(out, micros),
+            None => value::put_nil(out),
+        }
+        value::put_count(out, self.attributes.len());
+        for (name, value) in &self.attributes {
+            put_text(out, name.as_bytes());
+            put_text(out, value);
+        }
+    }
+}
+
+fn attributes_of(metadata: &Metadata) -> Vec<(String, Vec<u8>)> {
+    let named = [(ROLE, &metadata.role), (FILE_NAME, &metadata.file_name)]
+        .into_iter()
+        .filter(|(_, text)| !text.is_empty())
+        .map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec()));
+    let kept = metadata
+        .experimental
+        .iter()
+        .filter(|any| any.type_url == ATTRIBUTES)
+        .filter_map(|any| Attributes::decode(&*any.value).ok())
+        .flat_map(|found| found.attributes);
+    named.chain(kept).collect()
+}
+
+/// What the client's user reads. Its own registry words an unknown action like this (EV-737).
+fn said(status: &Status) -> Cow<'_, [u8]> {
+    match (status.known(), status.detail("action")) {
+        (Some(Reason::UnknownAction), Some(name)) => {
+            Cow::Owned(format!("Action not found in registry: {name}.").into())
+        }
+        _ => Cow::Borrowed(status.message.as_bytes()),
+    }
+}
+
+fn time_of(micros: i64) -> Timestamp {
+    let nanos = micros.rem_euclid(1_000_000) * 1000;
+    Timestamp {
+        seconds: micros.div_euclid(1_000_000),
+        nanos: i32::try_from(nanos).unwrap_or_default(),
+    }
+}
+
+fn micros_of(time: &Timestamp) -> i64 {
+    time.seconds
+        .saturating_mul(1_000_000)
+        .saturating_add(i64::from(time.nanos) / 1000)
+}
+
+/// The mimetype of a status chunk (EV-735).
+const STATUS_MIMETYPE: &str = "__status__";
+/// In place of the default on a piece without content that is not the last: a null chunk there would end the client's
+/// reader, or hang it (EV-734).
+const NOT_NULL: &str = "application/x-empty";
+const ATTRIBUTES: &str = "type.googleapis.com/sapwood.v1.Attributes";
+const ROLE: &str = "role";
+const FILE_NAME: &str = "original_file_name";
+/// UNKNOWN of gRPC, for a status chunk without even a code.
+const UNKNOWN: u8 = 2;

@@ -1,0 +1,186 @@
+//! Actions of Action Engine: ports, headers, and what both are here (EV-741, EV-742).
+//!
+//! Owns: the struct ActionMessage in both directions. Refuses to know: which action is which; an id is only carried.
+
+use std::collections::BTreeMap;
+
+use bytes::{Bytes, BytesMut};
+use bytestring::ByteString;
+use prost::Message as _;
+use prost_types::{Any, Duration};
+
+use super::value::{self, Reader, put_text, text_len, wrapped};
+use super::{Budget, Stop, ended, pairs};
+use crate::evergreen::json::any;
+use crate::evergreen::{Action, Id, Param};
+use crate::generated::sapwood::v1::ActionOptions;
+
+/// An action as it was read.
+pub(super) struct Called {
+    pub(super) id: Id,
+    pub(super) action: Action,
+    pub(super) older: bool,
+}
+
+pub(super) fn read(mut from: Reader, budget: &mut Budget) -> Result<Called, Stop> {
+    let id = from.text()?;
+    let name = from.text()?;
+    let inputs = ports(&mut from, &id, budget)?;
+    let outputs = ports(&mut from, &id, budget)?;
+    let older = from.is_empty();
+    let headers = if older {
+        BTreeMap::new()
+    } else {
+        pairs(&mut from, budget)?
+    };
+    ended(&from)?;
+    let target = headers
+        .get(TARGET)
+        .map(|target| ByteString::try_from(target.clone()));
+    let action = Action {
+        name,
+        target: target
+            .transpose()
+            .map_err(|_| Stop::Malformed)?
+            .unwrap_or_default(),
+        inputs,
+        outputs,
+        configs: configs(&headers),
+    };
+    Ok(Called { id, action, older })
+}
+
+/// A port without an id has the default one (EV-734).
+fn ports(from: &mut Reader, action: &str, budget: &mut Budget) -> Result<Vec<Param>, Stop> {
+    let mut ports = Vec::new();
+    for _ in 0..budget.take(from.list()?)? {
+        let mut port = from.inner()?;
+        let (name, id) = (port.text()?, port.text()?);
+        ended(&port)?;
+        let id = if id.is_empty() {
+            format!("{action}#{name}").into()
+        } else {
+            id
+        };
+        ports.push(Param { name, id });
+    }
+    Ok(ports)
+}
+
+/// What does not fit is passed on as what no config can be: the action fails with BAD_CONFIG, not the session.
+fn configs(headers: &BTreeMap<String, Bytes>) -> Vec<Any> {
+    let text = |name| {
+        let bytes = headers.get(name)?;
+        Some(std::str::from_utf8(bytes).unwrap_or_default())
+    };
+    let packed = |name: &str, value: Option<Vec<u8>>| {
+        let type_url = format!("type.googleapis.com/{name}");
+        match value {
+            Some(value) => Any { type_url, value },
+            None => any::undecodable(type_url),
+        }
+    };
+    let config = text(CONFIG).map(|json| packed(STRUCT, any::bytes_of(STRUCT, json)));
+    let timeout = text(TIMEOUT).map(|ms| packed(OPTIONS, ms.parse().ok().map(options)));
+    config.into_iter().chain(timeout).collect()
+}
+
+fn options(ms: u32) -> Vec<u8> {
+    let timeout = Duration {
+        seconds: i64::from(ms / 1000),
+        nanos: i32::try_from(ms % 1000 * 1_000_000).unwrap_or_default(),
+    };
+    ActionOptions {
+        timeout: Some(timeout),
+    }
+    .encode_to_vec()
+}
+
+/// An action as it is written.
+pub(super) struct View<'a> {
+    id: &'a Id,
+    action: &'a Action,
+    /// `None` in the older layout, which has no headers.
+    headers: Option<Vec<(&'static str, String)>>,
+    pub(super) len: usize,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn new(action: &'a Action, id: &'a Id, older: bool) -> Self {
+        let headers = (!older).then(|| headers(action));
+        let ports = |list: &[Param]| {
+            let each = list.iter().map(|param| wrapped(port_len(param)));
+            value::list_len(list.len()) + each.sum::<usize>()
+        };
+        let said = headers.as_ref().map_or(0, |headers| {
+            let each = headers
+                .iter()
+                .map(|(name, value)| text_len(name.as_bytes()) + text_len(value.as_bytes()));
+            value::count_len(headers.len()) + each.sum::<usize>()
+        });
+        let len = text_len(id.as_bytes())
+            + text_len(action.name.as_bytes())
+            + ports(&action.inputs)
+            + ports(&action.outputs)
+            + said;
+        Self {
+            id,
+            action,
+            headers,
+            len,
+        }
+    }
+
+    pub(super) fn put(&self, out: &mut BytesMut) {
+        value::put_bin_head(out, self.len);
+        put_text(out, self.id.as_bytes());
+        put_text(out, self.action.name.as_bytes());
+        for list in [&self.action.inputs, &self.action.outputs] {
+            value::put_list(out, list.len());
+            for param in list {
+                value::put_bin_head(out, port_len(param));
+                put_text(out, param.name.as_bytes());
+                put_text(out, param.id.as_bytes());
+            }
+        }
+        if let Some(headers) = &self.headers {
+            value::put_count(out, headers.len());
+            for (name, text) in headers {
+                put_text(out, name.as_bytes());
+                put_text(out, text.as_bytes());
+            }
+        }
+    }
+}
+
+fn port_len(param: &Param) -> usize {
+    text_len(param.name.as_bytes()) + text_len(param.id.as_bytes())
+}
+
+/// Configs of other types have no place in this dialect and are left out.
+fn headers(action: &Action) -> Vec<(&'static str, String)> {
+    let mut headers = Vec::new();
+    if !action.target.is_empty() {
+        headers.push((TARGET, action.target.to_string()));
+    }
+    for config in &action.configs {
+        let name = config.type_url.rsplit('/').next().unwrap_or_default();
+        if name == OPTIONS {
+            let timeout = ActionOptions::decode(&*config.value)
+                .ok()
+                .and_then(|options| options.timeout)
+                .and_then(|timeout| std::time::Duration::try_from(timeout).ok());
+            headers.extend(timeout.map(|timeout| (TIMEOUT, timeout.as_millis().to_string())));
+        } else if name == STRUCT || name == GENERATE {
+            headers.extend(any::json_of(name, &config.value).map(|json| (CONFIG, json)));
+        }
+    }
+    headers
+}
+
+const TARGET: &str = "target";
+const CONFIG: &str = "sapwood-config";
+const TIMEOUT: &str = "sapwood-timeout-ms";
+const STRUCT: &str = "google.protobuf.Struct";
+const OPTIONS: &str = "sapwood.v1.ActionOptions";
+const GENERATE: &str = "sapwood.v1.GenerateConfig";

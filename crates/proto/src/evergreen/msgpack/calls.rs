@@ -1,0 +1,190 @@
+//! The actions of a msgpack session that have not ended, and how far their outputs have come.
+//!
+//! Owns: the ids of actions, which this dialect has and the session has not; the two status nodes of each (EV-735,
+//! EV-736); what has to be said of open outputs before a session is aborted (EV-739). Refuses to know: bytes.
+//!
+//! ```text
+//!   server:  received(action) ──► + __dispatch_status__, __status__ ──► sent(fragment)… ──► final: forgotten
+//!   client:  asked(action) ──► id ──► heard(message): status nodes taken out, what they leave open is ended
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::evergreen::{
+    Action, Chunk, Fragment, Fragments, Id, Message, Param, Payload, Reason, Status,
+};
+
+/// The open actions of one session.
+#[derive(Debug, Default)]
+pub(crate) struct Calls {
+    actions: BTreeMap<Id, Vec<Id>>,
+    nodes: BTreeMap<Id, Open>,
+    /// Actions asked for, or nodes received, so far.
+    count: u64,
+}
+
+/// An output that is not final.
+#[derive(Debug)]
+struct Open {
+    next: i32,
+    /// Statuses end after the outputs that were opened before them.
+    order: u64,
+    /// Its end is the end of this action.
+    ends: Option<Id>,
+}
+
+impl Calls {
+    /// A server takes in an action: its names become ours, and its two status nodes become outputs.
+    pub(crate) fn received(&mut self, id: &Id, action: &mut Action) {
+        if *action.name == *LIST_THERE {
+            action.name = LIST_HERE.into();
+        }
+        if *action.name == *CANCEL {
+            for param in &mut action.inputs {
+                // An action's own id is as good as that of an output (EV-742).
+                if self.actions.contains_key(&param.id) {
+                    param.id = status_node(&param.id, STATUS);
+                }
+            }
+        }
+        for (name, ends) in [(DISPATCH, false), (STATUS, true)] {
+            let node = status_node(id, name);
+            if !ends {
+                self.open(&node, None);
+                action
+                    .outputs
+                    .iter()
+                    .for_each(|param| self.open(&param.id, None));
+            } else {
+                self.open(&node, Some(id.clone()));
+            }
+            action.outputs.push(Param::new(name, node));
+        }
+        let outputs = action.outputs.iter().map(|param| param.id.clone());
+        self.actions
+            .entry(id.clone())
+            .or_insert_with(|| outputs.collect());
+    }
+
+    /// A server has sent a fragment.
+    pub(crate) fn sent(&mut self, fragment: &Fragment) {
+        self.grown(fragment);
+    }
+
+    /// What a server says before it aborts: every open output of every action ends with `status`.
+    pub(crate) fn failures(&mut self, status: &Arc<Status>) -> Message {
+        self.actions.clear();
+        let mut open: Vec<(Id, Open)> = std::mem::take(&mut self.nodes).into_iter().collect();
+        open.sort_by_key(|(_, open)| open.order);
+        let failed = |(id, open): (Id, Open)| ending(id, open.next, status);
+        Message {
+            fragments: open.into_iter().map(failed).collect(),
+            ..Message::default()
+        }
+    }
+
+    /// A client asks for an action: the id under which it is sent.
+    pub(crate) fn asked(&mut self, action: &Action) -> Id {
+        self.count += 1;
+        let id = Id::from(format!("call-{}", self.count));
+        let outputs = action.outputs.iter().map(|param| param.id.clone());
+        let outputs: Vec<Id> = outputs.collect();
+        outputs.iter().for_each(|node| self.open(node, None));
+        self.actions.insert(id.clone(), outputs);
+        id
+    }
+
+    /// A client takes in what a server says: the status nodes of its actions are taken out, and what they leave open
+    /// ends as they say. Nobody waits for an output whose action is over.
+    pub(crate) fn heard(&mut self, message: &mut Message) {
+        let mut heard = Fragments::with_capacity(message.fragments.len());
+        for fragment in std::mem::take(&mut message.fragments) {
+            let Some((action, dispatched)) = self.status_of(&fragment.id) else {
+                self.grown(&fragment);
+                heard.push(fragment);
+                continue;
+            };
+            let failure = match fragment.chunk.and_then(|chunk| chunk.payload) {
+                Some(Payload::Status(Some(status))) => Some(status),
+                // Dispatched well: the outputs are still to come.
+                _ if dispatched => continue,
+                _ => None,
+            };
+            let outputs = self.actions.remove(&action).unwrap_or_default();
+            for node in outputs {
+                if let Some(open) = self.nodes.remove(&node) {
+                    let status = failure.clone().unwrap_or_else(truncated);
+                    heard.push(ending(node, open.next, &status));
+                }
+            }
+        }
+        message.fragments = heard;
+    }
+
+    /// Whether a node holds the status of one of our actions: which, and whether of its dispatch.
+    fn status_of(&self, node: &Id) -> Option<(Id, bool)> {
+        let (action, name) = node.rsplit_once('#')?;
+        let (action, _) = self.actions.get_key_value(action)?;
+        match name {
+            STATUS => Some((action.clone(), false)),
+            DISPATCH => Some((action.clone(), true)),
+            _ => None,
+        }
+    }
+
+    fn open(&mut self, node: &Id, ends: Option<Id>) {
+        self.count += 1;
+        let order = self.count;
+        let open = Open {
+            next: 0,
+            order,
+            ends,
+        };
+        self.nodes.entry(node.clone()).or_insert(open);
+    }
+
+    fn grown(&mut self, fragment: &Fragment) {
+        if fragment.last {
+            let ended = self.nodes.remove(&fragment.id);
+            if let Some(action) = ended.and_then(|open| open.ends) {
+                self.actions.remove(&action);
+            }
+        } else if let Some(open) = self.nodes.get_mut(&fragment.id) {
+            let seq = if fragment.seq < 0 {
+                open.next
+            } else {
+                fragment.seq
+            };
+            open.next = open.next.max(seq.saturating_add(1));
+        }
+    }
+}
+
+fn ending(id: Id, seq: i32, status: &Arc<Status>) -> Fragment {
+    Fragment {
+        id,
+        seq,
+        last: true,
+        children: Vec::new(),
+        chunk: Some(Chunk {
+            metadata: None,
+            payload: Some(Payload::Status(Some(Arc::clone(status)))),
+        }),
+    }
+}
+
+fn truncated() -> Arc<Status> {
+    let message = "the action ended and left this output without its final fragment";
+    Arc::new(Status::new(Reason::Truncated, message))
+}
+
+fn status_node(action: &str, name: &str) -> Id {
+    format!("{action}#{name}").into()
+}
+
+const STATUS: &str = "__status__";
+const DISPATCH: &str = "__dispatch_status__";
+const CANCEL: &str = "CANCEL";
+const LIST_THERE: &str = "__list_actions__";
+const LIST_HERE: &str = "LIST_ACTIONS";

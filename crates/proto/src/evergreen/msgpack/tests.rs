@@ -1,0 +1,425 @@
+//! The samples of the page byte for byte, and what a decoder meets in the field.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message as _;
+
+use super::value::{Reader, put_int};
+use super::*;
+use crate::evergreen::{Action, Param};
+use crate::generated::sapwood::v1::ActionOptions;
+
+/// A sample of `testdata`, by name.
+pub(in crate::evergreen) fn sample(name: &str) -> Bytes {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../testdata/evergreen/msgpack/samples.txt");
+    let text = std::fs::read_to_string(path).unwrap();
+    let line = text
+        .lines()
+        .find(|line| line.split(' ').next() == Some(name));
+    hex(line.unwrap().split_once(' ').unwrap().1)
+}
+
+/// Bytes from hex with blanks.
+pub(in crate::evergreen) fn hex(text: &str) -> Bytes {
+    let digits: Vec<u32> = text.chars().filter_map(|c| c.to_digit(16)).collect();
+    let byte = |pair: &[u32]| u8::try_from(pair[0] * 16 + pair[1]).unwrap();
+    digits.chunks(2).map(byte).collect()
+}
+
+fn written(message: &Message, ids: &[Id]) -> Bytes {
+    let mut out = BytesMut::new();
+    let context = Context {
+        ids,
+        now: NOW,
+        older: false,
+    };
+    encode(message, context, &mut out);
+    out.freeze()
+}
+
+fn fragments(list: Vec<Fragment>) -> Message {
+    Message {
+        fragments: list.into(),
+        ..Message::default()
+    }
+}
+
+fn leaf(id: &str, seq: i32, last: bool, chunk: Option<Chunk>) -> Fragment {
+    Fragment {
+        id: id.into(),
+        seq,
+        last,
+        chunk,
+        ..Fragment::default()
+    }
+}
+
+fn text(data: &'static str) -> Option<Chunk> {
+    Some(Chunk {
+        metadata: Some(Arc::new(Metadata::of("text/plain"))),
+        payload: Some(Payload::Data(Bytes::from_static(data.as_bytes()))),
+    })
+}
+
+fn status(status: Option<Status>) -> Option<Chunk> {
+    Some(Chunk {
+        metadata: None,
+        payload: Some(Payload::Status(status.map(Arc::new))),
+    })
+}
+
+fn bad() -> Status {
+    Status::other(Code::InvalidRequest, "", "bad")
+}
+
+/// The action of the sample.
+fn generate() -> Action {
+    Action {
+        name: "GENERATE".into(),
+        inputs: vec![Param::new("prompt", "p")],
+        outputs: vec![Param::new("response", "r")],
+        ..Action::default()
+    }
+}
+
+/// EV-735, EV-739
+#[test]
+fn ev_730_the_samples_are_written_and_read_byte_for_byte() {
+    let action = Message {
+        actions: vec![generate()],
+        ..Message::default()
+    };
+    let table = [
+        ("half-close", Message::default()),
+        ("fragment", fragments(vec![leaf("q", 0, false, text("yo"))])),
+        (
+            "fragment-at-128",
+            fragments(vec![leaf("q", 128, false, text("yo"))]),
+        ),
+        ("null-chunk", fragments(vec![leaf("q", 1, true, None)])),
+        ("action", action),
+        (
+            "status-ok",
+            fragments(vec![leaf("A1#__status__", 0, true, status(None))]),
+        ),
+        (
+            "abort",
+            fragments(vec![leaf(ABORT, 0, true, status(Some(bad())))]),
+        ),
+    ];
+    for (name, message) in table {
+        let ids = [Id::from_static("A1")];
+        let bytes = sample(name);
+        assert_eq!(written(&message, &ids), bytes, "{name}");
+        let read = decode(bytes.clone()).unwrap();
+        assert_eq!(read.ids.len(), message.actions.len());
+        let wire_bytes = bytes.len();
+        assert_eq!(
+            read.message,
+            Message {
+                wire_bytes,
+                ..message
+            },
+            "{name}"
+        );
+        assert!(!read.headers && !read.older, "{name}");
+    }
+}
+
+#[test]
+fn ev_730_integers_are_written_in_the_forms_that_are_read_rightly() {
+    for (value, bytes) in [
+        (0, "00"),
+        (127, "7f"),
+        (128, "d1 0080"),
+        (255, "d1 00ff"),
+        (256, "d1 0100"),
+        (32_767, "d1 7fff"),
+        (32_768, "d2 00008000"),
+        (65_536, "d2 00010000"),
+        (i32::MAX, "d2 7fffffff"),
+        (-1, "ff"),
+        (-32, "e0"),
+        (-33, "d0 df"),
+        (-128, "d0 80"),
+        (-129, "d1 ff7f"),
+        (i32::MIN, "d2 80000000"),
+    ] {
+        let mut out = BytesMut::new();
+        put_int(&mut out, value);
+        assert_eq!(out, hex(bytes), "{value}");
+        assert_eq!(value::int_len(value), out.len());
+        assert_eq!(Reader::new(out.freeze()).int(), Ok(i64::from(value)));
+    }
+}
+
+#[test]
+fn ev_730_a_stream_of_40000_fragments_keeps_in_step() {
+    for seq in 0..40_001 {
+        let message = fragments(vec![leaf("q", seq, false, text("x"))]);
+        let bytes = written(&message, &[]);
+        // Nothing but fixint, d1 and d2 stands where the seq is.
+        let end = bytes.len() - 2;
+        let marker = match seq {
+            0..=127 => bytes[end - 1],
+            128..=32_767 => bytes[end - 3],
+            _ => bytes[end - 5],
+        };
+        assert!(matches!(marker, 0..=0x7f | 0xd1 | 0xd2), "{seq}");
+        assert_eq!(decode(bytes).unwrap().message.fragments[0].seq, seq);
+    }
+}
+
+/// Values in a bin.
+fn bin(parts: &[&[u8]]) -> Bytes {
+    let len = parts.iter().map(|part| part.len()).sum();
+    let mut out = BytesMut::new();
+    value::put_bin_head(&mut out, len);
+    parts.iter().for_each(|part| out.put_slice(part));
+    out.freeze()
+}
+
+/// A message around the bytes of one fragment.
+fn around(fragment: &[u8]) -> Bytes {
+    bin(&[&[0x91], &bin(&[fragment]), &[0x90, 0x00]])
+}
+
+/// A message of one final fragment `q` with this chunk.
+fn holding(chunk: &str) -> Bytes {
+    around(&[&[0][..], &bin(&[&hex(chunk)]), &hex("c2 a1 71 00")].concat())
+}
+
+/// The fragment of the sample, with what stands after the chunk's bin replaced.
+fn ending_in(rest: &str) -> Bytes {
+    let head = "00 c4 14 c4 02 796f a0 c4 0d aa 746578742f706c61696e c0 00";
+    around(&hex(&format!("{head} {rest}")))
+}
+
+#[test]
+fn ev_731_every_form_of_an_integer_and_of_a_length_is_read() {
+    for (rest, seq) in [
+        ("c3 a1 71 05", 5),
+        ("c3 a1 71 cc 80", 128),
+        ("c3 a1 71 cd 0080", 128),
+        ("c3 a1 71 ce 00000080", 128),
+        ("c3 a1 71 cf 0000000000000080", 128),
+        ("c3 a1 71 d0 05", 5),
+        ("c3 a1 71 d1 0080", 128),
+        ("c3 a1 71 d2 00000080", 128),
+        ("c3 a1 71 d3 0000000000000080", 128),
+        ("c3 d9 01 71 05", 5),
+        ("c3 da 0001 71 05", 5),
+        ("c3 db 00000001 71 05", 5),
+        ("c3 a1 71 c0", APPEND),
+        ("c3 a1 71 ff", APPEND),
+        ("c3 a1 71 d3 ffffffffffffff00", APPEND),
+    ] {
+        let read = decode(ending_in(rest)).unwrap_or_else(|status| panic!("{rest}: {status}"));
+        let fragment = &read.message.fragments[0];
+        assert_eq!(
+            (fragment.seq, fragment.last, &*fragment.id),
+            (seq, false, "q"),
+            "{rest}"
+        );
+        assert_eq!(fragment.chunk, text("yo"));
+    }
+    // A head that is larger than it has to be.
+    let roomy = [&hex("c6 00000020")[..], &sample("fragment")[2..]].concat();
+    assert_eq!(
+        decode(roomy.into()).unwrap().message.fragments[0].chunk,
+        text("yo")
+    );
+}
+
+#[test]
+fn ev_731_chunks_are_read_generously() {
+    let chunk =
+        |bytes: &str| decode(holding(bytes)).map(|mut read| read.message.fragments.remove(0).chunk);
+    // No data at all, a reference instead; no metadata: an octet stream, which is a chunk of its own (EV-401).
+    let reference = chunk("a6 646174613a2c c0").unwrap().unwrap();
+    assert_eq!(reference.payload, Some(Payload::Ref("data:,".into())));
+    assert_eq!(reference.metadata, Some(Arc::default()));
+    let plain = chunk("c4 01 78 a0 c0").unwrap().unwrap();
+    assert_eq!(plain.metadata.unwrap().mimetype(), mimetype::OCTET_STREAM);
+    // A timestamp that holds nothing.
+    let untimed = chunk("c4 01 78 a0 c4 08 a3 612f62 c4 01 c0 00")
+        .unwrap()
+        .unwrap();
+    assert_eq!(*untimed.metadata.unwrap(), Metadata::of("a/b"));
+    // An attribute that is no text, and one that is a role.
+    let said = chunk("c4 01 78 a0 c4 12 a3 612f62 c0 02 a1 6b a2 ff00 a4 726f6c65 a1 55")
+        .unwrap()
+        .unwrap();
+    let said = said.metadata.unwrap();
+    assert_eq!(&*said.role, "U");
+    let kept = Attributes::decode(&*said.experimental[0].value).unwrap();
+    assert_eq!(kept.attributes["k"], [0xff, 0]);
+    // A null chunk with and without metadata (EV-734).
+    assert_eq!(chunk("c4 00 a0 c0"), Ok(None));
+    // A failure has a code; without one, nobody knows which.
+    let failed = chunk("c4 02 05 78 a0 c4 0d aa 5f5f7374617475735f5f c0 00")
+        .unwrap()
+        .unwrap();
+    let Some(Payload::Status(Some(status))) = failed.payload else {
+        panic!("a status was sent");
+    };
+    assert_eq!((status.code, &*status.message), (Code::NotFound, "x"));
+}
+
+fn refused(bytes: Bytes, what: &str) {
+    let status = decode(bytes).expect_err(what);
+    assert_eq!(status.known(), Some(Reason::BadMessage), "{what}");
+}
+
+#[test]
+fn ev_731_what_is_nothing_is_refused() {
+    for bytes in [
+        "",
+        "90",
+        "c4",
+        "c4 05 90 90 00",
+        // Something after the message, after the headers, after a fragment.
+        "c4 03 90 90 00 00",
+        "c4 04 90 90 00 00",
+        // A bin where a list stands, a str where a struct stands.
+        "c4 04 c4 01 90 00",
+        "c4 05 91 a1 71 90 00",
+        // Counts that nothing can follow.
+        "c4 03 95 90 00",
+        "c4 03 90 90 01",
+        "c4 03 90 90 ff",
+    ] {
+        refused(hex(bytes), bytes);
+    }
+    for rest in [
+        // A bin as flag and as id, an id that is no UTF-8, a seq beyond int32, something after it.
+        "c4 01 71 a1 71 00",
+        "c3 c4 01 71 00",
+        "c3 a1 ff 00",
+        "c3 a1 71 ce 80000000",
+        "c3 a1 71 00 00",
+    ] {
+        refused(ending_in(rest), rest);
+    }
+    // A str as data, a chunk that goes on, data and reference at once, no such variant.
+    for chunk in ["a1 78 a1 78 c0", "c4 01 78 a0 c0 00", "c4 01 78 a1 78 c0"] {
+        refused(holding(chunk), chunk);
+    }
+    refused(around(&hex("02 c4 00 c2 a1 71 00")), "variant 2");
+    let part = decode(sample("node-ref")).unwrap_err();
+    assert_eq!(part.known(), Some(Reason::Unimplemented));
+}
+
+#[test]
+fn ev_731_one_entry_too_many_is_refused_before_it_is_built() {
+    let one = hex("c4 0b 00 c4 04 c4 00 a0 c0 c2 a1 71 00");
+    let many = |count: usize| {
+        let mut list = BytesMut::new();
+        value::put_list(&mut list, count);
+        let bytes = bin(&[&list, &one[..].repeat(count), &[0x90, 0x00]]);
+        decode(bytes).map(|read| read.message.fragments.len())
+    };
+    assert_eq!(many(ENTRIES_MAX), Ok(ENTRIES_MAX));
+    let past = many(ENTRIES_MAX + 1).unwrap_err();
+    assert_eq!(past.known(), Some(Reason::FragmentLimit));
+}
+
+#[test]
+fn ev_732_the_older_layout_is_told_by_what_it_lacks_and_answered_alike() {
+    // No count of headers, neither in the action nor in the message.
+    let sample = sample("action");
+    // The action's own count stands before the message's.
+    let action = bin(&[&sample[6..sample.len() - 2]]);
+    let older = bin(&[&[0x90, 0x91], &action]);
+    let read = decode(older.clone()).unwrap();
+    assert!(read.older);
+    assert_eq!(read.message.actions, [generate()]);
+    let mut out = BytesMut::new();
+    let context = Context {
+        ids: &read.ids,
+        now: NOW,
+        older: true,
+    };
+    encode(&read.message, context, &mut out);
+    assert_eq!(out, older);
+}
+
+/// EV-733
+#[test]
+fn ev_734_a_piece_without_content_is_never_a_null_chunk_unless_it_is_the_last() {
+    let nothing = Some(Chunk {
+        metadata: Some(Arc::new(Metadata::default())),
+        payload: None,
+    });
+    for chunk in [None, nothing.clone()] {
+        let bytes = written(&fragments(vec![leaf("q", 0, false, chunk)]), &[]);
+        let read = decode(bytes).unwrap().message.fragments.remove(0);
+        assert_eq!(read.chunk.unwrap().metadata.unwrap().mimetype, NOT_NULL);
+    }
+    let last = written(&fragments(vec![leaf("q", 1, true, nothing)]), &[]);
+    assert_eq!(last, sample("null-chunk"));
+}
+
+#[test]
+fn ev_737_an_unknown_action_is_worded_as_its_own_registry_words_it() {
+    let unknown = Status::new(Reason::UnknownAction, "no such").with("action", "nope");
+    let message = fragments(vec![leaf("A#__status__", 0, true, status(Some(unknown)))]);
+    let read = decode(written(&message, &[])).unwrap();
+    let Some(Payload::Status(Some(said))) =
+        &read.message.fragments[0].chunk.as_ref().unwrap().payload
+    else {
+        panic!("a status was sent");
+    };
+    assert_eq!(
+        (said.code, &*said.message),
+        (Code::NotFound, "Action not found in registry: nope.")
+    );
+}
+
+/// EV-734: a port without an id has the default one.
+#[test]
+fn ev_741_headers_are_target_config_and_timeout() {
+    let url = |name: &str| format!("type.googleapis.com/{name}");
+    let options = ActionOptions {
+        timeout: Some(prost_types::Duration {
+            seconds: 1,
+            nanos: 500_000_000,
+        }),
+    };
+    let config =
+        crate::evergreen::json::any::bytes_of("google.protobuf.Struct", r#"{"n":2}"#).unwrap();
+    let action = Action {
+        target: "demo".into(),
+        configs: vec![
+            Any {
+                type_url: url("google.protobuf.Struct"),
+                value: config,
+            },
+            Any {
+                type_url: url("sapwood.v1.ActionOptions"),
+                value: options.encode_to_vec(),
+            },
+        ],
+        outputs: vec![Param::new("response", "")],
+        ..generate()
+    };
+    let message = Message {
+        actions: vec![action.clone()],
+        ..Message::default()
+    };
+    let read = decode(written(&message, &[Id::from_static("A1")])).unwrap();
+    let expect = Action {
+        outputs: vec![Param::new("response", "A1#response")],
+        ..action
+    };
+    assert_eq!(read.message.actions, [expect]);
+    // What is no config fails the action, which the session says; here it only must not be lost.
+    let header = hex("01 ae 736170776f6f642d636f6e666967 a1 7b");
+    let broken = bin(&[&hex("a1 41 a1 46 90 90"), &header]);
+    let broken = bin(&[&[0x90, 0x91], &broken, &[0x00]]);
+    let read = decode(broken).unwrap();
+    assert_eq!(read.message.actions[0].configs[0].value, [0xff]);
+}
+
+/// The time of the samples.
+const NOW: i64 = 0x0006_2a99_ba0c_6000;

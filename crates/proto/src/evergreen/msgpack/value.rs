@@ -1,0 +1,280 @@
+//! The values of msgpack, as Action Engine 0.4.0 writes and reads them.
+//!
+//! Owns: reading any legal form (EV-731), writing only the forms that its decoder reads rightly (EV-730), and the length
+//! of what is written. Refuses to know: structs.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytestring::ByteString;
+
+/// What is no value, or not the value that stands here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Malformed;
+
+/// Reads values off the front of some bytes; payloads are views of them.
+#[derive(Clone, Debug)]
+pub(super) struct Reader {
+    bytes: Bytes,
+}
+
+impl Reader {
+    pub(super) const fn new(bytes: Bytes) -> Self {
+        Self { bytes }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The byte that says what the next value is.
+    pub(super) fn peek(&self) -> Option<u8> {
+        self.bytes.first().copied()
+    }
+
+    /// An integer in any of its forms.
+    pub(super) fn int(&mut self) -> Result<i64, Malformed> {
+        let marker = self.byte()?;
+        Ok(match marker {
+            0x00..=0x7f => i64::from(marker),
+            0xe0..=0xff => i64::from(marker.cast_signed()),
+            0xcc => self.unsigned(1)?,
+            0xcd => self.unsigned(2)?,
+            0xce => self.unsigned(4)?,
+            0xcf => self.unsigned(8)?,
+            0xd0 => i64::from(self.fixed::<1>().map(i8::from_be_bytes)?),
+            0xd1 => i64::from(self.fixed::<2>().map(i16::from_be_bytes)?),
+            0xd2 => i64::from(self.fixed::<4>().map(i32::from_be_bytes)?),
+            0xd3 => self.fixed::<8>().map(i64::from_be_bytes)?,
+            _ => return Err(Malformed),
+        })
+    }
+
+    /// A value that may be absent.
+    pub(super) fn optional<T>(
+        &mut self,
+        read: impl FnOnce(&mut Self) -> Result<T, Malformed>,
+    ) -> Result<Option<T>, Malformed> {
+        if self.peek() == Some(NIL) {
+            self.bytes.advance(1);
+            return Ok(None);
+        }
+        read(self).map(Some)
+    }
+
+    pub(super) fn bool(&mut self) -> Result<bool, Malformed> {
+        match self.byte()? {
+            0xc2 => Ok(false),
+            0xc3 => Ok(true),
+            _ => Err(Malformed),
+        }
+    }
+
+    /// The bytes of a str, which may be no UTF-8: headers and attributes are bytes in disguise.
+    pub(super) fn raw_text(&mut self) -> Result<Bytes, Malformed> {
+        let marker = self.byte()?;
+        let len = match marker {
+            0xa0..=0xbf => usize::from(marker & 0x1f),
+            0xd9 => self.length(1)?,
+            0xda => self.length(2)?,
+            0xdb => self.length(4)?,
+            _ => return Err(Malformed),
+        };
+        self.take(len)
+    }
+
+    /// A str that is text.
+    pub(super) fn text(&mut self) -> Result<ByteString, Malformed> {
+        ByteString::try_from(self.raw_text()?).map_err(|_| Malformed)
+    }
+
+    /// Whether a str comes next.
+    pub(super) fn at_text(&self) -> bool {
+        matches!(self.peek(), Some(0xa0..=0xbf | 0xd9..=0xdb))
+    }
+
+    pub(super) fn bin(&mut self) -> Result<Bytes, Malformed> {
+        let len = match self.byte()? {
+            0xc4 => self.length(1)?,
+            0xc5 => self.length(2)?,
+            0xc6 => self.length(4)?,
+            _ => return Err(Malformed),
+        };
+        self.take(len)
+    }
+
+    /// A struct: values in a bin.
+    pub(super) fn inner(&mut self) -> Result<Self, Malformed> {
+        self.bin().map(Self::new)
+    }
+
+    /// How many values of a list follow.
+    pub(super) fn list(&mut self) -> Result<usize, Malformed> {
+        let marker = self.byte()?;
+        match marker {
+            0x90..=0x9f => Ok(usize::from(marker & 0x0f)),
+            0xdc => self.length(2),
+            0xdd => self.length(4),
+            _ => Err(Malformed),
+        }
+    }
+
+    /// A count of pairs.
+    pub(super) fn count(&mut self) -> Result<usize, Malformed> {
+        usize::try_from(self.int()?).map_err(|_| Malformed)
+    }
+
+    fn byte(&mut self) -> Result<u8, Malformed> {
+        let byte = self.peek().ok_or(Malformed)?;
+        self.bytes.advance(1);
+        Ok(byte)
+    }
+
+    fn take(&mut self, len: usize) -> Result<Bytes, Malformed> {
+        if len > self.bytes.len() {
+            return Err(Malformed);
+        }
+        Ok(self.bytes.split_to(len))
+    }
+
+    fn fixed<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (bytes, _) = self.bytes.split_first_chunk::<N>().ok_or(Malformed)?;
+        let bytes = *bytes;
+        self.bytes.advance(N);
+        Ok(bytes)
+    }
+
+    fn unsigned(&mut self, bytes: usize) -> Result<i64, Malformed> {
+        if self.bytes.len() < bytes {
+            return Err(Malformed);
+        }
+        i64::try_from(self.bytes.get_uint(bytes)).map_err(|_| Malformed)
+    }
+
+    fn length(&mut self, bytes: usize) -> Result<usize, Malformed> {
+        usize::try_from(self.unsigned(bytes)?).map_err(|_| Malformed)
+    }
+}
+
+/// Integers in the only forms that 0.4.0 reads rightly: fixint, d0, d1, d2.
+pub(super) fn put_int(out: &mut BytesMut, value: i32) {
+    match value {
+        -32..=127 => out.put_i8(i8::try_from(value).unwrap_or_default()),
+        -128..=-33 => {
+            out.put_u8(0xd0);
+            out.put_i8(i8::try_from(value).unwrap_or_default());
+        }
+        -32_768..=32_767 => {
+            out.put_u8(0xd1);
+            out.put_i16(i16::try_from(value).unwrap_or_default());
+        }
+        _ => {
+            out.put_u8(0xd2);
+            out.put_i32(value);
+        }
+    }
+}
+
+pub(super) const fn int_len(value: i32) -> usize {
+    match value {
+        -32..=127 => 1,
+        -128..=-33 => 2,
+        -32_768..=32_767 => 3,
+        _ => 5,
+    }
+}
+
+/// A count as the integer that it is; more than 2^31 of anything is not held.
+pub(super) fn put_count(out: &mut BytesMut, count: usize) {
+    put_int(out, i32::try_from(count).unwrap_or(i32::MAX));
+}
+
+pub(super) fn count_len(count: usize) -> usize {
+    int_len(i32::try_from(count).unwrap_or(i32::MAX))
+}
+
+/// The d3 form, which stands inside a timestamp and nowhere else.
+pub(super) fn put_micros(out: &mut BytesMut, micros: i64) {
+    put_bin_head(out, MICROS_LEN);
+    out.put_u8(0xd3);
+    out.put_i64(micros);
+}
+
+/// Bytes of a timestamp without its head.
+pub(super) const MICROS_LEN: usize = 9;
+
+pub(super) fn put_nil(out: &mut BytesMut) {
+    out.put_u8(NIL);
+}
+
+pub(super) fn put_bool(out: &mut BytesMut, value: bool) {
+    out.put_u8(if value { 0xc3 } else { 0xc2 });
+}
+
+pub(super) fn put_text(out: &mut BytesMut, text: &[u8]) {
+    match text.len() {
+        len @ 0..=31 => out.put_u8(0xa0 | low_byte(len)),
+        len => put_head(out, [0xd9, 0xda, 0xdb], len),
+    }
+    out.put_slice(text);
+}
+
+pub(super) const fn text_len(text: &[u8]) -> usize {
+    let len = text.len();
+    len + if len <= 31 { 1 } else { head_len(len) }
+}
+
+pub(super) fn put_bin_head(out: &mut BytesMut, len: usize) {
+    put_head(out, [0xc4, 0xc5, 0xc6], len);
+}
+
+/// A struct of `len` bytes with its head.
+pub(super) const fn wrapped(len: usize) -> usize {
+    len + head_len(len)
+}
+
+pub(super) fn put_list(out: &mut BytesMut, len: usize) {
+    match len {
+        0..=15 => out.put_u8(0x90 | low_byte(len)),
+        16..=0xffff => {
+            out.put_u8(0xdc);
+            out.put_uint(len as u64, 2);
+        }
+        _ => {
+            out.put_u8(0xdd);
+            out.put_uint(len as u64, 4);
+        }
+    }
+}
+
+pub(super) const fn list_len(len: usize) -> usize {
+    match len {
+        0..=15 => 1,
+        16..=0xffff => 3,
+        _ => 5,
+    }
+}
+
+fn put_head(out: &mut BytesMut, markers: [u8; 3], len: usize) {
+    let (marker, bytes) = match len {
+        0..=0xff => (markers[0], 1),
+        0x100..=0xffff => (markers[1], 2),
+        _ => (markers[2], 4),
+    };
+    out.put_u8(marker);
+    out.put_uint(len as u64, bytes);
+}
+
+const fn head_len(len: usize) -> usize {
+    match len {
+        0..=0xff => 2,
+        0x100..=0xffff => 3,
+        _ => 5,
+    }
+}
+
+/// Of a length that the caller knows to be small.
+const fn low_byte(len: usize) -> u8 {
+    (len & 0xff) as u8
+}
+
+/// An absent value.
+const NIL: u8 = 0xc0;

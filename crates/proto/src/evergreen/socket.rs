@@ -1,0 +1,298 @@
+//! A session on a WebSocket: what its messages mean in each dialect, the half-close and the end included.
+//!
+//! Owns: [`Codec`], one side of one connection; the order of the last words (EV-739, EV-903), close codes and reasons.
+//! Refuses to know: frames, sockets, and what is done with a message.
+//!
+//! ```text
+//!   frame ──decode──► message | finish (EV-738, EV-924) | abort         message ──encode──► frame
+//!   the end of a session:  finish | last words, in messages of their own ──► close
+//! ```
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+
+use super::msgpack::calls::Calls;
+use super::{
+    Action, Chunk, Dialect, Fragment, Frame, Message, Payload, Reason, Status, json, msgpack,
+    protobuf,
+};
+use crate::code::Code;
+use crate::session::Side;
+
+/// What a frame says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Heard {
+    /// A message for the session.
+    Message(Message),
+    /// The peer sends nothing more, and waits for what is under way (EV-109).
+    Finish,
+    /// The peer has ended the session badly.
+    Abort(Status),
+    /// Nothing.
+    Nothing,
+}
+
+/// How a WebSocket is closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Close {
+    /// The close code.
+    pub code: u16,
+    /// At most 123 bytes.
+    pub reason: String,
+}
+
+/// One side of a session on a WebSocket.
+#[derive(Debug)]
+pub struct Codec {
+    dialect: Dialect,
+    side: Side,
+    calls: Calls,
+    /// The peer writes the layout of 0.1, and is answered in it (EV-732).
+    older: bool,
+    /// A frame was of the wrong kind, which has a close code of its own (EV-701).
+    wrong_kind: bool,
+}
+
+impl Codec {
+    /// `side` of a session in `dialect`, which is one of [`Dialect::OF_SOCKETS`].
+    #[must_use]
+    pub fn new(dialect: Dialect, side: Side) -> Self {
+        Self {
+            dialect,
+            side,
+            calls: Calls::default(),
+            older: false,
+            wrong_kind: false,
+        }
+    }
+
+    /// The dialect.
+    #[must_use]
+    pub const fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    /// Whether what is written goes into text messages.
+    #[must_use]
+    pub fn is_text(&self) -> bool {
+        self.dialect == Dialect::Json
+    }
+
+    /// Reads one frame.
+    ///
+    /// # Errors
+    /// `BAD_MESSAGE` for a frame of the wrong kind, and what the dialect says of the rest.
+    pub fn decode(&mut self, frame: Frame) -> Result<Heard, Status> {
+        let bytes = match (frame, self.dialect) {
+            (Frame::Text(text), Dialect::Json) => text,
+            (Frame::Text(_), _) => {
+                self.wrong_kind = true;
+                let what = "a text message in a session of binary ones";
+                return Err(Status::new(Reason::BadMessage, what));
+            }
+            (Frame::Binary(bytes), _) => bytes,
+        };
+        if bytes.is_empty() && self.dialect != Dialect::Json {
+            return Ok(Heard::Nothing);
+        }
+        match self.dialect {
+            Dialect::Json => {
+                let read = json::decode(&bytes)?;
+                let ended = read.error.filter(|_| self.side == Side::Client);
+                Ok(ended.map_or(Heard::Message(read.message), Heard::Abort))
+            }
+            Dialect::Msgpack => self.decode_msgpack(bytes),
+            Dialect::Protobuf | Dialect::Grpc => Ok(heard(protobuf::decode(bytes)?)),
+        }
+    }
+
+    /// Writes one message. `now` is Unix time in microseconds, for the dialect whose statuses bear one.
+    pub fn encode(&mut self, message: &Message, now: i64, out: &mut BytesMut) {
+        match self.dialect {
+            Dialect::Json => json::encode(message, self.side, out),
+            Dialect::Protobuf | Dialect::Grpc => {
+                out.reserve(protobuf::encoded_len(message));
+                protobuf::encode(message, out);
+            }
+            Dialect::Msgpack => {
+                let mut ids = Vec::new();
+                if self.side == Side::Client {
+                    ids.extend(
+                        message
+                            .actions
+                            .iter()
+                            .map(|action| self.calls.asked(action)),
+                    );
+                } else {
+                    message
+                        .fragments
+                        .iter()
+                        .for_each(|fragment| self.calls.sent(fragment));
+                }
+                self.write_msgpack(message, &ids, now, out);
+            }
+        }
+    }
+
+    /// Writes that we send nothing more, where the dialect has a way to say it: clients of every one, servers of
+    /// msgpack alone. Whether there is something to send.
+    pub fn finish(&mut self, now: i64, out: &mut BytesMut) -> bool {
+        match (self.dialect, self.side) {
+            (Dialect::Msgpack, _) => self.write_msgpack(&Message::default(), &[], now, out),
+            (_, Side::Client) => {
+                let finish = Message {
+                    actions: vec![Action {
+                        name: FINISH.into(),
+                        ..Action::default()
+                    }],
+                    ..Message::default()
+                };
+                self.encode(&finish, now, out);
+            }
+            (_, Side::Server) => return false,
+        }
+        true
+    }
+
+    /// The last words of a session that is aborted, each a message of its own, in this order (EV-739, EV-903).
+    pub fn abort(&mut self, status: &Arc<Status>, now: i64) -> Vec<BytesMut> {
+        let mut words = Vec::new();
+        let mut out = BytesMut::new();
+        if self.dialect == Dialect::Json {
+            json::encode_error(status, &mut out);
+            return vec![out];
+        }
+        if self.dialect == Dialect::Msgpack {
+            let failures = self.calls.failures(status);
+            if !failures.fragments.is_empty() {
+                self.write_msgpack(&failures, &[], now, &mut out);
+                words.push(out.split());
+            }
+        }
+        let last = Fragment {
+            id: msgpack::ABORT.into(),
+            last: true,
+            chunk: Some(Chunk {
+                metadata: None,
+                payload: Some(Payload::Status(Some(Arc::clone(status)))),
+            }),
+            ..Fragment::default()
+        };
+        let message = Message {
+            fragments: [last].into_iter().collect(),
+            ..Message::default()
+        };
+        self.encode(&message, now, &mut out);
+        words.push(out);
+        words
+    }
+
+    /// How the WebSocket is closed after a session that ended like this.
+    #[must_use]
+    pub fn close(&self, status: Option<&Status>) -> Close {
+        let Some(status) = status else {
+            return Close {
+                code: NORMAL,
+                reason: String::new(),
+            };
+        };
+        let code = match status.known() {
+            Some(Reason::BadMessage) if self.wrong_kind => UNSUPPORTED,
+            Some(reason @ (Reason::BadMessage | Reason::MessageTooLarge)) => reason.close(),
+            // Its clients know no other code (EV-739).
+            _ if self.dialect == Dialect::Msgpack => INTERNAL,
+            known => known.map_or(INTERNAL, Reason::close),
+        };
+        Close {
+            code,
+            reason: reason_text(status),
+        }
+    }
+
+    fn decode_msgpack(&mut self, bytes: Bytes) -> Result<Heard, Status> {
+        let read = msgpack::decode(bytes)?;
+        let mut message = read.message;
+        self.older |= read.older;
+        if message.fragments.is_empty() && message.actions.is_empty() {
+            let silent = !read.headers;
+            return Ok(if silent {
+                Heard::Finish
+            } else {
+                Heard::Nothing
+            });
+        }
+        match self.side {
+            Side::Server => {
+                for (id, action) in read.ids.iter().zip(&mut message.actions) {
+                    self.calls.received(id, action);
+                }
+            }
+            Side::Client => self.calls.heard(&mut message),
+        }
+        Ok(heard(message))
+    }
+
+    fn write_msgpack(&self, message: &Message, ids: &[super::Id], now: i64, out: &mut BytesMut) {
+        let context = msgpack::Context {
+            ids,
+            now,
+            older: self.older,
+        };
+        msgpack::encode(message, context, out);
+    }
+}
+
+/// The reason of a close frame: code and reason of the status (EV-903).
+#[must_use]
+pub fn reason_text(status: &Status) -> String {
+    let mut text = format!("{}: {}", status.code.grpc_name(), status.reason);
+    let fits = (0..=text.len().min(REASON_BYTES))
+        .rev()
+        .find(|&len| text.is_char_boundary(len));
+    text.truncate(fits.unwrap_or_default());
+    text
+}
+
+/// What a peer says with a closed WebSocket alone.
+#[must_use]
+pub fn status_of_close(code: u16, reason: &str) -> Option<Status> {
+    if matches!(code, NORMAL | NO_CODE) {
+        return None;
+    }
+    let name = reason.rsplit(": ").next().unwrap_or_default();
+    Some(match Reason::from_name(name) {
+        Some(known) => Status::new(known, "the peer closed the connection"),
+        None => Status::other(
+            Code::Unavailable,
+            "",
+            format!("the peer closed the connection with code {code}"),
+        ),
+    })
+}
+
+/// A message, unless it holds the peer's last word.
+fn heard(message: Message) -> Heard {
+    let mut fragments = message.fragments.iter();
+    let last = fragments.find(|fragment| fragment.last && *fragment.id == *msgpack::ABORT);
+    let Some(last) = last else {
+        return Heard::Message(message);
+    };
+    match last.chunk.as_ref().and_then(|chunk| chunk.payload.as_ref()) {
+        Some(Payload::Status(Some(status))) => Heard::Abort(Status::clone(status)),
+        _ => Heard::Abort(Status::new(Reason::Cancelled, "the peer ended the session")),
+    }
+}
+
+/// The reserved action of EV-924.
+pub const FINISH: &str = "FINISH";
+const NORMAL: u16 = 1000;
+const UNSUPPORTED: u16 = 1003;
+/// What a library says of a close frame without a code.
+const NO_CODE: u16 = 1005;
+const INTERNAL: u16 = 1011;
+/// RFC 6455: a control frame has 125 bytes, two of which are the code.
+const REASON_BYTES: usize = 123;
+
+#[cfg(test)]
+mod tests;

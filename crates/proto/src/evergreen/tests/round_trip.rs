@@ -1,0 +1,158 @@
+//! What every dialect can say is said alike by all of them.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use proptest::prelude::*;
+use prost_types::Timestamp;
+
+use crate::evergreen::socket::{Codec, Heard};
+use crate::evergreen::{
+    Action, Chunk, Dialect, Fragment, Frame, Message, Metadata, Param, Payload, Reason, Status,
+};
+use crate::session::Side;
+
+fn text(most: usize) -> impl Strategy<Value = String> {
+    prop::collection::vec(any::<char>(), 1..most).prop_map(|chars| chars.into_iter().collect())
+}
+
+/// Times that are whole microseconds, which is as fine as msgpack is.
+fn metadata() -> impl Strategy<Value = Metadata> {
+    let time = prop::option::of((0_i64..4_000_000_000, 0_i32..1_000_000));
+    let mimetype = prop::sample::select(vec!["text/plain", "application/json", "image/png; q=1"]);
+    (mimetype, "[A-Z]{0,9}", "[a-z.]{0,9}", time).prop_map(|(mimetype, role, name, time)| {
+        Metadata {
+            file_name: name.into(),
+            capture_time: time.map(|(seconds, micros)| Timestamp {
+                seconds,
+                nanos: micros * 1000,
+            }),
+            ..Metadata::of(mimetype).with_role(role)
+        }
+    })
+}
+
+/// A fragment of a leaf at seq 0, or the end of one. Only there every dialect says all that there is to say.
+fn fragment() -> impl Strategy<Value = Fragment> {
+    let data =
+        prop::collection::vec(any::<u8>(), 1..300).prop_map(|data| Payload::Data(data.into()));
+    let uri = text(20).prop_map(|uri| Payload::Ref(uri.into()));
+    let status = text(20).prop_map(|message| {
+        let status = Status::other(Reason::BadConfig.code(), "", message);
+        Payload::Status(Some(Arc::new(status)))
+    });
+    let chunk = prop_oneof![
+        4 => (metadata(), prop_oneof![data, uri]).prop_map(|(metadata, payload)| Some(Chunk {
+            metadata: Some(Arc::new(metadata)),
+            payload: Some(payload),
+        })),
+        1 => status.prop_map(|status| Some(Chunk { metadata: None, payload: Some(status) })),
+        1 => Just(None),
+    ];
+    (text(30), any::<bool>(), 1..i32::MAX, chunk).prop_map(|(id, last, seq, chunk)| {
+        let ends = !matches!(
+            &chunk,
+            Some(Chunk {
+                payload: Some(Payload::Data(_) | Payload::Ref(_)),
+                ..
+            })
+        );
+        Fragment {
+            id: id.into(),
+            seq: if ends { seq } else { 0 },
+            last: last || ends,
+            children: Vec::new(),
+            chunk,
+        }
+    })
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let params = || {
+        prop::collection::vec((text(9), text(9)), 0..4).prop_map(|list| {
+            list.into_iter()
+                .map(|(name, id)| Param::new(name, id))
+                .collect::<Vec<_>>()
+        })
+    };
+    (text(20), text(20), params(), params()).prop_map(|(name, target, inputs, outputs)| Action {
+        name: name.into(),
+        target: target.into(),
+        inputs,
+        outputs,
+        configs: Vec::new(),
+    })
+}
+
+/// A client says it, a server hears it; what the dialect has besides is taken away.
+fn said(dialect: Dialect, message: &Message) -> Message {
+    let mut out = BytesMut::new();
+    Codec::new(dialect, Side::Client).encode(message, 0, &mut out);
+    let bytes = out.freeze();
+    let frame = match dialect {
+        Dialect::Json => Frame::Text(bytes),
+        _ => Frame::Binary(bytes),
+    };
+    let heard = Codec::new(dialect, Side::Server).decode(frame);
+    let Ok(Heard::Message(mut heard)) = heard else {
+        panic!("{dialect:?} hears {heard:?}");
+    };
+    heard.wire_bytes = 0;
+    for action in &mut heard.actions {
+        action
+            .outputs
+            .retain(|param| !param.id.starts_with("call-"));
+    }
+    for fragment in &mut heard.fragments {
+        // How the form of a status says that it is one.
+        if let Some(Chunk {
+            metadata,
+            payload: Some(Payload::Status(_)),
+        }) = &mut fragment.chunk
+        {
+            *metadata = None;
+        }
+    }
+    heard
+}
+
+proptest! {
+    #[test]
+    fn a_message_is_the_same_in_every_dialect(
+        fragments in prop::collection::vec(fragment(), 0..4),
+        actions in prop::collection::vec(action(), 1..3),
+    ) {
+        let message = Message { fragments: fragments.into(), actions, wire_bytes: 0 };
+        for dialect in Dialect::OF_SOCKETS {
+            prop_assert_eq!(&said(dialect, &message), &message, "{:?}", dialect);
+        }
+    }
+}
+
+#[test]
+fn ev_408_metadata_goes_through_every_dialect() {
+    let metadata = Metadata {
+        file_name: "cat.png".into(),
+        capture_time: Some(Timestamp {
+            seconds: 5,
+            nanos: 7000,
+        }),
+        ..Metadata::of("image/png").with_role("USER")
+    };
+    let fragment = Fragment {
+        id: "i".into(),
+        last: true,
+        chunk: Some(Chunk {
+            metadata: Some(Arc::new(metadata)),
+            payload: Some(Payload::Data(Bytes::from_static(b"x"))),
+        }),
+        ..Fragment::default()
+    };
+    let message = Message {
+        fragments: [fragment].into_iter().collect(),
+        ..Message::default()
+    };
+    for dialect in Dialect::OF_SOCKETS {
+        assert_eq!(said(dialect, &message), message, "{dialect:?}");
+    }
+}
