@@ -2,7 +2,7 @@
 //!
 //! Owns: both directions, where this dialect puts metadata and statuses (EV-721, EV-903, EV-931), and the limits that
 //! keep a small text from becoming a large message. Refuses to know: sessions and frames. Messages of ours that travel
-//! in `Any` are mapped by descriptor ([`any`]).
+//! in `Any` are mapped by descriptor (`any`).
 
 pub(super) mod any;
 mod field;

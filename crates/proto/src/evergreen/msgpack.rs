@@ -1,7 +1,7 @@
 //! The dialect of Action Engine 0.4.0: structs of msgpack values, each wrapped in a bin (section 7.3).
 //!
 //! Owns: the byte layout in both directions, older layout included (EV-732), where chunks end and statuses begin
-//! (EV-734, EV-735). Refuses to know: which actions are open ([`calls`] does) and what a session makes of it.
+//! (EV-734, EV-735). Refuses to know: which actions are open (`calls` does) and what a session makes of it.
 //!
 //! ```text
 //!   WireMessage   [NodeFragment…] [ActionMessage…] headers
