@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures::{StreamExt, stream};
 use sapwood_kernel::session::test_functions;
 use sapwood_kernel::{Call, Chunk, Chunks, Input, Kernel, Mime, Output, Port, Spec, raw};
-use sapwood_net::evergreen::Session;
+use sapwood_net::evergreen::{Options, Session};
 use sapwood_proto::evergreen::wire::{NodeFragment, SessionMessage};
 use sapwood_proto::evergreen::{Limits, Status};
 use sapwood_server::evergreen::Config;
@@ -56,6 +56,42 @@ async fn ev_801_the_quota_of_a_session_holds_over_a_socket() {
         (&*past.reason, past.detail("limit"), past.detail("value")),
         ("RETAINED_LIMIT", Some("retained_bytes"), Some("100001"))
     );
+}
+
+/// EV-801, EV-984
+#[tokio::test]
+async fn ev_955_one_session_streams_many_times_its_quota() {
+    let server = limited(Limits {
+        retained_bytes: 2 << 20,
+        ..Limits::default()
+    })
+    .await;
+    let numbers = &server.shared.metrics.evergreen;
+    let options = Options {
+        retain_unread: true,
+        ..Options::default()
+    };
+    let session = Session::connect(&server.at(), options).await.unwrap();
+    assert!(session.announces("retain"));
+    let mut input = session.write().unwrap();
+    let echo = request("echo", &[("text", input.node())], &["response"]);
+    let call = session.call(echo).unwrap();
+    let mut echoed = call.output("response").unwrap().read();
+    let data = bytes::Bytes::from(vec![b'x'; 256 << 10]);
+    for _ in 0..64 {
+        input.write(&text(""), data.clone()).await.unwrap();
+        let mut back = 0;
+        while back < data.len() {
+            back += echoed.next().await.unwrap().unwrap().data.len();
+        }
+        assert!(numbers.retained_bytes.get() <= 2 << 20);
+    }
+    input.end(&text("")).unwrap();
+    assert!(echoed.next().await.is_none());
+    let late = call.output("response").unwrap().read().whole().await;
+    assert_eq!(&*late.unwrap_err().reason, "NODE_RELEASED");
+    drop((echoed, call));
+    session.close().await.unwrap();
 }
 
 #[tokio::test]

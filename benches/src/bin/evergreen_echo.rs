@@ -159,12 +159,7 @@ async fn alternate(
     args: &Args,
 ) -> Result<[Figures; 2]> {
     let span = Duration::from_secs_f64(args.seconds);
-    let session_chunks = i32::try_from((96 << 20) / (bytes + 128))?;
-    let shape = Shape {
-        bytes,
-        window,
-        session_chunks,
-    };
+    let shape = Shape { bytes, window };
     let mut figures = [Figures::default(), Figures::default()];
     for channel in channels {
         load::round(channel, shape, span / 10).await?;

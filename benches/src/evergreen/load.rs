@@ -13,6 +13,7 @@ use sapwood_proto::evergreen::wire::{
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Streaming};
 use tonic_prost::ProstCodec;
@@ -24,8 +25,6 @@ pub struct Shape {
     pub bytes: usize,
     /// Chunks under way.
     pub window: usize,
-    /// Chunks of one session before the next is opened, so that what a session retains stays small.
-    pub session_chunks: i32,
 }
 
 /// What one round gave.
@@ -62,16 +61,13 @@ pub async fn connect(address: SocketAddr) -> Result<Channel> {
     Ok(endpoint.connect().await?)
 }
 
-/// Echoes for about `span`.
+/// Echoes for about `span`, in one session that keeps nothing (EV-984).
 ///
 /// # Errors
-/// If a session fails.
+/// If the session fails.
 pub async fn round(channel: &Channel, shape: Shape, span: Duration) -> Result<Count> {
     let began = Instant::now();
-    let mut chunks = 0;
-    while began.elapsed() < span {
-        chunks += session(channel, shape, began, span).await?;
-    }
+    let chunks = session(channel, shape, began, span).await?;
     Ok(Count {
         chunks,
         took: began.elapsed(),
@@ -96,7 +92,7 @@ async fn session(channel: &Channel, shape: Shape, began: Instant, span: Duration
             .context("the session ended early")?;
         back += i32::try_from(message.node_fragments.iter().filter(|f| carries(f)).count())?;
         while open && sent - back < i32::try_from(shape.window)? {
-            open = sent < shape.session_chunks && began.elapsed() < span;
+            open = sent < i32::MAX && began.elapsed() < span;
             send.send(fragment(sent, open, &payload)).await?;
             sent += 1;
         }
@@ -149,7 +145,10 @@ async fn open(
     let mut grpc = tonic::client::Grpc::new(channel.clone()).max_decoding_message_size(16 << 20);
     grpc.ready().await?;
     let path = http::uri::PathAndQuery::from_static("/evergreen.v2.EvergreenService/StartSession");
-    let request = Request::new(outgoing.boxed());
+    let mut request = Request::new(outgoing.boxed());
+    request
+        .metadata_mut()
+        .insert("evergreen-retain", MetadataValue::from_static("unread"));
     Ok(grpc.streaming(request, path, codec).await?.into_inner())
 }
 

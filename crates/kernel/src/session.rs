@@ -40,7 +40,7 @@ use std::time::Duration;
 use futures::Stream;
 use futures::stream::FuturesUnordered;
 use sapwood_proto::evergreen::{Limits, Message, MetadataMode, Status};
-use sapwood_proto::session::{self as machine, Side, Stats};
+use sapwood_proto::session::{self as machine, Retain, Side, Stats};
 
 use self::driver::Driver;
 use self::link::Link;
@@ -61,6 +61,8 @@ pub struct Options {
     pub partial_failure: bool,
     /// Ready fragments are joined into messages (EV-706); off for the gated bench alone (D-33).
     pub coalesce: bool,
+    /// Which content is kept (EV-955).
+    pub retain: Retain,
     /// The session ends this long after it began (EV-950).
     pub timeout: Option<Duration>,
     /// The target of GENERATE where an action names none (EV-503).
@@ -79,6 +81,7 @@ impl Default for Options {
             metadata: MetadataMode::Lenient,
             partial_failure: false,
             coalesce: true,
+            retain: Retain::Session,
             timeout: None,
             default_target: None,
             extensions: EXTENSIONS,
@@ -97,6 +100,7 @@ pub const EXTENSIONS: &[&str] = &[
     "status-output",
     "partial-failure",
     "deadline",
+    "retain",
 ];
 
 /// What a transport's owner asks of a live session (EV-960).
@@ -160,6 +164,7 @@ pub fn open<W: Observe>(kernel: Kernel, options: Options, observer: W) -> (Sessi
             metadata: options.metadata,
             partial_failure: options.partial_failure,
             coalesce: options.coalesce,
+            retain: options.retain,
             deadline: options.timeout.map(|timeout| now + timeout),
             entropy: options.entropy,
         };

@@ -1,18 +1,21 @@
 //! An append-only log with an end, read by index.
 //!
 //! Owns: the body of every node, a session's and a kernel's alike (D-1). Refuses to know: what an item is, who
-//! reads, who waits. A cursor is nothing but an index, so readers cost nothing and never disturb one another.
+//! reads, who waits. A cursor is nothing but an index, so readers cost nothing and never disturb one another. Whoever
+//! owns the log may let go of its oldest items; their indices stay theirs.
 //!
 //! ```text
 //!   open ──append──► open ──end(E)──► ended
 //! ```
 
-use std::slice;
+use std::collections::{VecDeque, vec_deque};
 
 /// A list that only grows until it ends, once, with `E`.
 #[derive(Clone, Debug)]
 pub struct Log<T, E = ()> {
-    items: Vec<T>,
+    items: VecDeque<T>,
+    /// How many items were released; the first of `items` has this index.
+    released: usize,
     end: Option<E>,
 }
 
@@ -21,6 +24,8 @@ pub struct Log<T, E = ()> {
 pub enum At<'a, T, E> {
     /// An item.
     Item(&'a T),
+    /// There was an item, and it was released.
+    Released,
     /// Nothing yet; the log is still open.
     Pending,
     /// Nothing ever again.
@@ -32,7 +37,8 @@ impl<T, E> Log<T, E> {
     #[must_use]
     pub const fn new() -> Self {
         Self {
-            items: Vec::new(),
+            items: VecDeque::new(),
+            released: 0,
             end: None,
         }
     }
@@ -45,7 +51,7 @@ impl<T, E> Log<T, E> {
         if self.end.is_some() {
             return Err(item);
         }
-        self.items.push(item);
+        self.items.push_back(item);
         Ok(())
     }
 
@@ -64,23 +70,39 @@ impl<T, E> Log<T, E> {
     /// What stands at index `cursor`. Past the last item that is [`At::Pending`] or [`At::End`].
     #[must_use]
     pub fn at(&self, cursor: usize) -> At<'_, T, E> {
-        match (self.items.get(cursor), &self.end) {
+        let Some(index) = cursor.checked_sub(self.released) else {
+            return At::Released;
+        };
+        match (self.items.get(index), &self.end) {
             (Some(item), _) => At::Item(item),
             (None, None) => At::Pending,
             (None, Some(end)) => At::End(end),
         }
     }
 
-    /// How many items there are.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.items.len()
+    /// Lets go of the oldest item that is held.
+    pub fn release(&mut self) -> Option<T> {
+        let item = self.items.pop_front()?;
+        self.released += 1;
+        Some(item)
     }
 
-    /// Whether there is no item.
+    /// How many items were released.
     #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.items.is_empty()
+    pub const fn released(&self) -> usize {
+        self.released
+    }
+
+    /// How many items were appended, released ones included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.released + self.items.len()
+    }
+
+    /// Whether nothing was ever appended.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// How the log ended, if it has.
@@ -89,8 +111,8 @@ impl<T, E> Log<T, E> {
         self.end.as_ref()
     }
 
-    /// All items so far.
-    pub fn iter(&self) -> slice::Iter<'_, T> {
+    /// All items that are held.
+    pub fn iter(&self) -> vec_deque::Iter<'_, T> {
         self.items.iter()
     }
 }
@@ -103,7 +125,7 @@ impl<T, E> Default for Log<T, E> {
 
 impl<'a, T, E> IntoIterator for &'a Log<T, E> {
     type Item = &'a T;
-    type IntoIter = slice::Iter<'a, T>;
+    type IntoIter = vec_deque::Iter<'a, T>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.iter()
@@ -134,5 +156,22 @@ mod tests {
         assert_eq!(log.append(1), Err(1));
         assert_eq!(log.end("second"), Err("second"));
         assert_eq!((log.ended(), log.len()), (Some(&"first"), 0));
+    }
+
+    #[test]
+    fn what_is_released_keeps_its_index() {
+        let mut log: Log<u8, &str> = Log::new();
+        for item in 0..3 {
+            log.append(item).unwrap();
+        }
+        assert_eq!((log.release(), log.release()), (Some(0), Some(1)));
+        assert_eq!(
+            (log.at(1), log.at(2), log.at(3)),
+            (At::Released, At::Item(&2), At::Pending)
+        );
+        assert_eq!((log.len(), log.released(), log.iter().count()), (3, 2, 1));
+        log.end("done").unwrap();
+        assert_eq!((log.release(), log.release()), (Some(2), None));
+        assert_eq!((log.at(2), log.at(3)), (At::Released, At::End(&"done")));
     }
 }

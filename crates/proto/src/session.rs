@@ -31,6 +31,7 @@ mod pack;
 mod port;
 mod produce;
 mod read;
+mod release;
 mod reserved;
 mod search;
 mod serve;
@@ -57,6 +58,7 @@ pub use self::port::{
     ActionKey, Call, CancelledBy, Config, CursorId, NodeKey, Output, Piece, Read, Side, Start,
     Stats, WriteError,
 };
+pub use self::release::Retain;
 pub use crate::evergreen::{Limits, MetadataMode};
 
 /// Whether the session still takes anything.
@@ -105,7 +107,7 @@ impl Session {
         Self {
             side,
             phase: Phase::Open,
-            store: Store::new(config.entropy),
+            store: Store::new(config.entropy, config.retain),
             search: Search::default(),
             cursors: Slab::new(),
             parked: 0,
@@ -188,7 +190,7 @@ impl Session {
         }
         let status = status.into();
         self.phase = Phase::Aborted(Arc::clone(&status));
-        self.store = Store::new(self.config.entropy);
+        self.store = Store::new(self.config.entropy, self.config.retain);
         self.search = Search::default();
         self.cursors = Slab::new();
         self.actions = Actions::new();

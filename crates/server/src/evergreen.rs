@@ -56,6 +56,7 @@ impl Config {
             metadata: options.metadata.unwrap_or(MetadataMode::Lenient),
             partial_failure: options.partial_failure,
             coalesce: self.coalesce,
+            retain: options.retain,
             timeout: options.timeout,
             default_target: self.default_target.clone(),
             extensions: session::EXTENSIONS,

@@ -69,11 +69,7 @@ struct Board<T> {
 
 struct State<T> {
     log: Log<T>,
-    /// Index of the first item that is still in `log`.
-    origin: usize,
-    /// Index of the first item that is not released; at most half of `log` lies before it.
-    base: usize,
-    /// Weight of the items from `base` on.
+    /// Weight of the items that are held.
     weight: usize,
     retain: Retain<T>,
     /// Who polls the source at this moment.
@@ -132,8 +128,6 @@ where
         let board = Arc::new(Board {
             state: Mutex::new(State {
                 log: Log::new(),
-                origin: 0,
-                base: 0,
                 weight: 0,
                 retain,
                 turn: None,
@@ -154,7 +148,11 @@ where
         let mut state = self.board.lock();
         let reader = Some(Reader {
             // A reader that comes too late holds nothing back.
-            position: if state.base > 0 { usize::MAX } else { 0 },
+            position: if state.log.released() > 0 {
+                usize::MAX
+            } else {
+                0
+            },
             waker: None,
         });
         let slot = if let Some(slot) = state.free.pop() {
@@ -246,10 +244,8 @@ where
 impl<T: Clone> State<T> {
     /// What a reader finds, its waker registered if it has to wait.
     fn look(&mut self, place: &mut Place, waker: &Waker) -> Look<T> {
-        if place.position < self.base {
-            return Look::Here(Step::Released);
-        }
-        match self.log.at(place.position - self.origin) {
+        match self.log.at(place.position) {
+            At::Released => return Look::Here(Step::Released),
             At::Item(item) => {
                 let item = item.clone();
                 return Look::Here(self.take_next(place, item));
@@ -303,35 +299,13 @@ impl<T: Clone> State<T> {
         let Some(slowest) = places.min() else {
             return false;
         };
-        let slowest = slowest.min(self.origin + self.log.len());
-        let weigh = self.retain.weigh;
-        let newly = self.base - self.origin..slowest.saturating_sub(self.origin);
-        self.weight -= self
-            .log
-            .iter()
-            .take(newly.end)
-            .skip(newly.start)
-            .map(weigh)
-            .sum::<usize>();
-        self.base = self.base.max(slowest);
-        let released = self.base - self.origin;
-        if released > 0 && released * 2 >= self.log.len() {
-            self.compact();
+        while self.log.released() < slowest {
+            let Some(item) = self.log.release() else {
+                break;
+            };
+            self.weight -= (self.retain.weigh)(&item);
         }
         was_full && !self.window_is_full()
-    }
-
-    /// Drops what is released. Done when half of the log is, so that each item is moved once on average.
-    fn compact(&mut self) {
-        let mut rest = Log::new();
-        for item in self.log.iter().skip(self.base - self.origin) {
-            let _refused = rest.append(item.clone());
-        }
-        if self.log.ended().is_some() {
-            let _first = rest.end(());
-        }
-        self.origin = self.base;
-        self.log = rest;
     }
 
     /// Everybody who waits, to be woken.

@@ -3,6 +3,7 @@
 //! Owns: the two JSON documents. Refuses to know: who asked, and how the answer travels.
 
 use sapwood_proto::evergreen::MetadataMode;
+use sapwood_proto::session::Retain;
 use serde_json::{Value, json};
 
 use super::{Options, config, wire};
@@ -31,11 +32,16 @@ pub(super) fn session(options: &Options) -> Value {
         MetadataMode::Lenient => "lenient",
         MetadataMode::PerChunk => "per-chunk",
     };
+    let retain = match options.retain {
+        Retain::Session => "session",
+        Retain::Unread => "unread",
+    };
     json!({
         "dialect": options.dialect,
         "options": {
             "evergreen-metadata": mode,
             "evergreen-partial-failure": i32::from(options.partial_failure),
+            "evergreen-retain": retain,
             "evergreen-timeout-ms": options.timeout.map(|timeout| timeout.as_millis().to_string()),
         },
         "limits": {

@@ -18,7 +18,7 @@ use futures::StreamExt;
 use prost_types::Any;
 use sapwood_proto::evergreen::{Limits, Metadata, Status};
 use sapwood_proto::session::{
-    self as machine, ActionKey, Config, CursorId, NodeKey, Piece, Read, Side, WriteError,
+    self as machine, ActionKey, Config, CursorId, NodeKey, Piece, Read, Retain, Side, WriteError,
 };
 use tokio::task::AbortHandle;
 
@@ -31,6 +31,9 @@ use super::transport::{Address, Connection};
 pub struct Options {
     /// A failed action leaves the session alive (EV-930), where the server can do that.
     pub partial_failure: bool,
+    /// Content is let go once everybody has read it or it is sent, here and at a server that announces `retain`; who
+    /// comes later is told `NODE_RELEASED` (EV-955). For sessions that stream without end.
+    pub retain_unread: bool,
     /// The session ends this long after it began (EV-950).
     pub timeout: Option<std::time::Duration>,
     /// What we hold and do at most; a server is not trusted (EV-972).
@@ -80,6 +83,9 @@ impl Session {
         if options.partial_failure {
             headers.push(("evergreen-partial-failure", "1".to_owned()));
         }
+        if options.retain_unread {
+            headers.push(("evergreen-retain", "unread".to_owned()));
+        }
         if let Some(timeout) = options.timeout {
             headers.push((
                 "evergreen-timeout-ms",
@@ -94,6 +100,11 @@ impl Session {
                     ..Limits::clone(&options.limits)
                 }),
                 partial_failure: true,
+                retain: if options.retain_unread {
+                    Retain::Unread
+                } else {
+                    Retain::Session
+                },
                 entropy: entropy(),
                 ..Config::default()
             };

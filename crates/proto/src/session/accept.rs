@@ -66,26 +66,15 @@ impl Store {
             .chunk
             .filter(|chunk| chunk.metadata.is_some() || chunk.payload.is_some());
         check_kind(node, seq, !children.is_empty(), chunk.is_some())?;
-        let mut bytes = FRAGMENT_BYTES;
         let piece = match chunk {
             Some(chunk) => {
                 check_chunk(&chunk, node, seq, rules)?;
-                // One piece of metadata is part of a leaf; more of it is more to hold.
-                let each = if seq == 0 { 0 } else { METADATA_BYTES };
-                bytes += chunk
-                    .metadata
-                    .as_ref()
-                    .map_or(0, |metadata| each + metadata.len());
                 leaf_piece(chunk, node, seq, rules, packer)?
             }
             None if children.is_empty() => Piece::Empty,
-            None => {
-                bytes += children.len() * CHILD_BYTES;
-                Piece::Children(self.mention_all(key, seq, &children, limits)?)
-            }
+            None => Piece::Children(self.mention_all(key, seq, &children, limits)?),
         };
-        bytes += piece.len();
-        self.retain(bytes as u64, limits)?;
+        self.hold(seq, &piece, limits)?;
         self.place(key, seq, last, piece, rules)
     }
 
@@ -141,15 +130,19 @@ impl Store {
             early.insert(seq, piece);
             return Ok(Accepted::Held(key));
         }
-        if seq == 0 {
-            type_by_first(node, &piece, rules.mode)?;
-        }
-        node.extend(piece);
-        if node.is_complete() {
-            Ok(Accepted::Complete(key))
+        let dropped = if seq == 0 {
+            type_by_first(node, &piece, rules.mode)?
         } else {
-            Ok(Accepted::Grown(key))
-        }
+            0
+        };
+        node.extend(piece);
+        let complete = node.is_complete();
+        self.give_back(dropped);
+        Ok(if complete {
+            Accepted::Complete(key)
+        } else {
+            Accepted::Grown(key)
+        })
     }
 }
 
@@ -288,8 +281,8 @@ fn agree(node: &Node, seq: u32, later: &Metadata) -> Result<(), Status> {
     Err(at(Reason::MetadataConflict, what, node, seq))
 }
 
-/// Seq 0 has come: types the leaf, and judges what was held untyped.
-fn type_by_first(node: &mut Node, first: &Piece, mode: MetadataMode) -> Result<(), Status> {
+/// Seq 0 has come: types the leaf, and judges what was held untyped. Gives what the metadata dropped by that counted.
+fn type_by_first(node: &mut Node, first: &Piece, mode: MetadataMode) -> Result<u64, Status> {
     node.metadata = match first {
         Piece::Begin(metadata, _) => Some(Arc::clone(metadata)),
         Piece::Ref(reference) => reference.metadata.clone(),
@@ -299,10 +292,12 @@ fn type_by_first(node: &mut Node, first: &Piece, mode: MetadataMode) -> Result<(
         return Err(missing(node, 0));
     }
     if mode != MetadataMode::Lenient {
-        return Ok(());
+        return Ok(0);
     }
+    let mut dropped = 0;
     let mut early = std::mem::take(&mut node.early);
     for (&seq, piece) in &mut early {
+        let before = piece.cost(seq);
         match piece {
             Piece::Begin(later, data) => {
                 agree(node, seq, later)?;
@@ -320,9 +315,10 @@ fn type_by_first(node: &mut Node, first: &Piece, mode: MetadataMode) -> Result<(
             }
             _ => {}
         }
+        dropped += before - piece.cost(seq);
     }
     node.early = early;
-    Ok(())
+    Ok(dropped)
 }
 
 /// The piece of a chunk that was judged.
@@ -379,10 +375,3 @@ fn at(reason: Reason, what: &str, node: &Node, seq: impl std::fmt::Display) -> S
         .with("node", id)
         .with("seq", seq)
 }
-
-/// What the quota counts per fragment beside its payload (EV-801).
-const FRAGMENT_BYTES: usize = 64;
-/// What it counts for metadata after the first, which per-chunk mode keeps.
-const METADATA_BYTES: usize = 128;
-/// What it counts per listed child.
-const CHILD_BYTES: usize = size_of::<NodeKey>();

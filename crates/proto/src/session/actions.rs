@@ -35,6 +35,10 @@ pub(super) struct Entry {
     pub(super) cancelled: bool,
     /// Outputs that are not complete, of an action that we asked for.
     pub(super) incomplete: usize,
+    /// Inputs that it has not begun to read, where that decides what is kept (EV-955).
+    pub(super) unopened: Vec<NodeKey>,
+    /// What its configs count, which the shell holds as long as it runs.
+    pub(super) config_bytes: u64,
 }
 
 impl Entry {
@@ -50,7 +54,18 @@ impl Entry {
             waiting: false,
             cancelled: false,
             incomplete: 0,
+            unopened: Vec::new(),
+            config_bytes: 0,
         }
+    }
+
+    /// Whether it was bound to read this node and does so now.
+    pub(super) fn opens(&mut self, node: NodeKey) -> bool {
+        let at = self.unopened.iter().position(|input| *input == node);
+        at.is_some_and(|at| {
+            self.unopened.swap_remove(at);
+            true
+        })
     }
 }
 

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::port::{self, ActionKey, NodeKey};
+use super::release::released;
 use super::store::{Owner, Piece, Store};
 use crate::evergreen::{Limits, Metadata, Reason, Status, mimetype, protobuf};
 use crate::log::At;
@@ -79,7 +80,9 @@ impl Cursor {
     pub(super) fn step(&mut self, store: &mut Store, limits: &Limits, cycles: bool) -> Step {
         if !self.begun {
             self.begun = true;
-            if let Err(stop) = self.enter(self.root, store, limits, cycles) {
+            let entered = self.enter(self.root, store, limits, cycles);
+            store.unbind_reader(self.root);
+            if let Err(stop) = entered {
                 return stop;
             }
         }
@@ -87,8 +90,9 @@ impl Cursor {
             let index = frame.piece;
             let piece = match store.get(frame.node).log.at(index as usize) {
                 At::Pending => return Step::Park(frame.node),
+                At::Released => return Step::Fail(released(store, frame.node)),
                 At::End(()) => {
-                    self.leave();
+                    self.leave(store);
                     continue;
                 }
                 At::Item(piece) => piece,
@@ -183,10 +187,13 @@ impl Cursor {
     fn enter(
         &mut self,
         node: NodeKey,
-        store: &Store,
+        store: &mut Store,
         limits: &Limits,
         cycles: bool,
     ) -> Result<(), Step> {
+        if store.get(node).log.released() > 0 {
+            return Err(Step::Fail(released(store, node)));
+        }
         let id = &store.get(node).id;
         if let (Owner::Local(Some(producer)), Some(reader)) = (store.get(node).owner, self.reader)
             && producer == reader
@@ -231,12 +238,31 @@ impl Cursor {
             piece: 0,
             child: 0,
         });
+        store.enter(node);
         Ok(())
     }
 
-    fn leave(&mut self) {
-        if let (Some(frame), Some(on_path)) = (self.path.pop(), &mut self.on_path) {
+    fn leave(&mut self, store: &mut Store) {
+        let Some(frame) = self.path.pop() else { return };
+        store.leave(frame.node, frame.piece);
+        if let Some(on_path) = &mut self.on_path {
             on_path.remove(&frame.node);
+        }
+    }
+
+    /// How many nodes it is in.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn depth(&self) -> usize {
+        self.path.len()
+    }
+
+    /// Gives up its places in the nodes: it reads nothing more.
+    pub(super) fn abandon(&mut self, store: &mut Store) {
+        if !std::mem::replace(&mut self.begun, true) {
+            store.unbind_reader(self.root);
+        }
+        while !self.path.is_empty() {
+            self.leave(store);
         }
     }
 }

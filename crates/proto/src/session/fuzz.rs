@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::store::Node;
 use super::{
-    ActionKey, CancelledBy, Config, CursorId, NodeKey, Output, Phase, Read, Session, Side,
+    ActionKey, CancelledBy, Config, CursorId, NodeKey, Output, Phase, Read, Retain, Session, Side,
 };
 use crate::evergreen::{
     Action, Chunk, Fragment, Id, Limits, Message, Metadata, MetadataMode, Param, Payload, Reason,
@@ -100,11 +101,13 @@ impl<'a> Play<'a> {
             cycle_visits: u32::from(tape.below(8)),
             ..Limits::default()
         };
+        let (mode, partial_failure, sending) = (tape.below(3), tape.flag(), tape.next());
         let config = Config {
             limits: Arc::new(limits),
-            metadata: modes[usize::from(tape.below(3))],
-            partial_failure: tape.flag(),
-            coalesce: tape.flag(),
+            metadata: modes[usize::from(mode)],
+            partial_failure,
+            coalesce: sending & 1 == 1,
+            retain: [Retain::Session, Retain::Unread][usize::from(sending >> 1 & 1)],
             deadline: tape.flag().then(|| Time::from_millis(500_000)),
             entropy: 0,
         };
@@ -359,6 +362,26 @@ impl<'a> Play<'a> {
         let nodes = (0..session.store.len()).map(|at| session.store.get(NodeKey(at as u32)));
         let unread: u64 = nodes.clone().map(|node| node.unread).sum();
         assert_eq!(session.store.unread, unread, "unread bytes are counted");
+        let held: u64 = nodes.clone().map(Node::cost).sum();
+        let configs: u64 = session
+            .actions
+            .iter()
+            .map(|(_, entry)| entry.config_bytes)
+            .sum();
+        assert_eq!(
+            session.retained_bytes(),
+            held + configs,
+            "what is held is counted"
+        );
+        if session.config.retain == Retain::Unread {
+            let inside: usize = nodes.clone().map(|node| node.inside()).sum();
+            let places: usize = session
+                .cursors
+                .iter()
+                .map(|(_, cursor)| cursor.depth())
+                .sum();
+            assert_eq!(inside, places, "readers are where nodes believe them to be");
+        }
         let waiters: usize = nodes.map(|node| node.waiters.len()).sum();
         assert_eq!(waiters, parked, "each parked cursor waits at one node");
         let waiting = session
@@ -379,7 +402,9 @@ impl<'a> Play<'a> {
     /// A reader that still waits has seen all that there is.
     fn nothing_was_slept_through(&mut self) {
         for reader in std::mem::take(&mut self.readers) {
-            if !reader.pending || self.server.is_closed() {
+            // What was released cannot be read again.
+            let kept = self.server.config.retain == Retain::Session;
+            if !reader.pending || !kept || self.server.is_closed() {
                 continue;
             }
             let again = self.server.open(reader.root, None);

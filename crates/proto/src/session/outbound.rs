@@ -145,6 +145,7 @@ impl Outbound {
         if last {
             self.wholly_sent(key, store);
         }
+        store.release(key);
         fragment
     }
 

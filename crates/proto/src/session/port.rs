@@ -8,6 +8,7 @@ use bytes::Bytes;
 use bytestring::ByteString;
 use prost_types::Any;
 
+use super::release::Retain;
 use super::slab::Key;
 use crate::evergreen::{Limits, Metadata, MetadataMode, Param, Status};
 use crate::time::Time;
@@ -58,6 +59,8 @@ pub struct Config {
     pub partial_failure: bool,
     /// Whether ready fragments are joined into messages; off gives one fragment per message (D-33).
     pub coalesce: bool,
+    /// Which pieces are kept (EV-955).
+    pub retain: Retain,
     /// When the session ends whatever happens (EV-950).
     pub deadline: Option<Time>,
     /// A random number: it makes ids of ours unguessable and hashing of ids unpredictable. The machine has no
@@ -72,6 +75,7 @@ impl Default for Config {
             metadata: MetadataMode::Lenient,
             partial_failure: false,
             coalesce: true,
+            retain: Retain::Session,
             deadline: None,
             entropy: 0,
         }

@@ -234,10 +234,11 @@ impl Session {
     fn append(&mut self, node: NodeKey, piece: Piece) -> Result<(), WriteError> {
         let bytes = piece.len();
         let limits = &self.config.limits;
-        if self.store.get(node).next_seq() > limits.max_seq {
+        let seq = self.store.get(node).next_seq();
+        if seq > limits.max_seq {
             return Err(WriteError::Exhausted);
         }
-        if let Err(status) = self.store.retain(PIECE_BYTES + bytes as u64, limits) {
+        if let Err(status) = self.store.hold(seq, &piece, limits) {
             self.abort(status);
             return Err(WriteError::Closed);
         }
@@ -266,6 +267,3 @@ impl Session {
         self.close_if_finished();
     }
 }
-
-/// What the quota counts per fragment beside its payload (EV-801).
-const PIECE_BYTES: u64 = 64;

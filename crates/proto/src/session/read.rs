@@ -12,6 +12,12 @@ use crate::evergreen::Status;
 impl Session {
     /// A reader of `node`'s content from its first item on (EV-302), on behalf of `reader` if an action reads.
     pub fn open(&mut self, node: NodeKey, reader: Option<ActionKey>) -> CursorId {
+        let bound = reader
+            .and_then(|reader| self.actions.get_mut(reader))
+            .is_some_and(|entry| entry.opens(node));
+        if !bound {
+            self.store.bind_reader(node);
+        }
         CursorId(self.cursors.insert(Cursor::new(node, reader)))
     }
 
@@ -48,9 +54,10 @@ impl Session {
 
     /// Closes a reader. Closing twice does nothing.
     pub fn close(&mut self, id: CursorId) {
-        let Some(cursor) = self.cursors.remove(id.0) else {
+        let Some(mut cursor) = self.cursors.remove(id.0) else {
             return;
         };
+        cursor.abandon(&mut self.store);
         if let Some(node) = cursor.parked {
             self.parked -= 1;
             self.store
@@ -80,6 +87,7 @@ impl Session {
     pub(super) fn fail_read(&mut self, id: CursorId, status: Arc<Status>) -> Read {
         if let Some(cursor) = self.cursors.get_mut(id.0) {
             cursor.failed = Some(Arc::clone(&status));
+            cursor.abandon(&mut self.store);
         }
         Read::Failed(status)
     }

@@ -91,7 +91,7 @@ impl Session {
         if self.is_closed() {
             return;
         }
-        let Some(entry) = self.actions.remove(action) else {
+        let Some(entry) = self.forget(action) else {
             return;
         };
         let metadata = Arc::new(Metadata::of(mimetype::OCTET_STREAM));
@@ -118,7 +118,7 @@ impl Session {
 
     /// The same with the scope decided.
     fn fail_within(&mut self, action: ActionKey, mut status: Arc<Status>, scope: Scope) {
-        let Some(entry) = self.actions.remove(action) else {
+        let Some(entry) = self.forget(action) else {
             return;
         };
         self.stats.failures += 1;
@@ -138,6 +138,16 @@ impl Session {
         self.action_is_gone();
     }
 
+    /// Takes an action of the peer's off the books; what it held and had still to read is free.
+    fn forget(&mut self, action: ActionKey) -> Option<Entry> {
+        let entry = self.actions.remove(action)?;
+        self.store.give_back(entry.config_bytes);
+        for node in &entry.unopened {
+            self.store.unbind_reader(*node);
+        }
+        Some(entry)
+    }
+
     /// New actions of the peer are refused from here on (EV-960, D-31).
     pub const fn drain(&mut self) {
         self.draining = true;
@@ -155,7 +165,9 @@ impl Session {
         self.store.retain(config_bytes, &self.config.limits)?;
         // Counted before this one is among them.
         let room = self.has_room_for(&action.name);
-        let key = self.actions.insert(Entry::new(copy(&action.name), true));
+        let mut entry = Entry::new(copy(&action.name), true);
+        entry.config_bytes = config_bytes;
+        let key = self.actions.insert(entry);
         let outputs = self.claim_outputs(key, &action)?;
         let reserved = reserved::is_known_by_node(&action.name);
         let inputs = if reserved {
@@ -275,6 +287,12 @@ impl Session {
         }
         if let Some(entry) = self.actions.get_mut(key) {
             entry.inputs = inputs.iter().map(|(_, node)| *node).collect();
+            if self.store.releases() {
+                entry.unopened.clone_from(&entry.inputs);
+            }
+        }
+        for (_, node) in &inputs {
+            self.store.bind_reader(*node);
         }
         Ok(inputs)
     }

@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 
 use super::pack::Packer;
 use super::port::{ActionKey, CursorId, NodeKey};
+use super::release::{Readers, Retain};
 use crate::evergreen::{Id, Limits, Metadata, Reason, Status};
 use crate::log::Log;
 
@@ -47,6 +48,20 @@ pub(super) struct Reference {
 }
 
 impl Piece {
+    /// What the quota counts for it at this seq (EV-801).
+    pub(super) fn cost(&self, seq: u32) -> u64 {
+        let (metadata, children) = match self {
+            Self::Begin(metadata, _) => (Some(metadata), 0),
+            Self::Ref(reference) => (reference.metadata.as_ref(), 0),
+            Self::Children(children) => (None, children.len() * CHILD_BYTES),
+            Self::Data(_) | Self::Empty | Self::Status(_) => (None, 0),
+        };
+        // One piece of metadata is part of a leaf; more of it is more to hold.
+        let each = if seq == 0 { 0 } else { METADATA_BYTES };
+        let metadata = metadata.map_or(0, |metadata| each + metadata.len());
+        (FRAGMENT_BYTES + metadata + children + self.len()) as u64
+    }
+
     /// Payload bytes; a status counts about what it takes.
     pub(super) fn len(&self) -> usize {
         match self {
@@ -116,6 +131,10 @@ pub(super) struct Node {
     /// Payload bytes received and not passed by any reader.
     pub(super) unread: u64,
     pub(super) producer: Option<Box<Producer>>,
+    /// How often pieces of trees that are held list it.
+    pub(super) listed: u32,
+    /// Who has still to pass it, where that decides what is kept (EV-955).
+    pub(super) readers: Option<Box<Readers>>,
 }
 
 impl Node {
@@ -134,6 +153,8 @@ impl Node {
             passed: 0,
             unread: 0,
             producer: None,
+            listed: 0,
+            readers: None,
         }
     }
 
@@ -166,6 +187,16 @@ impl Node {
         }
     }
 
+    /// What the quota counts for it, its id included.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn cost(&self) -> u64 {
+        let first = u32::try_from(self.log.released()).unwrap_or(u32::MAX);
+        let log = (first..).zip(self.log.iter());
+        let early = self.early.iter().map(|(seq, piece)| (*seq, piece));
+        let pieces = log.chain(early).map(|(seq, piece)| piece.cost(seq));
+        self.id.len() as u64 + pieces.sum::<u64>()
+    }
+
     /// Every child that any accepted fragment lists, held ones included.
     pub(super) fn children(&self) -> impl Iterator<Item = NodeKey> + '_ {
         let ahead = self.early.values();
@@ -195,10 +226,11 @@ pub(super) struct Store {
     /// Ids made by us begin with this.
     prefix: u32,
     made: u64,
+    retain: Retain,
 }
 
 impl Store {
-    pub(super) fn new(entropy: u64) -> Self {
+    pub(super) fn new(entropy: u64, retain: Retain) -> Self {
         let seed = |salt: u64| entropy.rotate_left(17) ^ salt;
         Self {
             nodes: Vec::new(),
@@ -209,6 +241,7 @@ impl Store {
             // The half that the hash seeds show least of.
             prefix: (entropy >> 32) as u32 ^ 0x5a9d_a00d,
             made: 0,
+            retain,
         }
     }
 
@@ -293,17 +326,54 @@ impl Store {
         ))
     }
 
+    /// Gives bytes back to the quota.
+    pub(super) const fn give_back(&mut self, bytes: u64) {
+        self.retained = self.retained.saturating_sub(bytes);
+    }
+
+    /// Counts a piece that is to be held, and what it lists.
+    pub(super) fn hold(&mut self, seq: u32, piece: &Piece, limits: &Limits) -> Result<(), Status> {
+        self.retain(piece.cost(seq), limits)?;
+        if let Piece::Children(children) = piece {
+            for child in children {
+                self.get_mut(*child).listed += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the oldest held piece out of a node's log.
+    pub(super) fn let_go(&mut self, key: NodeKey) -> Option<Piece> {
+        let log = &mut self.get_mut(key).log;
+        let seq = u32::try_from(log.released()).unwrap_or(u32::MAX);
+        let piece = log.release()?;
+        self.give_back(piece.cost(seq));
+        Some(piece)
+    }
+
+    /// A piece that listed this node is held no longer. `true` if none is left that does.
+    pub(super) fn unlist(&mut self, key: NodeKey) -> bool {
+        let node = self.get_mut(key);
+        node.listed = node.listed.saturating_sub(1);
+        node.listed == 0
+    }
+
+    /// Whether what everybody has passed is let go.
+    pub(super) fn releases(&self) -> bool {
+        self.retain == Retain::Unread
+    }
+
     /// A reader has passed piece `index` of a node.
     pub(super) fn pass(&mut self, key: NodeKey, index: u32, bytes: usize) {
         let node = self.get_mut(key);
-        if index < node.passed {
-            return;
+        if index >= node.passed {
+            node.passed = index + 1;
+            // What we produced was never counted as unread.
+            let bytes = (bytes as u64).min(node.unread);
+            node.unread -= bytes;
+            self.unread -= bytes;
         }
-        node.passed = index + 1;
-        // What we produced was never counted as unread.
-        let bytes = (bytes as u64).min(node.unread);
-        node.unread -= bytes;
-        self.unread -= bytes;
+        self.step_reader(key, index);
     }
 }
 
@@ -327,3 +397,9 @@ pub(super) fn check_id(id: &str, limits: &Limits) -> Result<(), Status> {
 
 /// About what a status takes beside its text.
 const STATUS_BYTES: usize = 128;
+/// What the quota counts per fragment beside its payload (EV-801).
+const FRAGMENT_BYTES: usize = 64;
+/// What it counts for metadata after the first, which per-chunk mode keeps.
+const METADATA_BYTES: usize = 128;
+/// What it counts per listed child.
+const CHILD_BYTES: usize = size_of::<NodeKey>();

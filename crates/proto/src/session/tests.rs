@@ -10,4 +10,5 @@ mod metadata;
 mod nodes;
 mod properties;
 mod reading;
+mod release;
 mod transcripts;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use http::HeaderMap;
 use sapwood_proto::evergreen::MetadataMode;
+use sapwood_proto::session::Retain;
 
 /// What a client asked of its session; `None` where the dialect's default holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,6 +16,8 @@ pub(crate) struct Options {
     pub(crate) metadata: Option<MetadataMode>,
     /// `evergreen-partial-failure` (EV-930).
     pub(crate) partial_failure: bool,
+    /// `evergreen-retain` (EV-955).
+    pub(crate) retain: Retain,
     /// The earlier of `evergreen-timeout-ms` and `grpc-timeout` (EV-950).
     pub(crate) timeout: Option<Duration>,
 }
@@ -55,8 +58,12 @@ impl Options {
         )?;
         let partial_failure = choice(headers, "evergreen-partial-failure", "0 or 1", flag)?;
         choice(headers, "evergreen-resume", "0 or 1", flag)?;
-        choice(headers, "evergreen-retain", "session or unread", |value| {
-            matches!(value, "session" | "unread").then_some(())
+        let retain = choice(headers, "evergreen-retain", "session or unread", |value| {
+            Some(match value {
+                "session" => Retain::Session,
+                "unread" => Retain::Unread,
+                _ => return None,
+            })
         })?;
         let ours = choice(headers, "evergreen-timeout-ms", "1 to 86400000", |value| {
             digits(value, 8)
@@ -72,6 +79,7 @@ impl Options {
         Ok(Self {
             metadata,
             partial_failure: partial_failure.unwrap_or(false),
+            retain: retain.unwrap_or_default(),
             timeout: ours.into_iter().chain(grpc).min(),
         })
     }
@@ -184,6 +192,12 @@ mod tests {
                 .unwrap()
                 .partial_failure
         );
+        for (value, expect) in [
+            (&b"session"[..], Retain::Session),
+            (b"unread", Retain::Unread),
+        ] {
+            assert_eq!(read("evergreen-retain", value).unwrap().retain, expect);
+        }
         assert_eq!(
             read("evergreen-from-the-future", b"\xff"),
             Ok(Options::default())

@@ -1,0 +1,141 @@
+//! Letting go of what everybody has passed (EV-955).
+//!
+//! Owns: who still has to pass the pieces of a node, and the moment when nobody has. Refuses to know: which readers
+//! they are: those at the same place are interchangeable.
+//!
+//! ```text
+//!   bound (input of an action, reader not begun) ──► inside, at piece n ──► gone
+//!   listed by a held piece of a tree  ─┐
+//!   bound                             ─┼─► nothing is released
+//!   inside, at piece n                ─┴─► everything before the least n, if it was sent as well
+//! ```
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::port::NodeKey;
+use super::store::{Piece, Store};
+use crate::evergreen::{Reason, Status};
+
+/// Which pieces a session keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Retain {
+    /// All of them, to the session's end (EV-214).
+    #[default]
+    Session,
+    /// Those that somebody has still to pass; who comes later fails with `NODE_RELEASED` (EV-955).
+    Unread,
+}
+
+/// Who still has to pass a node, the transport aside.
+#[derive(Debug, Default)]
+pub(super) struct Readers {
+    /// Where those inside stand. An action reads an input once or twice, so these are few: a list is searched.
+    places: SmallVec<[u32; 4]>,
+    /// Those who are bound to come.
+    bound: u32,
+}
+
+impl Store {
+    /// Somebody will read this node from its beginning.
+    pub(super) fn bind_reader(&mut self, key: NodeKey) {
+        if self.releases() {
+            self.get_mut(key).readers.get_or_insert_default().bound += 1;
+        }
+    }
+
+    /// Somebody who was bound to come is inside, or will not come.
+    pub(super) fn unbind_reader(&mut self, key: NodeKey) {
+        if let Some(readers) = &mut self.get_mut(key).readers {
+            readers.bound = readers.bound.saturating_sub(1);
+            self.release(key);
+        }
+    }
+
+    /// A reader enters, at the first piece.
+    pub(super) fn enter(&mut self, key: NodeKey) {
+        if self.releases() {
+            let readers = self.get_mut(key).readers.get_or_insert_default();
+            readers.places.push(0);
+        }
+    }
+
+    /// A reader goes from piece `from` to the next one.
+    pub(super) fn step_reader(&mut self, key: NodeKey, from: u32) {
+        let Some(readers) = &mut self.get_mut(key).readers else {
+            return;
+        };
+        if let Some(place) = readers.places.iter_mut().find(|place| **place == from) {
+            *place += 1;
+            self.release(key);
+        }
+    }
+
+    /// A reader at piece `place` goes away.
+    pub(super) fn leave(&mut self, key: NodeKey, place: u32) {
+        let Some(readers) = &mut self.get_mut(key).readers else {
+            return;
+        };
+        if let Some(at) = readers.places.iter().position(|other| *other == place) {
+            readers.places.swap_remove(at);
+            self.release(key);
+        }
+    }
+
+    /// Releases what nobody has still to pass, here and in what was listed by it.
+    pub(super) fn release(&mut self, key: NodeKey) {
+        if !self.releases() {
+            return;
+        }
+        let mut stack: SmallVec<[NodeKey; 4]> = SmallVec::new();
+        stack.push(key);
+        while let Some(key) = stack.pop() {
+            let end = self.passed_by_all(key);
+            while self.get(key).log.released() < end as usize {
+                let Some(piece) = self.let_go(key) else {
+                    break;
+                };
+                if let Piece::Children(children) = piece {
+                    stack.extend(children.into_iter().filter(|&child| self.unlist(child)));
+                }
+            }
+        }
+    }
+
+    /// How many pieces of a node nobody has still to pass.
+    fn passed_by_all(&self, key: NodeKey) -> u32 {
+        let node = self.get(key);
+        let bound = node.readers.as_ref().map_or(0, |readers| readers.bound);
+        if bound > 0 || node.listed > 0 {
+            return 0;
+        }
+        let slowest = node
+            .readers
+            .as_ref()
+            .and_then(|readers| readers.places.iter().copied().min());
+        let sent = node.producer.as_ref().map(|producer| producer.sent);
+        match (slowest, sent) {
+            (Some(slowest), Some(sent)) => slowest.min(sent),
+            (Some(passed), None) | (None, Some(passed)) => passed,
+            (None, None) => node.passed,
+        }
+    }
+}
+
+#[cfg(any(test, fuzzing))]
+impl super::store::Node {
+    /// How many readers are inside.
+    pub(super) fn inside(&self) -> usize {
+        self.readers
+            .as_ref()
+            .map_or(0, |readers| readers.places.len())
+    }
+}
+
+/// What a reader of a node is told that is no longer held.
+pub(super) fn released(store: &Store, node: NodeKey) -> Arc<Status> {
+    let id = &store.get(node).id;
+    let message = format!("node {id:?} was released: it was dropped, or read and sent before");
+    Arc::new(Status::new(Reason::NodeReleased, message).with("node", id))
+}

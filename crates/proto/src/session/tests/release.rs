@@ -1,0 +1,195 @@
+//! EV-955: what every reader has passed is let go, and who comes later is told so.
+
+use bytes::Bytes;
+
+use super::harness::*;
+use crate::evergreen::{MetadataMode, Reason};
+use crate::session::{Read, Retain, Session, Start};
+
+fn unread() -> Session {
+    server_with(|config, _| config.retain = Retain::Unread)
+}
+
+/// Copies what its input has to its output, as the function echo does; `true` at the end.
+fn echo(session: &mut Session, start: &Start, cursor: crate::session::CursorId) -> bool {
+    loop {
+        match session.read(cursor) {
+            Read::Piece(piece) => {
+                let output = start.outputs[0].1;
+                session.write(output, &piece.metadata, piece.data).unwrap();
+            }
+            Read::End => {
+                session.close(cursor);
+                session.finish(start.action);
+                return true;
+            }
+            Read::Pending => return false,
+            Read::Failed(status) => panic!("{status:?}"),
+        }
+    }
+}
+
+/// EV-801, EV-984
+#[test]
+fn ev_955_a_session_that_echoes_for_ever_holds_no_more_at_its_end_than_at_its_beginning() {
+    let mut session = server_with(|config, limits| {
+        config.retain = Retain::Unread;
+        limits.retained_bytes = 10_000;
+    });
+    act(&mut session, action("echo", "text=in", "response=out")).unwrap();
+    let start = start(&mut session);
+    let cursor = session.open(start.inputs[0].1, Some(start.action));
+    let most = 4_000;
+    let mut echoed = 0;
+    for seq in 0..2_000 {
+        feed(&mut session, [more("in", seq, "x".repeat(1_000).as_str())]).unwrap();
+        assert!(session.retained_bytes() < most, "{seq}");
+        assert!(!echo(&mut session, &start, cursor));
+        assert!(session.retained_bytes() < most, "{seq}");
+        echoed += sent(&mut session).len();
+        // Two ids, and nothing else.
+        assert_eq!(session.retained_bytes(), 5, "{seq}");
+    }
+    feed(&mut session, [empty("in", 2_000, true)]).unwrap();
+    assert!(echo(&mut session, &start, cursor));
+    let end = sent(&mut session);
+    assert!(end.last().is_some_and(|fragment| fragment.last));
+    assert_eq!((echoed, session.retained_bytes()), (2_000, 5));
+    // A fragment that was there once is a duplicate for ever.
+    feed(&mut session, [more("in", 7, "again")]).unwrap();
+    assert_eq!(
+        (session.stats().duplicates, session.retained_bytes()),
+        (1, 5)
+    );
+}
+
+/// Each case: fragments and actions, then what reading some nodes leaves of others.
+#[test]
+fn ev_955_nothing_is_let_go_that_a_reader_has_still_to_pass() {
+    // Two actions on one input, in one message: the second has not begun.
+    let mut session = unread();
+    feed(&mut session, [leaf("p", 0, "both")]).unwrap();
+    let message = actions([action("f", "a=p", "o=x"), action("g", "a=p", "o=y")]);
+    session.handle(message, T0).unwrap();
+    let both = starts(&mut session);
+    let first = read_node(&mut session, both[0].inputs[0].1, Some(both[0].action));
+    assert_eq!(first.1, Stop::End);
+    session.finish(both[0].action);
+    let second = read_node(&mut session, both[1].inputs[0].1, Some(both[1].action));
+    assert_eq!(second, (vec![item("text/plain", "", "both")], Stop::End));
+    assert_eq!(
+        content(&mut session, "p").1,
+        Stop::Failed(Reason::NodeReleased)
+    );
+    // A tree that nobody has read yet keeps what it lists; one that was read has let go of it.
+    let mut session = unread();
+    let list = [
+        tree("t", 0, &["a", "b"]),
+        leaf("a", 0, "A"),
+        leaf("b", 0, "B"),
+    ];
+    feed(&mut session, list).unwrap();
+    assert_eq!(texts(&mut session, "a"), ["A"]);
+    assert_eq!(
+        texts(&mut session, "a"),
+        ["A"],
+        "the tree is still to be read"
+    );
+    assert_eq!(texts(&mut session, "t"), ["A", "B"]);
+    for id in ["t", "a", "b"] {
+        assert_eq!(
+            content(&mut session, id).1,
+            Stop::Failed(Reason::NodeReleased),
+            "{id}"
+        );
+    }
+    // A slower reader holds back what a faster one has passed; when it goes, that goes.
+    let mut session = unread();
+    feed(&mut session, [more("p", 0, "one"), more("p", 1, "two")]).unwrap();
+    let node = session.node("p").unwrap();
+    let (fast, slow) = (session.open(node, None), session.open(node, None));
+    let before = session.retained_bytes();
+    let mut items = Vec::new();
+    assert_eq!(drain(&mut session, fast, &mut items), Stop::Pending);
+    assert_eq!(session.retained_bytes(), before);
+    assert!(matches!(session.read(slow), Read::Piece(_)));
+    assert_eq!(before - session.retained_bytes(), 64 + 3 + 10);
+    session.close(slow);
+    assert_eq!(session.retained_bytes(), 1, "the id");
+    // Without a reader nothing was passed.
+    let mut session = unread();
+    feed(&mut session, [leaf("p", 0, "kept")]).unwrap();
+    let message = actions([action("f", "a=p", "o=x")]);
+    session.handle(message, T0).unwrap();
+    let only = start(&mut session);
+    session.finish(only.action);
+    assert_eq!(texts(&mut session, "p"), ["kept"]);
+}
+
+#[test]
+fn ev_955_an_output_that_was_sent_is_let_go_and_one_that_is_to_be_read_is_not() {
+    let mut session = unread();
+    let message = actions([action("f", "", "o=x"), action("g", "a=x", "o=y")]);
+    session.handle(message, T0).unwrap();
+    let both = starts(&mut session);
+    let text = of("text/plain", "").unwrap();
+    session
+        .write(both[0].outputs[0].1, &text, Bytes::from_static(b"hi"))
+        .unwrap();
+    session.finish(both[0].action);
+    assert_eq!(sent(&mut session).len(), 1);
+    let read = read_node(&mut session, both[1].inputs[0].1, Some(both[1].action));
+    assert_eq!(read, (vec![item("text/plain", "", "hi")], Stop::End));
+    assert_eq!(
+        content(&mut session, "x").1,
+        Stop::Failed(Reason::NodeReleased)
+    );
+    // A tree of ours: the children are read through it until it is sent.
+    let root = both[1].outputs[0].1;
+    let child = session.make(Some(both[1].action)).unwrap();
+    session.list(root, &[child]).unwrap();
+    session
+        .write(child, &text, Bytes::from_static(b"below"))
+        .unwrap();
+    session.finish(both[1].action);
+    let cursor = session.open(root, None);
+    let mut items = Vec::new();
+    assert_eq!(
+        sent(&mut session)
+            .iter()
+            .filter(|fragment| fragment.last)
+            .count(),
+        2
+    );
+    assert_eq!(drain(&mut session, cursor, &mut items), Stop::End);
+    assert_eq!(items, [item("text/plain", "", "below")]);
+    assert_eq!(
+        content(&mut session, "y").1,
+        Stop::Failed(Reason::NodeReleased)
+    );
+}
+
+#[test]
+fn ev_955_the_count_of_what_is_held_does_not_drift() {
+    for mode in [
+        MetadataMode::Strict,
+        MetadataMode::Lenient,
+        MetadataMode::PerChunk,
+    ] {
+        let mut session = server_with(|config, _| {
+            (config.retain, config.metadata) = (Retain::Unread, mode);
+        });
+        let again = (mode != MetadataMode::Strict)
+            .then(|| of("text/plain", ""))
+            .flatten();
+        let list = [
+            chunk("p", 2, again.clone(), Some("c")),
+            chunk("p", 1, again, Some("b")),
+            more("p", 0, "a"),
+            empty("p", 3, true),
+        ];
+        feed(&mut session, list).unwrap();
+        assert_eq!(texts(&mut session, "p").concat(), "abc", "{mode:?}");
+        assert_eq!(session.retained_bytes(), 1, "{mode:?}");
+    }
+}
