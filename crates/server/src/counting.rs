@@ -1,4 +1,5 @@
-//! Counts how calls of models end, once for each call, whichever way it came in (OA-801's `requests_total`).
+//! Counts how calls of models end, once for each call, whichever way it came in (OA-801's `requests_total`), and puts
+//! what they cost on the trail of the request that called (OA-804).
 //!
 //! Owns: the layer that does it. Refuses to know: faces' own numbers, and what is in an answer.
 
@@ -7,9 +8,11 @@ use std::task::{Context, Poll, ready};
 
 use futures::Stream;
 use prometheus::IntCounterVec;
-use sapwood_kernel::{Call, Chunk, Chunks, Layer, Name, Next, Result};
+use sapwood_kernel::{Call, Chunk, Chunks, Layer, Name, Next, Result, Usage};
+use tokio::time::Instant;
 
 use crate::metrics::{Face, Metrics};
+use crate::trail::Trail;
 
 /// A layer for the kernel of one face.
 #[derive(Clone, Debug)]
@@ -39,7 +42,10 @@ impl Layer for Counting {
             counting: self.clone(),
             model,
             code: "cancelled",
-            begun: false,
+            trail: Trail::present(),
+            began: None,
+            answered: false,
+            usage: None,
         };
         Box::pin(Counted {
             chunks: next.call(call),
@@ -58,10 +64,10 @@ impl Stream for Counted {
     type Item = Result<Chunk>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.end.begun = true;
+        self.end.begin();
         let item = ready!(self.chunks.as_mut().poll_next(cx));
         match &item {
-            Some(Ok(_)) => {}
+            Some(Ok(chunk)) => self.end.see(chunk),
             Some(Err(error)) => self.end.code = error.code().name(),
             None if self.end.code == "cancelled" => self.end.code = "ok",
             None => {}
@@ -75,12 +81,48 @@ struct End {
     counting: Counting,
     model: Name,
     code: &'static str,
-    begun: bool,
+    trail: Option<Trail>,
+    /// When it was first polled.
+    began: Option<Instant>,
+    /// Some output has come.
+    answered: bool,
+    /// What it cost, as its model said last.
+    usage: Option<Usage>,
+}
+
+impl End {
+    fn begin(&mut self) {
+        if self.began.is_some() {
+            return;
+        }
+        self.began = Some(Instant::now());
+        if let Some(trail) = &self.trail {
+            trail.called(&self.model);
+        }
+    }
+
+    fn see(&mut self, chunk: &Chunk) {
+        if let Some(meta) = &chunk.meta
+            && meta.usage != Usage::default()
+        {
+            self.usage = Some(meta.usage);
+        }
+        if self.answered || chunk.data.is_empty() {
+            return;
+        }
+        self.answered = true;
+        if let (Some(trail), Some(began)) = (&self.trail, self.began) {
+            trail.first_output(began.elapsed());
+        }
+    }
 }
 
 impl Drop for End {
     fn drop(&mut self) {
-        if self.begun {
+        if let (Some(trail), Some(usage)) = (&self.trail, self.usage) {
+            trail.cost(usage);
+        }
+        if self.began.is_some() {
             let labels = [self.counting.face.name(), self.model.as_str(), self.code];
             self.counting.requests.with_label_values(&labels).inc();
         }

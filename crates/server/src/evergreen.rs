@@ -19,6 +19,7 @@ use sapwood_proto::generated::DESCRIPTORS;
 
 use self::options::Options;
 use self::service::Service;
+use crate::metrics;
 use crate::shared::{Face, Shared};
 
 /// What can be set about this face.
@@ -76,6 +77,7 @@ pub fn face(shared: Shared, kernel: Kernel, config: Config) -> Face {
         .route("/evergreen/v2/actions", axum::routing::get(listing))
         .route_service(grpc::PATH, Service::new(shared, kernel, config));
     Face {
+        name: metrics::Face::Evergreen,
         routes,
         descriptors: vec![DESCRIPTORS],
         services: vec![grpc::SERVICE],

@@ -14,16 +14,17 @@ use http::header::{CONNECTION, HeaderValue};
 use http::{HeaderMap, Response};
 use sapwood_proto::code::Code;
 use tokio::time::Instant;
-use tracing::Instrument;
 
 use crate::access::{Entry, Logged, grpc_status};
 use crate::activity::Activity;
 use crate::auth::Caller;
 use crate::drain::Phase;
+use crate::metrics;
 use crate::origin;
 use crate::refusal::Refusal;
 use crate::request_id::{self, RequestId};
 use crate::shared::Shared;
+use crate::trail::Trail;
 
 /// What the checks need.
 pub(crate) struct Gate {
@@ -40,9 +41,18 @@ pub(crate) async fn pass(
     let began = Instant::now();
     let id = RequestId::of(request.headers());
     let (mut parts, body) = request.into_parts();
+    let checked = gate.check(&parts);
+    let key = match &checked {
+        Ok(caller) => Arc::clone(&caller.name),
+        Err(_) => Arc::from("-"),
+    };
+    let span = tracing::info_span!("request", request = id.as_str(), key = &*key);
+    let trail = Trail::new(span);
     let mut entry = Entry {
         id: id.clone(),
-        key: Arc::from("-"),
+        key,
+        face: None,
+        trail: trail.clone(),
         method: parts.method.clone(),
         path: parts.uri.path().to_owned(),
         status: 0,
@@ -52,16 +62,14 @@ pub(crate) async fn pass(
         _in_flight: parts.extensions.get::<Activity>().map(Activity::begin),
     };
     let asked = parts.headers.clone();
-    let mut answer = match (gate.check(&parts), gate.origin.preflight(&parts)) {
+    let mut answer = match (checked, gate.origin.preflight(&parts)) {
         (Err(refusal), _) => refusal.answer(&asked),
         (Ok(_), Some(answer)) => answer,
         (Ok(caller), None) => {
-            entry.key = Arc::clone(&caller.name);
-            let span = tracing::info_span!("request", request = id.as_str(), key = &*caller.name);
             parts.extensions.insert(caller);
             parts.extensions.insert(id.clone());
             let handled = AssertUnwindSafe(next.run(Request::from_parts(parts, body)));
-            match handled.catch_unwind().instrument(span).await {
+            match trail.follow(handled.catch_unwind()).await {
                 Ok(answer) => answer,
                 Err(_) => gate.panicked(&id, &asked),
             }
@@ -76,6 +84,7 @@ pub(crate) async fn pass(
             .headers_mut()
             .insert(CONNECTION, HeaderValue::from_static("close"));
     }
+    entry.face = answer.extensions().get::<metrics::Face>().copied();
     entry.status = answer.status().as_u16();
     entry.grpc = grpc_status(answer.headers());
     answer.map(|body| Body::new(Logged::new(body, entry)))

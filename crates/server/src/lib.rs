@@ -27,6 +27,7 @@ pub mod request_id;
 pub mod server;
 pub mod shared;
 pub mod tls;
+mod trail;
 
 pub use server::{Builder, Config, Server};
 pub use shared::{Face, Shared};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::response::Response;
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 use tonic_health::server::HealthReporter;
@@ -16,7 +17,7 @@ use crate::descriptors::Descriptors;
 use crate::drain::{self, Drain, Outcome};
 use crate::gate::{self, Gate};
 use crate::health::Health;
-use crate::metrics::Metrics;
+use crate::metrics::{self, Metrics};
 use crate::shared::{Face, Shared};
 use crate::tls::Tls;
 use crate::{grpc, listener, ops, origin};
@@ -122,10 +123,11 @@ impl Builder {
             shared: shared.clone(),
             origin: config.origin.clone(),
         });
+        let operations = ops::routes(shared.clone()).merge(grpc);
         let routes = faces
             .into_iter()
-            .fold(ops::routes(shared.clone()).merge(grpc), |all, face| {
-                all.merge(face.routes)
+            .fold(named(operations, metrics::Face::Http), |all, face| {
+                all.merge(named(face.routes, face.name))
             })
             .layer(axum::middleware::from_fn_with_state(gate, gate::pass));
         Ok(Server {
@@ -136,6 +138,16 @@ impl Builder {
             services,
         })
     }
+}
+
+/// Routes whose answers say to the access log which face gave them.
+fn named(routes: Router, face: metrics::Face) -> Router {
+    routes.layer(axum::middleware::map_response(
+        move |mut answer: Response| async move {
+            answer.extensions_mut().insert(face);
+            answer
+        },
+    ))
 }
 
 /// A server that can be run.

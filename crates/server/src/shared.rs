@@ -9,7 +9,7 @@ use axum::Router;
 use crate::auth::Auth;
 use crate::drain::Drain;
 use crate::health::Health;
-use crate::metrics::Metrics;
+use crate::metrics::{self, Metrics};
 
 /// The handles a face works with. The caller of a request ([`crate::auth::Caller`]) and its id
 /// ([`crate::request_id::RequestId`]) stand in the request's extensions.
@@ -27,6 +27,8 @@ pub struct Shared {
 
 /// What a face adds to the server. Each face has one function `face(Shared, its Config) -> Face`.
 pub struct Face {
+    /// Which one it is, in metrics and in the access log.
+    pub name: metrics::Face,
     /// Its routes, without a fallback; gRPC services come from `tonic::service::Routes` or `route_service`.
     pub routes: Router,
     /// Encoded file descriptor sets of its gRPC services, for reflection.

@@ -119,6 +119,45 @@ fn where_no_server_answers_the_exit_code_is_4() {
     );
 }
 
+#[test]
+fn oa_804_the_line_of_a_session_tells_what_its_models_did_and_nothing_that_was_said() {
+    let here = with_echo("access-line", "[auth]\nkey = \"hush-hush\"");
+    let mut serving = Serving::start(&here, &[]);
+    serving.wait_for("loaded");
+    let server = ["--server", &serving.url, "--api-key", "hush-hush"];
+    let call = ["run", "GENERATE", "--input", "prompt=velvet"];
+    let ended = run(&here, &[&call[..], &server].concat());
+    assert_eq!((ended.code, ended.out.as_str()), (0, "velvet"), "{ended:?}");
+    let line = serving.wait_for("request");
+    let expect = serde_json::json!({
+        "face": "evergreen", "model": "parrot", "key": "default", "method": "POST", "status": 200, "grpc": 0,
+        "route": "/evergreen.v2.EvergreenService/StartSession", "cached_tokens": 0, "end": "sent",
+    });
+    for (field, value) in expect.as_object().unwrap() {
+        assert_eq!(&line[field], value, "{field} of {line}");
+    }
+    let number = |field: &str| {
+        line[field]
+            .as_u64()
+            .unwrap_or_else(|| panic!("{field} of {line}"))
+    };
+    assert!(
+        number("prompt_tokens") >= 6 && number("completion_tokens") >= 6,
+        "{line}"
+    );
+    assert!(number("ttft_ms") <= number("ms"), "{line}");
+    let text = line.to_string();
+    assert!(!text.contains("velvet") && !text.contains("hush"), "{line}");
+    // No model, no numbers.
+    serving.get("/livez", "");
+    let line = serving.wait_for("request");
+    assert_eq!((&line["face"], &line["key"]), (&"http".into(), &"-".into()));
+    assert!(
+        line.get("model").is_none() && line.get("prompt_tokens").is_none(),
+        "{line}"
+    );
+}
+
 /// EV-913, EV-974: the answer is cancelled on the server, and the session goes on.
 #[test]
 fn ctrl_c_cancels_an_answer_on_the_server_too() {
@@ -172,6 +211,12 @@ fn oa_904_a_running_answer_is_finished_in_the_drain_or_cut_with_exit_code_3() {
                 ended.status.code() == Some(1) && told.contains("GOING_AWAY"),
                 "{told}"
             );
+            // OA-804: what is logged of a session can be found by the request that opened it.
+            let lines: Vec<Value> = log.lines().flat_map(serde_json::from_str).collect();
+            let line = |message: &str| lines.iter().find(|line| line["message"] == message);
+            let (session, access) = (line("session aborted").unwrap(), line("request").unwrap());
+            assert!(access["request"].is_string(), "{log}");
+            assert_eq!(session["span"]["request"], access["request"], "{log}");
         }
     }
 }

@@ -32,6 +32,7 @@ use super::options::{Malformed, Options};
 use super::tally::Tally;
 use crate::drain::{Drain, Phase};
 use crate::shared::Shared;
+use crate::trail;
 
 /// The method as a tower service. Clones share everything.
 #[derive(Clone)]
@@ -106,10 +107,10 @@ impl State {
             session::open(self.kernel.clone(), self.config.session(options), tally);
         let orders = orders(self.shared.drain.clone());
         let incoming = incoming.map(|item| item.map_err(|status| grpc::from_client(&status)));
-        let task = tokio::spawn(async move {
+        let task = tokio::spawn(trail::carry(async move {
             session.run(incoming, orders).await;
             drop(place);
-        });
+        }));
         let mut response = Response::new(Outgoing {
             messages,
             _task: AbortOnDropHandle::new(task),

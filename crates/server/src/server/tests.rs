@@ -31,6 +31,7 @@ impl Running {
             .route("/work", axum::routing::get(|| async { "done" }));
         let builder = Server::builder(config, keys).unwrap();
         let face = Face {
+            name: metrics::Face::Http,
             routes,
             descriptors: Vec::new(),
             services: vec!["test.Service"],
