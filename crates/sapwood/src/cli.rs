@@ -158,6 +158,40 @@ impl ClientFlags {
     }
 }
 
+/// Where to call: a server, or models in this process.
+#[derive(Debug, Default, Args)]
+struct PlaceFlags {
+    #[command(flatten)]
+    models: ModelFlags,
+    #[command(flatten)]
+    client: ClientFlags,
+}
+
+impl PlaceFlags {
+    fn set(&self, flags: &mut Flags) -> Result<(), Failure> {
+        self.models.set(flags)?;
+        self.client.set(flags);
+        Ok(())
+    }
+
+    /// The configuration of a command that calls, and its logs, which are quiet unless asked to talk.
+    fn begin(&self, common: &Common) -> Result<Config, Failure> {
+        let mut flags = Flags::default();
+        self.set(&mut flags)?;
+        let config = common.config(flags)?;
+        crate::logs::Logs::start(log_filter(&config, common.log.as_deref()))?;
+        Ok(config)
+    }
+}
+
+fn log_filter<'a>(config: &'a Config, given: Option<&'a str>) -> &'a str {
+    match given {
+        Some(filter) => filter,
+        None if config.log == Config::default().log => "warn",
+        None => &config.log,
+    }
+}
+
 impl Common {
     /// The configuration under these flags.
     fn layers(&self, mut flags: Flags) -> Result<Layers, Failure> {

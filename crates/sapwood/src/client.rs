@@ -1,6 +1,6 @@
 //! Where `chat`, `run` and `models` find their functions: on a server, or in this process.
 //!
-//! Owns: that choice, and what a failed call says to a user. Refuses to know: what is called.
+//! Owns: that choice, the goodbye to a server, and what a failed call says to a user. Refuses to know: what is called.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,6 +21,24 @@ pub(crate) struct Place {
     pub(crate) kernel: Kernel,
     /// For people.
     pub(crate) description: String,
+    /// With the server, if there is one.
+    session: Option<Session>,
+}
+
+impl Place {
+    /// Takes leave of the server, so that it sees an orderly end. To be called when everything that was called here
+    /// has ended or been dropped, on every way out of a command.
+    pub(crate) async fn close(self) {
+        let Some(session) = self.session else {
+            return;
+        };
+        // A server that does not answer the goodbye must not hold a user up: then the connection is just dropped.
+        match tokio::time::timeout(GOODBYE, session.close()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(status)) => tracing::debug!(code = %status.code, "the session had ended before"),
+            Err(_) => tracing::debug!("the server did not answer the goodbye"),
+        }
+    }
 }
 
 /// The server that the configuration names; else the local one if it is there; else a kernel of our own.
@@ -47,6 +65,7 @@ pub(crate) async fn look(config: &Config) -> Result<Place, Failure> {
     Ok(Place {
         kernel,
         description: "No server: what this process would run".into(),
+        session: None,
     })
 }
 
@@ -70,17 +89,21 @@ async fn find(config: &Config) -> Result<Option<Place>, Failure> {
 async fn there(url: &str, config: &Config, timeout: Duration) -> Result<Place, Status> {
     let kernel = Kernel::new();
     let broken = |error: Error| Status::other(error.code(), "", error.to_string());
-    kernel
-        .add_all(functions(url, config, timeout).await?)
-        .map_err(broken)?;
+    let (session, functions) = functions(url, config, timeout).await?;
+    kernel.add_all(functions).map_err(broken)?;
     Ok(Place {
         kernel,
         description: format!("Talking to {url}"),
+        session: Some(session),
     })
 }
 
 /// One session with a server, and its functions as ours. A failed answer must not cost the conversation (EV-930).
-async fn functions(url: &str, config: &Config, timeout: Duration) -> Result<Vec<Fun>, Status> {
+async fn functions(
+    url: &str,
+    config: &Config,
+    timeout: Duration,
+) -> Result<(Session, Vec<Fun>), Status> {
     let mut address = Address::new(url);
     address.key.clone_from(&config.client.key);
     address.connect_timeout = timeout;
@@ -91,7 +114,8 @@ async fn functions(url: &str, config: &Config, timeout: Duration) -> Result<Vec<
     };
     let session = Session::connect(&address, options).await?;
     let broken = |error: Error| Status::other(error.code(), "", error.to_string());
-    evergreen::import(&session).await.map_err(broken)
+    let functions = evergreen::import(&session).await.map_err(broken)?;
+    Ok((session, functions))
 }
 
 /// The authorities that the configuration adds to the well-known ones.
@@ -113,7 +137,8 @@ fn authorities(config: &Config) -> Result<Option<Vec<u8>>, Status> {
 pub(crate) async fn join_upstreams(kernel: &Kernel, config: &Config) -> Result<(), Failure> {
     for url in &config.upstreams {
         let functions = functions(url, config, CONNECT_TIMEOUT).await;
-        for function in functions.map_err(|status| unreachable(url, &status))? {
+        let (_, functions) = functions.map_err(|status| unreachable(url, &status))?;
+        for function in functions {
             let name = function.spec().name.clone();
             match kernel.add(function) {
                 Ok(()) => tracing::info!(%name, upstream = url, "joined"),
@@ -155,6 +180,7 @@ async fn here(config: &Config) -> Result<Place, Failure> {
     Ok(Place {
         kernel,
         description: format!("No server: running {} in this process", names.join(", ")),
+        session: None,
     })
 }
 
@@ -179,18 +205,10 @@ pub(crate) fn interrupts() -> Result<Signal, Failure> {
         .map_err(|error| Failure::new(format!("cannot watch signals: {error}")))
 }
 
-/// Commands that answer are quiet unless asked to talk.
-pub(crate) fn log_filter<'a>(config: &'a Config, given: Option<&'a str>) -> &'a str {
-    match given {
-        Some(filter) => filter,
-        None if config.log == Config::default().log => "warn",
-        None => &config.log,
-    }
-}
-
 /// Instead of a URL: no server at all.
 const HERE: &str = "here";
 const LOCAL: &str = "http://127.0.0.1:8000";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A server on this machine accepts at once or not at all.
 const LOCAL_TIMEOUT: Duration = Duration::from_secs(1);
+const GOODBYE: Duration = Duration::from_secs(2);

@@ -15,9 +15,8 @@ use futures::StreamExt;
 use sapwood_kernel::{Error, Node, Reason};
 use sapwood_proto::code::Code;
 
-use super::{ClientFlags, Common, ModelFlags};
+use super::{Common, PlaceFlags};
 use crate::client::{self, Place, told};
-use crate::config::layers::Flags;
 use crate::failure::{Exit, Failure};
 use crate::output;
 use conversation::Conversation;
@@ -41,9 +40,7 @@ pub(super) struct Chat {
     #[arg(long, value_name = "NAME")]
     target: Option<String>,
     #[command(flatten)]
-    models: ModelFlags,
-    #[command(flatten)]
-    client: ClientFlags,
+    place: PlaceFlags,
 }
 
 /// How an answer ended.
@@ -61,12 +58,15 @@ enum Ended {
 
 impl Chat {
     pub(super) async fn run(self, common: &Common) -> Result<Exit, Failure> {
-        let mut flags = Flags::default();
-        self.models.set(&mut flags)?;
-        self.client.set(&mut flags);
-        let config = common.config(flags)?;
-        let _logs = crate::logs::Logs::start(client::log_filter(&config, common.log.as_deref()))?;
+        let config = self.place.begin(common)?;
         let place = client::open(&config).await?;
+        let ended = self.talk(&place).await;
+        place.close().await;
+        ended
+    }
+
+    /// Answers line after line until there are no more.
+    async fn talk(&self, place: &Place) -> Result<Exit, Failure> {
         let mut lines = Lines::open()?;
         lines.greet(&place.description);
         let mut conversation = Conversation::new(self.system.clone());
@@ -96,7 +96,7 @@ impl Chat {
                     output::say(format!("There is no {command}.\n{HELP}"))
                 }
                 question => {
-                    if let Err(failure) = self.answer(&place, &mut conversation, question).await? {
+                    if let Err(failure) = self.answer(place, &mut conversation, question).await? {
                         output::complain(&failure);
                         exit = Exit::Failure;
                     }

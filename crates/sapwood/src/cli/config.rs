@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
-use super::{ClientFlags, Common, ModelFlags};
+use super::{Common, PlaceFlags};
 use crate::config::keys;
 use crate::config::layers::{Flags, Layers};
 use crate::failure::{Exit, Failure};
@@ -23,9 +23,7 @@ enum Sub {
         #[arg(long)]
         json: bool,
         #[command(flatten)]
-        models: ModelFlags,
-        #[command(flatten)]
-        client: ClientFlags,
+        place: PlaceFlags,
     },
     /// Exit 0 if the configuration is sound, 2 if not
     Check,
@@ -34,14 +32,9 @@ enum Sub {
 impl Command {
     pub(super) fn run(&self, common: &Common) -> Result<Exit, Failure> {
         match &self.command {
-            Sub::Show {
-                json,
-                models,
-                client,
-            } => {
+            Sub::Show { json, place } => {
                 let mut flags = Flags::default();
-                models.set(&mut flags)?;
-                client.set(&mut flags);
+                place.set(&mut flags)?;
                 show(&common.layers(flags)?, *json)
             }
             Sub::Check => {

@@ -6,7 +6,7 @@ use std::path::Path;
 use clap::Args;
 use serde::Serialize;
 
-use super::{ClientFlags, Common, ModelFlags};
+use super::{Common, PlaceFlags};
 use crate::config::keys;
 use crate::config::layers::Flags;
 use crate::config::{Backend, Config};
@@ -23,9 +23,7 @@ pub(super) struct Doctor {
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
     #[command(flatten)]
-    models: ModelFlags,
-    #[command(flatten)]
-    client: ClientFlags,
+    place: PlaceFlags,
 }
 
 /// How one check came out.
@@ -62,8 +60,7 @@ impl Doctor {
     pub(super) fn run(&self, common: &Common) -> Result<Exit, Failure> {
         let mut flags = Flags::default();
         flags.set("listen", "--listen", self.listen.clone());
-        self.models.set(&mut flags)?;
-        self.client.set(&mut flags);
+        self.place.set(&mut flags)?;
         let findings = match common.config(flags) {
             Ok(config) => examine(&config),
             Err(failure) => {

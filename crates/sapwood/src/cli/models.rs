@@ -4,9 +4,8 @@ use clap::Args;
 use sapwood_kernel::Spec;
 use serde_json::json;
 
-use super::{ClientFlags, Common, ModelFlags};
-use crate::client;
-use crate::config::layers::Flags;
+use super::{Common, PlaceFlags};
+use crate::client::{self, Place};
 use crate::failure::{Exit, Failure};
 use crate::output;
 
@@ -16,18 +15,19 @@ pub(super) struct Models {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    models: ModelFlags,
-    #[command(flatten)]
-    client: ClientFlags,
+    place: PlaceFlags,
 }
 
 impl Models {
     pub(super) async fn run(self, common: &Common) -> Result<Exit, Failure> {
-        let mut flags = Flags::default();
-        self.models.set(&mut flags)?;
-        self.client.set(&mut flags);
-        let config = common.config(flags)?;
+        let config = self.place.begin(common)?;
         let place = client::look(&config).await?;
+        let ended = self.list(&place);
+        place.close().await;
+        ended
+    }
+
+    fn list(&self, place: &Place) -> Result<Exit, Failure> {
         let specs = place.kernel.specs();
         let (models, functions): (Vec<_>, Vec<_>) = specs.iter().partition(|spec| spec.model);
         if self.json {

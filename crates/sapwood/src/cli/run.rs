@@ -10,9 +10,8 @@ use sapwood_kernel::{Chunk, Kernel, Mime, Node, Port};
 use serde_json::json;
 use tokio::io::AsyncReadExt;
 
-use super::{ClientFlags, Common, ModelFlags};
-use crate::client::{self, told};
-use crate::config::layers::Flags;
+use super::{Common, PlaceFlags};
+use crate::client::{self, Place, told};
 use crate::failure::{Exit, Failure};
 use crate::output;
 
@@ -33,24 +32,25 @@ pub(super) struct Run {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    models: ModelFlags,
-    #[command(flatten)]
-    client: ClientFlags,
+    place: PlaceFlags,
 }
 
 impl Run {
     pub(super) async fn run(self, common: &Common) -> Result<Exit, Failure> {
-        let mut flags = Flags::default();
-        self.models.set(&mut flags)?;
-        self.client.set(&mut flags);
-        let config = common.config(flags)?;
+        let config = self.place.begin(common)?;
         let inputs = self
             .input
             .iter()
             .map(|given| input(given))
             .collect::<Result<Vec<_>, _>>()?;
-        let _logs = crate::logs::Logs::start(client::log_filter(&config, common.log.as_deref()))?;
         let place = client::open(&config).await?;
+        let ended = self.call(&place, inputs).await;
+        place.close().await;
+        ended
+    }
+
+    /// Calls and writes. Returning drops the run, which is what cancels it.
+    async fn call(&self, place: &Place, inputs: Vec<(String, Node)>) -> Result<Exit, Failure> {
         let mut sink = Sink::open(self.output.as_deref())?;
         let port = self.port(&place.kernel)?;
         let mut interrupts = client::interrupts()?;

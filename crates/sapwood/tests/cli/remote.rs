@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::chat::interrupted;
-use crate::process::{Serving, folder, run, run_with, sapwood};
+use crate::process::{Serving, folder, interrupt, run, run_with, sapwood};
 use crate::server::{with_echo, with_slow_echo};
 
 #[test]
@@ -151,7 +151,7 @@ fn oa_804_the_line_of_a_session_tells_what_its_models_did_and_nothing_that_was_s
     // No model, no numbers.
     serving.get("/livez", "");
     let line = serving.wait_for("request");
-    assert_eq!((&line["face"], &line["key"]), (&"http".into(), &"-".into()));
+    assert_eq!((&line["face"], &line["key"]), (&"http".into(), &"anonymous".into()));
     assert!(
         line.get("model").is_none() && line.get("prompt_tokens").is_none(),
         "{line}"
@@ -166,6 +166,7 @@ fn ctrl_c_cancels_an_answer_on_the_server_too() {
     serving.wait_for("loaded");
     let away = folder("remote-cancel-client");
     interrupted(sapwood(&away, &["chat", "--server", &serving.url]));
+    ended_in_order(&mut serving);
     let metrics = serving.get("/metrics", "");
     for line in [
         "sapwood_requests_total{code=\"cancelled\",face=\"evergreen\",model=\"parrot\"} 1\n",
@@ -173,6 +174,59 @@ fn ctrl_c_cancels_an_answer_on_the_server_too() {
     ] {
         assert!(metrics.contains(line), "{line} is missing in\n{metrics}");
     }
+}
+
+/// The access line of the session that a client has just closed.
+fn ended_in_order(serving: &mut Serving) {
+    let line = serving.wait_for("request");
+    assert_eq!(
+        (&line["grpc"], &line["end"]),
+        (&0.into(), &"sent".into()),
+        "{line}"
+    );
+}
+
+/// EV-109: the session is half-closed and read to its end, whatever became of the call.
+#[test]
+fn a_command_takes_leave_of_the_server_on_every_way_out() {
+    let here = with_slow_echo("remote-leave", "");
+    let mut serving = Serving::start(&here, &[]);
+    serving.wait_for("loaded");
+    let url = serving.url.clone();
+    for (command, code) in [
+        (&["models"][..], 0),
+        (&["run", "echo", "--input", "text=x"], 0),
+        (
+            &[
+                "run",
+                "echo",
+                "--input",
+                "text=x",
+                "--output",
+                "no/such/folder",
+            ],
+            1,
+        ),
+        (&["run", "fail"], 1),
+    ] {
+        let ended = run(&here, &[command, &["--server", &url]].concat());
+        assert_eq!(ended.code, code, "{command:?}: {ended:?}");
+        ended_in_order(&mut serving);
+    }
+    let call = [
+        "run",
+        "GENERATE",
+        "--input",
+        "prompt=a minute and more",
+        "--server",
+        &url,
+    ];
+    let mut child = sapwood(&here, &call).spawn().unwrap();
+    let mut first = [0; 1];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut first).unwrap();
+    interrupt(&child, Signal::INT);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    ended_in_order(&mut serving);
 }
 
 /// EV-960, D-31.
