@@ -95,9 +95,11 @@ const GENERATE: &str = "GENERATE";
 
 /// The extensions that this shell and its machine implement.
 pub const EXTENSIONS: &[&str] = &[
+    "drop",
     "cancel",
     "list-actions",
     "status-output",
+    "finish",
     "partial-failure",
     "deadline",
     "retain",

@@ -87,6 +87,12 @@ impl<T, E> Log<T, E> {
         Some(item)
     }
 
+    /// Lets go of all items, and of the room that they took.
+    pub fn clear(&mut self) {
+        self.released += self.items.len();
+        self.items = VecDeque::new();
+    }
+
     /// How many items were released.
     #[must_use]
     pub const fn released(&self) -> usize {
@@ -171,7 +177,8 @@ mod tests {
         );
         assert_eq!((log.len(), log.released(), log.iter().count()), (3, 2, 1));
         log.end("done").unwrap();
-        assert_eq!((log.release(), log.release()), (Some(2), None));
+        log.clear();
+        assert_eq!((log.release(), log.released()), (None, 3));
         assert_eq!((log.at(2), log.at(3)), (At::Released, At::End(&"done")));
     }
 }

@@ -21,6 +21,7 @@ mod actions;
 mod clock;
 mod closure;
 mod cursor;
+mod dropping;
 mod flow;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -318,6 +319,10 @@ impl Session {
         let key = match accepted {
             Accepted::Duplicate => {
                 self.stats.duplicates += 1;
+                return Ok(());
+            }
+            Accepted::Discarded => {
+                self.stats.discarded += 1;
                 return Ok(());
             }
             Accepted::Held(key) | Accepted::Grown(key) | Accepted::Complete(key) => key,

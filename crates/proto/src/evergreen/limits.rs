@@ -44,7 +44,8 @@ pub struct Limits {
     pub max_seq: u32,
     /// Time without inbound message and running action, after which the session ends with `IDLE_TIMEOUT`.
     pub idle_timeout: Duration,
-    /// Bytes of produced and unsent content at which producers wait; the excess of one fragment is allowed.
+    /// Bytes of produced and unsent content, 64 per fragment included, at which producers wait; the excess of one
+    /// fragment is allowed.
     pub outbound_queue_bytes: usize,
     /// Time without a message taken from a non-empty queue, after which the session ends with `SLOW_READER`.
     pub outbound_stall: Duration,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::dropping::Fate;
 use super::pack::Packer;
 use super::port::NodeKey;
 use super::store::{Kind, Node, Owner, Piece, Reference, Store};
@@ -27,6 +28,8 @@ pub(super) struct Rules<'a> {
 pub(super) enum Accepted {
     /// Its seq was there already (EV-204).
     Duplicate,
+    /// Its node was dropped (EV-911).
+    Discarded,
     /// It is held until those before it have come.
     Held(NodeKey),
     /// The contiguous prefix of its node grew.
@@ -55,6 +58,9 @@ impl Store {
             }
             Owner::Unclaimed => node.owner = Owner::Peer(None),
             Owner::Peer(_) => {}
+        }
+        if node.fate != Fate::Kept {
+            return Ok(Accepted::Discarded);
         }
         // Before any look at the content, so that a retry is never worse than the first try (EV-204).
         if node.has(seq) {

@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::port::{self, ActionKey, NodeKey};
+use super::dropping::Fate;
+use super::port::{self, ActionKey, CursorId, NodeKey};
 use super::release::released;
 use super::store::{Owner, Piece, Store};
 use crate::evergreen::{Limits, Metadata, Reason, Status, mimetype, protobuf};
@@ -36,6 +37,10 @@ pub(super) struct Cursor {
     pub(super) parked: Option<NodeKey>,
     /// How it ended, if it failed.
     pub(super) failed: Option<Arc<Status>>,
+    /// Whether dropped nodes are kept for it (EV-911).
+    pub(super) holds: bool,
+    /// What it is known as to those who keep nodes for it.
+    me: Option<CursorId>,
     path: Vec<Frame>,
     /// The nodes on the path, kept only where cycles may have escaped the eager search.
     on_path: Option<HashSet<NodeKey>>,
@@ -66,6 +71,8 @@ impl Cursor {
             reader,
             parked: None,
             failed: None,
+            holds: false,
+            me: None,
             path: Vec::new(),
             on_path: None,
             begun: false,
@@ -77,7 +84,14 @@ impl Cursor {
     }
 
     /// Goes on until there is something to say. `cycles` tells that some edges were not searched.
-    pub(super) fn step(&mut self, store: &mut Store, limits: &Limits, cycles: bool) -> Step {
+    pub(super) fn step(
+        &mut self,
+        me: CursorId,
+        store: &mut Store,
+        limits: &Limits,
+        cycles: bool,
+    ) -> Step {
+        self.me = Some(me);
         if !self.begun {
             self.begun = true;
             let entered = self.enter(self.root, store, limits, cycles);
@@ -89,6 +103,9 @@ impl Cursor {
         while let Some(&frame) = self.path.last() {
             let index = frame.piece;
             let piece = match store.get(frame.node).log.at(index as usize) {
+                At::Pending if store.get(frame.node).fate != Fate::Kept => {
+                    return Step::Fail(released(store, frame.node));
+                }
                 At::Pending => return Step::Park(frame.node),
                 At::Released => return Step::Fail(released(store, frame.node)),
                 At::End(()) => {
@@ -191,7 +208,12 @@ impl Cursor {
         limits: &Limits,
         cycles: bool,
     ) -> Result<(), Step> {
-        if store.get(node).log.released() > 0 {
+        let open = match store.get(node).fate {
+            Fate::Kept => store.get(node).log.released() == 0,
+            Fate::Dropped(batch) => self.me.is_some_and(|me| store.keeps_for(batch, me)),
+            Fate::Gone => false,
+        };
+        if !open {
             return Err(Step::Fail(released(store, node)));
         }
         let id = &store.get(node).id;
@@ -248,6 +270,26 @@ impl Cursor {
         if let Some(on_path) = &mut self.on_path {
             on_path.remove(&frame.node);
         }
+    }
+
+    /// The nodes it is in.
+    pub(super) fn inside(&self) -> impl Iterator<Item = NodeKey> + '_ {
+        self.path.iter().map(|frame| frame.node)
+    }
+
+    /// The nodes that it will enter next, from wherever it is on its way back up.
+    pub(super) fn ahead(&self, store: &Store) -> Vec<NodeKey> {
+        if !self.begun {
+            return vec![self.root];
+        }
+        let frames = self.path.iter();
+        frames
+            .flat_map(|frame| {
+                store
+                    .get(frame.node)
+                    .children_from(frame.piece, frame.child)
+            })
+            .collect()
     }
 
     /// How many nodes it is in.

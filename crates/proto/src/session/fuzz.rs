@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::store::Node;
 use super::{
     ActionKey, CancelledBy, Config, CursorId, NodeKey, Output, Phase, Read, Retain, Session, Side,
 };
@@ -187,12 +186,30 @@ impl<'a> Play<'a> {
 
     fn send_action(&mut self) {
         let tape = &mut self.tape;
-        let name = ["f", "g", "CANCEL", "LIST_ACTIONS", "DROP", ""][usize::from(tape.below(6))];
+        let name = [
+            "f",
+            "g",
+            "CANCEL",
+            "LIST_ACTIONS",
+            "DROP",
+            "",
+            "FINISH",
+            "DROP",
+        ][usize::from(tape.below(8))];
         let mut params = |most: u8| -> Vec<Param> {
             let count = tape.below(most);
-            let names = ["action", "result", "__status__", "a", "b"];
+            let names = [
+                "action",
+                "result",
+                "__status__",
+                "a",
+                "b",
+                "node",
+                "tree",
+                "node.1",
+            ];
             (0..count)
-                .map(|_| Param::new(names[usize::from(tape.below(5))], tape.id()))
+                .map(|_| Param::new(names[usize::from(tape.below(8))], tape.id()))
                 .collect()
         };
         let action = Action {
@@ -362,7 +379,10 @@ impl<'a> Play<'a> {
         let nodes = (0..session.store.len()).map(|at| session.store.get(NodeKey(at as u32)));
         let unread: u64 = nodes.clone().map(|node| node.unread).sum();
         assert_eq!(session.store.unread, unread, "unread bytes are counted");
-        let held: u64 = nodes.clone().map(Node::cost).sum();
+        let held: u64 = nodes
+            .clone()
+            .map(|node| node.id.len() as u64 + node.content_cost())
+            .sum();
         let configs: u64 = session
             .actions
             .iter()
@@ -409,11 +429,17 @@ impl<'a> Play<'a> {
             }
             let again = self.server.open(reader.root, None);
             let mut bytes = 0;
-            while let Read::Piece(piece) = self.server.read(again) {
-                bytes += piece.data.len();
-            }
+            let stop = loop {
+                match self.server.read(again) {
+                    Read::Piece(piece) => bytes += piece.data.len(),
+                    stop => break stop,
+                }
+            };
+            // Who comes after a drop sees less.
+            let dropped = matches!(&stop, Read::Failed(status)
+                if status.known() == Some(Reason::NodeReleased));
             assert!(
-                self.server.is_closed() || bytes == reader.bytes,
+                self.server.is_closed() || dropped || bytes == reader.bytes,
                 "{bytes} bytes, {} seen",
                 reader.bytes
             );

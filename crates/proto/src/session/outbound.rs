@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use super::port::{NodeKey, Stats};
-use super::store::{Kind, Piece, Store};
+use super::store::{FRAGMENT_BYTES, Kind, Piece, Store};
 use crate::evergreen::{Action, Chunk, Fragment, Limits, Message, Payload};
 
 #[derive(Debug, Default)]
@@ -156,6 +156,7 @@ impl Outbound {
             .producer
             .as_mut()
             .and_then(|producer| producer.parent.take());
+        store.was_wholly_sent(key);
         let Some(parent) = parent else { return };
         if let Some(producer) = &mut store.get_mut(parent).producer {
             producer.open_children -= 1;
@@ -190,7 +191,5 @@ fn action_bytes(action: &Action) -> usize {
     FRAGMENT_BYTES + action.name.len() + params.chain(configs).sum::<usize>()
 }
 
-/// What a fragment counts beside its payload: about what its head takes on the wire.
-const FRAGMENT_BYTES: usize = 32;
 /// Bytes that a node may send before the next one has its turn.
 const TURN_BYTES: usize = 16 * 1024;

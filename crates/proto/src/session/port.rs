@@ -212,6 +212,8 @@ pub struct Stats {
     pub bytes_out: u64,
     /// Fragments ignored because their seq was there already.
     pub duplicates: u64,
+    /// Fragments ignored because their node was dropped.
+    pub discarded: u64,
     /// Actions received.
     pub actions: u64,
     /// Actions that ended badly.

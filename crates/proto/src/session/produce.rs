@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::dropping::Fate;
 use super::port::{ActionKey, NodeKey, WriteError};
 use super::store::{Kind, Owner, Piece};
 use super::{Phase, Session};
@@ -65,6 +66,9 @@ impl Session {
         metadata: &Arc<Metadata>,
         data: Bytes,
     ) -> Result<(), WriteError> {
+        if self.is_dropped(node) {
+            return Ok(());
+        }
         self.check_writable(node, Kind::Leaf)?;
         if !self.has_room() {
             return Err(WriteError::Full);
@@ -94,6 +98,14 @@ impl Session {
     /// # Errors
     /// As [`Self::write`].
     pub fn list(&mut self, node: NodeKey, children: &[NodeKey]) -> Result<(), WriteError> {
+        if self.is_dropped(node) {
+            for &child in children {
+                if self.is_new(child) {
+                    self.store.never_mind(child);
+                }
+            }
+            return Ok(());
+        }
         self.check_writable(node, Kind::Tree)?;
         if !self.has_room() {
             return Err(WriteError::Full);
@@ -112,6 +124,9 @@ impl Session {
     /// # Errors
     /// The node or the session cannot take it.
     pub fn end(&mut self, node: NodeKey, metadata: &Arc<Metadata>) -> Result<(), WriteError> {
+        if self.is_dropped(node) {
+            return Ok(());
+        }
         let kind = match self.store_kind(node) {
             Some(Kind::Tree) => Kind::Tree,
             _ => Kind::Leaf,
@@ -144,6 +159,18 @@ impl Session {
         node: NodeKey,
         status: Option<Arc<Status>>,
     ) -> Result<(), WriteError> {
+        if self.is_dropped(node) {
+            return Ok(());
+        }
+        self.seal(node, status)
+    }
+
+    /// The same, also of a node that is just being dropped.
+    pub(super) fn seal(
+        &mut self,
+        node: NodeKey,
+        status: Option<Arc<Status>>,
+    ) -> Result<(), WriteError> {
         match self.store_kind(node) {
             Some(Kind::Tree) => {
                 // A tree gets a last child that holds the status.
@@ -170,6 +197,17 @@ impl Session {
     pub fn finish_sending(&mut self) {
         self.sending_finished = true;
         self.after_sending();
+    }
+
+    /// Whether the peer has dropped a node: whatever is written to it goes nowhere, and that is no error (EV-911).
+    fn is_dropped(&self, node: NodeKey) -> bool {
+        (node.0 as usize) < self.store.len() && self.store.get(node).fate != Fate::Kept
+    }
+
+    /// Whether a node of ours has neither content nor anybody who lists it.
+    fn is_new(&self, node: NodeKey) -> bool {
+        let node = self.store.get(node);
+        node.owner.is_local() && node.listed == 0 && node.log.is_empty()
     }
 
     fn store_kind(&self, node: NodeKey) -> Option<Kind> {

@@ -36,7 +36,12 @@ impl Session {
         if cursor.parked.is_some() {
             return Read::Pending;
         }
-        let step = cursor.step(&mut self.store, &self.config.limits, self.search.incomplete);
+        let step = cursor.step(
+            id,
+            &mut self.store,
+            &self.config.limits,
+            self.search.incomplete,
+        );
         match step {
             Step::Piece(piece) => {
                 self.bytes_were_read();
@@ -54,10 +59,10 @@ impl Session {
 
     /// Closes a reader. Closing twice does nothing.
     pub fn close(&mut self, id: CursorId) {
-        let Some(mut cursor) = self.cursors.remove(id.0) else {
+        self.reader_gone(id);
+        let Some(cursor) = self.cursors.remove(id.0) else {
             return;
         };
-        cursor.abandon(&mut self.store);
         if let Some(node) = cursor.parked {
             self.parked -= 1;
             self.store
@@ -87,8 +92,8 @@ impl Session {
     pub(super) fn fail_read(&mut self, id: CursorId, status: Arc<Status>) -> Read {
         if let Some(cursor) = self.cursors.get_mut(id.0) {
             cursor.failed = Some(Arc::clone(&status));
-            cursor.abandon(&mut self.store);
         }
+        self.reader_gone(id);
         Read::Failed(status)
     }
 }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::dropping::Fate;
 use super::port::NodeKey;
 use super::store::{Piece, Store};
 use crate::evergreen::{Reason, Status};
@@ -96,7 +97,11 @@ impl Store {
                 let Some(piece) = self.let_go(key) else {
                     break;
                 };
-                if let Piece::Children(children) = piece {
+                // What a dropped tree lists was told so when it was dropped.
+                let kept = self.get(key).fate == Fate::Kept;
+                if let Piece::Children(children) = piece
+                    && kept
+                {
                     stack.extend(children.into_iter().filter(|&child| self.unlist(child)));
                 }
             }

@@ -1,37 +1,42 @@
 //! Actions with a meaning of their own.
 //!
-//! Owns: which names they are, and CANCEL (EV-913). Refuses to know: what LIST_ACTIONS and SESSION_INFO answer; the
-//! shell knows functions, so those are started like any other action.
+//! Owns: which names they are, what they take, and the answers of those that are about the session itself: CANCEL
+//! (EV-913), DROP (EV-911), FINISH (EV-924). Refuses to know: what LIST_ACTIONS and SESSION_INFO answer; the shell knows
+//! functions, so those are started like any other action.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::Session;
-use super::port::{ActionKey, CancelledBy, Output};
+use super::port::{ActionKey, CancelledBy, NodeKey, Output};
 use super::store::Owner;
+use super::{Phase, Session};
 use crate::evergreen::{Action, Metadata, Reason, Status};
 
 /// Cancels an action.
 pub(super) const CANCEL: &str = "CANCEL";
 /// Its input: any output id of the action.
 pub(super) const CANCEL_INPUT: &str = "action";
+/// Drops nodes.
+const DROP: &str = "DROP";
+/// Says that the sender sends nothing more, where the transport cannot.
+const FINISH: &str = "FINISH";
 
 /// Names that the protocol keeps for itself. They are applied after all other actions of a message (D-26).
 const RESERVED: &[&str] = &[
     CANCEL,
     "LIST_ACTIONS",
     "SESSION_INFO",
-    "DROP",
+    DROP,
     "SET_TTL",
-    "FINISH",
+    FINISH,
     "RESUME",
     "OFFER_ACTIONS",
 ];
 /// Those of them that take names of nodes and never read them.
-const BY_NODE: &[&str] = &[CANCEL, "DROP", "SET_TTL"];
+const BY_NODE: &[&str] = &[CANCEL, DROP, "SET_TTL"];
 /// Those that are not built yet.
-const UNBUILT: &[&str] = &["DROP", "SET_TTL", "FINISH", "RESUME", "OFFER_ACTIONS"];
+const UNBUILT: &[&str] = &["SET_TTL", "RESUME", "OFFER_ACTIONS"];
 
 pub(super) fn is_reserved(name: &str) -> bool {
     RESERVED.contains(&name)
@@ -44,18 +49,23 @@ pub(super) fn is_known_by_node(name: &str) -> bool {
 impl Session {
     /// Whether the machine has dealt with a reserved action itself.
     pub(super) fn serve_reserved(&mut self, key: ActionKey, action: &Action) -> bool {
-        if UNBUILT.contains(&&*action.name) {
-            let message = format!("{} is not available here", action.name);
-            self.fail(key, Status::new(Reason::Unimplemented, message));
-            return true;
-        }
-        if &*action.name != CANCEL {
-            return false;
-        }
-        match self.cancel_served(action) {
-            Ok(cancelled) => {
-                self.write_result(key, action, cancelled);
+        let answer = match &*action.name {
+            CANCEL => self.cancel_served(action),
+            DROP => self.drop_named(action),
+            FINISH => check(action, |_| false).map(|()| "{}".to_owned()),
+            name if UNBUILT.contains(&name) => Err(Status::new(
+                Reason::Unimplemented,
+                format!("{name} is not available here"),
+            )),
+            _ => return false,
+        };
+        match answer {
+            Ok(result) => {
+                self.write_result(key, result);
                 self.finish(key);
+                if &*action.name == FINISH && self.phase == Phase::Open {
+                    self.half_close();
+                }
             }
             Err(status) => self.fail(key, status),
         }
@@ -63,19 +73,8 @@ impl Session {
     }
 
     /// Whether there was something to cancel. A stale or unknown target is no failure.
-    fn cancel_served(&mut self, action: &Action) -> Result<bool, Status> {
-        let unknown_input = action
-            .inputs
-            .iter()
-            .find(|param| &*param.name != CANCEL_INPUT);
-        let unknown_output = action
-            .outputs
-            .iter()
-            .find(|param| !matches!(&*param.name, RESULT | "__status__"));
-        if let Some(param) = unknown_input.or(unknown_output) {
-            let message = format!("CANCEL has no parameter {:?}", param.name);
-            return Err(Status::new(Reason::UnknownParam, message).with("param", &param.name));
-        }
+    fn cancel_served(&mut self, action: &Action) -> Result<String, Status> {
+        check(action, |name| name == CANCEL_INPUT)?;
         let Some(param) = action.inputs.first() else {
             let message = "CANCEL needs the input action: any output id of the action to stop";
             return Err(Status::new(Reason::MissingInput, message).with("param", CANCEL_INPUT));
@@ -84,15 +83,15 @@ impl Session {
             .store
             .find(&param.id)
             .map(|node| self.store.get(node).owner);
-        let Some(Owner::Local(Some(target))) = owner else {
-            return Ok(false);
+        let target = match owner {
+            Some(Owner::Local(target)) => target,
+            _ => None,
         };
-        let Some(entry) = self
-            .actions
-            .get_mut(target)
-            .filter(|entry| entry.served && &*entry.name != CANCEL)
+        let entry = target.and_then(|target| Some((target, self.actions.get_mut(target)?)));
+        let Some((target, entry)) =
+            entry.filter(|(_, entry)| entry.served && &*entry.name != CANCEL)
         else {
-            return Ok(false);
+            return Ok(cancelled(false));
         };
         if !std::mem::replace(&mut entry.cancelled, true) {
             self.actions.set_waiting(target, false);
@@ -101,37 +100,63 @@ impl Session {
                 by: CancelledBy::Peer,
             });
         }
-        Ok(true)
+        Ok(cancelled(true))
     }
 
-    fn write_result(&mut self, key: ActionKey, action: &Action, cancelled: bool) {
-        let Some(at) = action
-            .outputs
+    /// Drops what `node` and `tree` name, `node.1`, `tree.1` and so on included. What is unknown is no failure.
+    fn drop_named(&mut self, action: &Action) -> Result<String, Status> {
+        check(action, |name| drops_tree(name).is_some())?;
+        if action.inputs.is_empty() {
+            let message = "DROP needs an input node or tree: the id of what is to be dropped";
+            return Err(Status::new(Reason::MissingInput, message).with("param", "node"));
+        }
+        let named: Vec<(NodeKey, bool)> = action
+            .inputs
             .iter()
-            .filter(|param| &*param.name != "__status__")
-            .position(|_| true)
-        else {
-            return;
-        };
-        let Some(&node) = self
+            .filter_map(|param| Some((self.store.find(&param.id)?, drops_tree(&param.name)?)))
+            .collect();
+        let (dropped, bytes) = self.drop_nodes(&named);
+        Ok(format!("{{\"dropped\":{dropped},\"bytes\":{bytes}}}"))
+    }
+
+    fn write_result(&mut self, key: ActionKey, result: String) {
+        let node = self
             .actions
             .get(key)
-            .and_then(|entry| entry.outputs.get(at))
-        else {
-            return;
-        };
-        let json: &'static [u8] = if cancelled {
-            b"{\"cancelled\":true}"
-        } else {
-            b"{\"cancelled\":false}"
-        };
-        // A result that does not fit the queue is left out: the output still ends.
-        let _ = self.write(
-            node,
-            &Arc::new(Metadata::of("application/json")),
-            Bytes::from_static(json),
-        );
+            .and_then(|entry| entry.outputs.first());
+        if let Some(&node) = node {
+            let metadata = Arc::new(Metadata::of("application/json"));
+            // A result that does not fit the queue is left out: the output still ends.
+            let _ = self.write(node, &metadata, Bytes::from(result));
+        }
     }
 }
 
-const RESULT: &str = "result";
+/// Whether an input of DROP names a tree; `None` if it is none of DROP's.
+fn drops_tree(name: &str) -> Option<bool> {
+    let (base, number) = name.split_once('.').unwrap_or((name, "0"));
+    let numbered = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    match base {
+        "node" if numbered => Some(false),
+        "tree" if numbered => Some(true),
+        _ => None,
+    }
+}
+
+/// EV-504, for actions of the machine's own.
+fn check(action: &Action, is_input: impl Fn(&str) -> bool) -> Result<(), Status> {
+    let unknown_input = action.inputs.iter().find(|param| !is_input(&param.name));
+    let unknown_output = action
+        .outputs
+        .iter()
+        .find(|param| !matches!(&*param.name, "result" | "__status__"));
+    let Some(param) = unknown_input.or(unknown_output) else {
+        return Ok(());
+    };
+    let message = format!("{} has no parameter {:?}", action.name, param.name);
+    Err(Status::new(Reason::UnknownParam, message).with("param", &param.name))
+}
+
+fn cancelled(any: bool) -> String {
+    format!("{{\"cancelled\":{any}}}")
+}

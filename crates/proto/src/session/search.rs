@@ -15,7 +15,7 @@ pub(super) struct Search {
     marks: Vec<u32>,
     epoch: u32,
     stack: Vec<NodeKey>,
-    edges_left: u32,
+    pub(super) edges_left: u32,
     /// Whether any search was cut short, so that readers have to look out themselves.
     pub(super) incomplete: bool,
 }

@@ -9,6 +9,7 @@ use prost::Message as _;
 use prost_types::Any;
 
 use super::actions::Entry;
+use super::dropping::Fate;
 use super::port::{self, ActionKey, Call, CancelledBy, NodeKey, Output, Start};
 use super::store::Owner;
 use super::{Session, reserved};
@@ -247,10 +248,12 @@ impl Session {
         let mut outputs = Vec::with_capacity(action.outputs.len().min(limits.max_params));
         for Param { name, id } in &action.outputs {
             let node = self.store.mention(id, &limits)?;
+            let dropped = self.store.get(node).fate != Fate::Kept;
             let owner = &mut self.store.get_mut(node).owner;
-            if *owner != Owner::Unclaimed {
+            if *owner != Owner::Unclaimed || dropped {
                 let (reason, what) = match owner {
                     // The same whichever came first (D-26).
+                    Owner::Unclaimed => (Reason::OutputNotNew, "it was dropped"),
                     Owner::Peer(None) => (Reason::NodeOwner, "the sender has written it"),
                     _ => (Reason::OutputNotNew, "it is an output already"),
                 };

@@ -17,9 +17,11 @@ use bytes::Bytes;
 use bytestring::ByteString;
 use smallvec::SmallVec;
 
+use super::dropping::{Batch, Fate};
 use super::pack::Packer;
 use super::port::{ActionKey, CursorId, NodeKey};
 use super::release::{Readers, Retain};
+use super::slab::Slab;
 use crate::evergreen::{Id, Limits, Metadata, Reason, Status};
 use crate::log::Log;
 
@@ -135,6 +137,7 @@ pub(super) struct Node {
     pub(super) listed: u32,
     /// Who has still to pass it, where that decides what is kept (EV-955).
     pub(super) readers: Option<Box<Readers>>,
+    pub(super) fate: Fate,
 }
 
 impl Node {
@@ -155,6 +158,7 @@ impl Node {
             producer: None,
             listed: 0,
             readers: None,
+            fate: Fate::Kept,
         }
     }
 
@@ -187,14 +191,35 @@ impl Node {
         }
     }
 
-    /// What the quota counts for it, its id included.
-    #[cfg(any(test, fuzzing))]
-    pub(super) fn cost(&self) -> u64 {
+    /// Whether something of it, its end at the least, is still to be handed to the transport.
+    pub(super) fn is_unsent(&self) -> bool {
+        let sent = self.producer.as_ref().map(|producer| producer.sent);
+        sent.is_some_and(|sent| sent < self.next_seq())
+    }
+
+    /// The children listed from one place on.
+    pub(super) fn children_from(
+        &self,
+        piece: u32,
+        child: u32,
+    ) -> impl Iterator<Item = NodeKey> + '_ {
+        let skipped = (piece as usize).saturating_sub(self.log.released());
+        let pieces = self.log.iter().skip(skipped).chain(self.early.values());
+        let all = pieces.flat_map(|piece| match piece {
+            Piece::Children(list) => list.iter().copied(),
+            _ => [].iter().copied(),
+        });
+        // A place inside of a piece is a place inside of a list of children.
+        all.skip(child as usize)
+    }
+
+    /// What the quota counts for it, its id aside.
+    pub(super) fn content_cost(&self) -> u64 {
         let first = u32::try_from(self.log.released()).unwrap_or(u32::MAX);
         let log = (first..).zip(self.log.iter());
         let early = self.early.iter().map(|(seq, piece)| (*seq, piece));
         let pieces = log.chain(early).map(|(seq, piece)| piece.cost(seq));
-        self.id.len() as u64 + pieces.sum::<u64>()
+        pieces.sum::<u64>()
     }
 
     /// Every child that any accepted fragment lists, held ones included.
@@ -227,6 +252,8 @@ pub(super) struct Store {
     prefix: u32,
     made: u64,
     retain: Retain,
+    /// What was dropped and is still being read.
+    pub(super) drops: Slab<Batch>,
 }
 
 impl Store {
@@ -242,6 +269,7 @@ impl Store {
             prefix: (entropy >> 32) as u32 ^ 0x5a9d_a00d,
             made: 0,
             retain,
+            drops: Slab::new(),
         }
     }
 
@@ -397,8 +425,8 @@ pub(super) fn check_id(id: &str, limits: &Limits) -> Result<(), Status> {
 
 /// About what a status takes beside its text.
 const STATUS_BYTES: usize = 128;
-/// What the quota counts per fragment beside its payload (EV-801).
-const FRAGMENT_BYTES: usize = 64;
+/// What the quota, and the outbound queue, count per fragment beside its payload (EV-801, EV-803).
+pub(super) const FRAGMENT_BYTES: usize = 64;
 /// What it counts for metadata after the first, which per-chunk mode keeps.
 const METADATA_BYTES: usize = 128;
 /// What it counts per listed child.

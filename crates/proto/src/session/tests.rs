@@ -1,6 +1,7 @@
 //! Tests of the session machine, one file per section of the Evergreen page.
 
 mod actions;
+mod dropping;
 mod failures;
 mod flow;
 mod harness;

@@ -110,6 +110,11 @@ impl Observe for Tally {
                 "duplicate",
                 now.duplicates - before.duplicates,
             ),
+            (
+                &numbers.ignored,
+                "dropped",
+                now.discarded - before.discarded,
+            ),
         ] {
             family.with_label_values(&[label]).inc_by(more);
         }

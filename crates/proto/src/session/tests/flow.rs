@@ -136,6 +136,21 @@ fn ev_801_payload_64_per_fragment_and_ids_are_counted_and_limited() {
     assert_eq!(reason(session.aborted().unwrap()), Reason::RetainedLimit);
 }
 
+/// EV-801
+#[test]
+fn ev_803_what_a_fragment_takes_beside_its_payload_fills_the_queue_as_well() {
+    let mut session = server_with(|_, limits| limits.outbound_queue_bytes = 6_900);
+    let nodes = producer(&mut session, "a=a");
+    let before = session.retained_bytes();
+    let mut tokens = 0;
+    while session.write(nodes[0], &text(), zeros(5)).is_ok() {
+        tokens += 1;
+    }
+    assert_eq!(tokens, 100, "64 and 5 bytes each");
+    let held = session.retained_bytes() - before;
+    assert_eq!(held, 6_900 + 10, "the queue holds what it says, and the mimetype");
+}
+
 #[test]
 fn ev_803_producers_wait_for_room_and_the_excess_is_one_fragment() {
     let mut session = server_with(|_, limits| limits.outbound_queue_bytes = 1_000);

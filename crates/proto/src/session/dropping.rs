@@ -1,0 +1,233 @@
+//! Nodes that are dropped before the session ends (EV-911).
+//!
+//! Owns: which nodes go together, who may still finish reading them, and the moment when their bytes are free. Refuses
+//! to know: who asked. The id of a dropped node stays taken: what still comes for it is ignored.
+//!
+//! ```text
+//!   kept ──DROP──► dropped ──last reader gone, wholly sent──► gone
+//! ```
+
+use std::collections::HashSet;
+
+use super::Session;
+use super::cursor::Cursor;
+use super::port::{CursorId, NodeKey};
+use super::release::released;
+use super::slab::Key;
+use super::store::Store;
+
+/// What becomes of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It is an ordinary node.
+    #[default]
+    Kept,
+    /// It takes nothing more; those who were reading it may finish.
+    Dropped(Key),
+    /// Nothing of it is left but its id.
+    Gone,
+}
+
+/// Nodes that were dropped together, and who keeps them.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    nodes: Vec<NodeKey>,
+    readers: Vec<CursorId>,
+    /// How many of them are ours and not wholly sent.
+    unsent: usize,
+}
+
+impl Session {
+    /// Drops nodes; where the flag is set, also what lies below and no other live node lists. Gives how many went, and
+    /// how many bytes that is.
+    pub(super) fn drop_nodes(&mut self, named: &[(NodeKey, bool)]) -> (usize, u64) {
+        let (batch, bytes) = self.store.doom(named);
+        let nodes = self.store.batch_nodes(batch).to_vec();
+        for &node in &nodes {
+            if self.is_closed() {
+                return (nodes.len(), bytes);
+            }
+            let known = self.store.get(node);
+            if known.owner.is_local() && !known.is_complete() {
+                // The peer must not wait for the rest, nor take what it has for the whole.
+                let status = released(&self.store, node);
+                let _ = self.seal(node, Some(status));
+            }
+        }
+        if self.is_closed() {
+            return (nodes.len(), bytes);
+        }
+        let readers = self.readers_of(batch);
+        for reader in &readers {
+            if let Some(cursor) = self.cursors.get_mut(reader.0) {
+                cursor.holds = true;
+            }
+        }
+        self.store.keep_for(batch, readers);
+        for node in &nodes {
+            self.wake(*node);
+        }
+        self.inbound.closures_changed();
+        self.bytes_were_read();
+        (nodes.len(), bytes)
+    }
+
+    /// Whoever may still come by one of these nodes. The searches of one message share a budget (D-27); past it a
+    /// reader is believed to.
+    fn readers_of(&mut self, batch: Key) -> Vec<CursorId> {
+        let mut readers = Vec::new();
+        for (key, cursor) in self.cursors.iter() {
+            let edges = &mut self.search.edges_left;
+            if reaches(cursor, batch, &self.store, edges) {
+                readers.push(CursorId(key));
+            }
+        }
+        readers
+    }
+
+    /// A reader reads nothing more: it gives up its places, and what was kept for it.
+    pub(super) fn reader_gone(&mut self, id: CursorId) {
+        let Some(cursor) = self.cursors.get_mut(id.0) else {
+            return;
+        };
+        cursor.abandon(&mut self.store);
+        if std::mem::take(&mut cursor.holds) {
+            self.store.stop_keeping_for(id);
+        }
+    }
+}
+
+/// Whether a reader is in a node of the batch, or one is still ahead of it.
+fn reaches(cursor: &Cursor, batch: Key, store: &Store, edges: &mut u32) -> bool {
+    let doomed = |node: NodeKey| store.get(node).fate == Fate::Dropped(batch);
+    if cursor.inside().any(doomed) {
+        return true;
+    }
+    let mut stack = cursor.ahead(store);
+    let mut seen = HashSet::with_hasher(store.hasher());
+    while let Some(node) = stack.pop() {
+        if doomed(node) {
+            return true;
+        }
+        if !seen.insert(node) {
+            continue;
+        }
+        for child in store.get(node).children() {
+            let Some(left) = edges.checked_sub(1) else {
+                return true;
+            };
+            *edges = left;
+            stack.push(child);
+        }
+    }
+    false
+}
+
+impl Store {
+    /// Marks what goes. Gives the batch, and what its nodes count in the quota.
+    fn doom(&mut self, named: &[(NodeKey, bool)]) -> (Key, u64) {
+        let batch = self.drops.insert(Batch::default());
+        let (mut nodes, mut orphans, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let mut stack: Vec<(NodeKey, bool)> = named.iter().rev().copied().collect();
+        while let Some((key, whole)) = stack.pop() {
+            if self.get(key).fate != Fate::Kept {
+                continue;
+            }
+            let children: Vec<NodeKey> = self.get(key).children().collect();
+            let node = self.get_mut(key);
+            node.fate = Fate::Dropped(batch);
+            bytes += node.content_cost();
+            let unread = std::mem::take(&mut node.unread);
+            // What is held ahead of a gap will never be read.
+            let early = std::mem::take(&mut node.early);
+            let early: u64 = early.iter().map(|(seq, piece)| piece.cost(*seq)).sum();
+            self.unread -= unread;
+            self.give_back(early);
+            nodes.push(key);
+            for child in children {
+                if self.unlist(child) {
+                    if whole {
+                        stack.push((child, true));
+                    } else {
+                        orphans.push(child);
+                    }
+                }
+            }
+        }
+        for orphan in orphans {
+            self.release(orphan);
+        }
+        if let Some(known) = self.drops.get_mut(batch) {
+            known.nodes = nodes;
+        }
+        (batch, bytes)
+    }
+
+    fn batch_nodes(&self, batch: Key) -> &[NodeKey] {
+        self.drops.get(batch).map_or(&[], |batch| &batch.nodes)
+    }
+
+    /// Whether this reader may still read nodes of the batch.
+    pub(super) fn keeps_for(&self, batch: Key, reader: CursorId) -> bool {
+        let batch = self.drops.get(batch);
+        batch.is_some_and(|batch| batch.readers.contains(&reader))
+    }
+
+    fn keep_for(&mut self, batch: Key, readers: Vec<CursorId>) {
+        let unsent = self
+            .batch_nodes(batch)
+            .iter()
+            .filter(|node| self.get(**node).is_unsent())
+            .count();
+        if let Some(known) = self.drops.get_mut(batch) {
+            (known.readers, known.unsent) = (readers, unsent);
+        }
+        self.free_if_done(batch);
+    }
+
+    fn stop_keeping_for(&mut self, reader: CursorId) {
+        let held: Vec<Key> = self
+            .drops
+            .iter()
+            .filter(|(_, batch)| batch.readers.contains(&reader))
+            .map(|(key, _)| key)
+            .collect();
+        for batch in held {
+            if let Some(known) = self.drops.get_mut(batch) {
+                known.readers.retain(|other| *other != reader);
+            }
+            self.free_if_done(batch);
+        }
+    }
+
+    /// The last fragment of a node has been handed to the transport.
+    pub(super) fn was_wholly_sent(&mut self, key: NodeKey) {
+        if let Fate::Dropped(batch) = self.get(key).fate {
+            if let Some(known) = self.drops.get_mut(batch) {
+                known.unsent = known.unsent.saturating_sub(1);
+            }
+            self.free_if_done(batch);
+        }
+    }
+
+    fn free_if_done(&mut self, batch: Key) {
+        let done = |batch: &Batch| batch.readers.is_empty() && batch.unsent == 0;
+        if !self.drops.get(batch).is_some_and(done) {
+            return;
+        }
+        let nodes = self.drops.remove(batch).map_or(Vec::new(), |it| it.nodes);
+        for key in nodes {
+            let node = self.get_mut(key);
+            let bytes = node.content_cost();
+            node.log.clear();
+            node.readers = None;
+            node.fate = Fate::Gone;
+            self.give_back(bytes);
+        }
+    }
+
+    /// A node that was made below a dropped one and that nobody knows of yet.
+    pub(super) fn never_mind(&mut self, key: NodeKey) {
+        self.get_mut(key).fate = Fate::Gone;
+    }
+}

@@ -1,0 +1,304 @@
+//! EV-911 and EV-924: nodes that go before the session does, and the last word of those who cannot half-close.
+
+use bytes::Bytes;
+
+use super::harness::*;
+use crate::evergreen::{Fragment, Reason};
+use crate::session::{Output, Read, Session, WriteError};
+
+/// A tree over two leaves, one of which another tree lists as well.
+fn family() -> Session {
+    let mut session = server_with(|config, _| config.partial_failure = true);
+    let list = [
+        tree("t", 0, &["a", "b"]),
+        tree("other", 0, &["b"]),
+        leaf("a", 0, "A"),
+        leaf("b", 0, "B"),
+    ];
+    feed(&mut session, list).unwrap();
+    session
+}
+
+/// Drops, and gives what the result says.
+fn dropped(session: &mut Session, inputs: &str) -> String {
+    act(session, action("DROP", inputs, "result=~res")).unwrap();
+    let result = texts(session, "~res").concat();
+    assert!(sent(session).iter().any(|fragment| &*fragment.id == "~res"));
+    result
+}
+
+const LEAF: u64 = 64 + 10 + 1;
+const TREE: u64 = 64;
+
+#[test]
+fn ev_911_a_node_goes_alone_and_a_tree_with_what_nobody_else_lists() {
+    let gone = Stop::Failed(Reason::NodeReleased);
+    let table = [
+        ("node=a", 1, LEAF, vec!["a"], vec!["b"]),
+        ("node=t", 1, TREE + 8, vec!["t"], vec!["a", "b"]),
+        (
+            "tree=t",
+            2,
+            TREE + 8 + LEAF,
+            vec!["t", "a"],
+            vec!["b", "other"],
+        ),
+        (
+            "tree=t tree.1=other",
+            4,
+            2 * TREE + 12 + 2 * LEAF,
+            vec!["t", "other", "a", "b"],
+            vec![],
+        ),
+        (
+            "node=t node.1=t node.22=other",
+            2,
+            2 * TREE + 12,
+            vec!["t", "other"],
+            vec!["a", "b"],
+        ),
+        ("node=nobody", 0, 0, vec![], vec!["t", "a", "b"]),
+    ];
+    for (inputs, count, bytes, away, kept) in table {
+        let mut session = family();
+        let before = session.retained_bytes();
+        let result = dropped(&mut session, inputs);
+        assert_eq!(
+            result,
+            format!("{{\"dropped\":{count},\"bytes\":{bytes}}}"),
+            "{inputs}"
+        );
+        let answer = 4 + 64 + "application/json".len() + result.len();
+        assert_eq!(
+            session.retained_bytes(),
+            before - bytes + answer as u64,
+            "{inputs}"
+        );
+        for id in away {
+            assert_eq!(content(&mut session, id).1, gone, "{inputs}: {id}");
+        }
+        for id in kept {
+            assert_eq!(content(&mut session, id).1, Stop::End, "{inputs}: {id}");
+        }
+    }
+}
+
+#[test]
+fn ev_911_what_comes_for_a_dropped_id_is_ignored_and_the_id_stays_taken() {
+    let mut session = family();
+    feed(&mut session, [more("p", 0, "half"), more("p", 3, "early")]).unwrap();
+    dropped(&mut session, "node=p");
+    // Even what would abort for an ordinary node.
+    feed(
+        &mut session,
+        [
+            leaf("p", 1, "more"),
+            leaf("p", 0, "x"),
+            tree("p", 9, &["a"]),
+        ],
+    )
+    .unwrap();
+    assert_eq!(
+        (session.stats().discarded, session.stats().duplicates),
+        (3, 0)
+    );
+    assert_eq!(
+        content(&mut session, "p").1,
+        Stop::Failed(Reason::NodeReleased)
+    );
+    assert_eq!(dropped_again(&mut session), "{\"dropped\":0,\"bytes\":0}");
+    // Only mentioned, then dropped: it cannot be an output any more.
+    session.node("m").unwrap();
+    act(&mut session, action("DROP", "node=m", "")).unwrap();
+    assert_eq!(
+        act(&mut session, action("f", "", "o=m")),
+        Err(Reason::OutputNotNew)
+    );
+}
+
+fn dropped_again(session: &mut Session) -> String {
+    act(session, action("DROP", "tree=p", "result=~again")).unwrap();
+    texts(session, "~again").concat()
+}
+
+#[test]
+fn ev_911_a_running_reader_finishes_on_what_there_is_and_its_end_frees_the_bytes() {
+    let mut session = family();
+    let root = session.node("t").unwrap();
+    let (reader, ended, fresh) = (
+        session.open(root, None),
+        session.open(root, None),
+        session.open(root, None),
+    );
+    assert!(matches!(session.read(reader), Read::Piece(_)));
+    let mut items = Vec::new();
+    assert_eq!(drain(&mut session, ended, &mut items), Stop::End);
+    let before = session.retained_bytes();
+    act(&mut session, action("DROP", "tree=t tree.1=other", "")).unwrap();
+    assert_eq!(session.retained_bytes(), before, "two are still reading");
+    // One stood in a dropped leaf, with another ahead; one had not begun.
+    let mut rest = vec![item("text/plain", "", "A")];
+    assert_eq!(drain(&mut session, reader, &mut rest), Stop::End);
+    assert_eq!(rest.len(), 2);
+    session.close(reader);
+    assert_eq!(session.retained_bytes(), before);
+    let mut all = Vec::new();
+    assert_eq!(
+        (drain(&mut session, fresh, &mut all), all.len()),
+        (Stop::End, 2)
+    );
+    session.close(fresh);
+    let freed = 2 * TREE + 12 + 2 * LEAF;
+    assert_eq!(
+        session.retained_bytes(),
+        before - freed,
+        "whoever has ended holds nothing"
+    );
+    // A reader that waits is told; it could wait for ever.
+    let mut session = family();
+    feed(&mut session, [more("p", 0, "half")]).unwrap();
+    let node = session.node("p").unwrap();
+    let cursor = session.open(node, None);
+    assert_eq!(drain(&mut session, cursor, &mut Vec::new()), Stop::Pending);
+    act(&mut session, action("DROP", "node=p", "")).unwrap();
+    let told = outputs(&mut session);
+    assert!(
+        matches!(told[..], [Output::Ready(id)] if id == cursor),
+        "{told:?}"
+    );
+    let stop = drain(&mut session, cursor, &mut Vec::new());
+    assert_eq!(stop, Stop::Failed(Reason::NodeReleased));
+}
+
+#[test]
+fn ev_911_a_reader_holds_nothing_that_lies_behind_it() {
+    let mut session = family();
+    feed(
+        &mut session,
+        [
+            branch("s", 0, &["x", "y"]),
+            leaf("x", 0, "X"),
+            leaf("y", 0, "Y"),
+        ],
+    )
+    .unwrap();
+    let root = session.node("s").unwrap();
+    let cursor = session.open(root, None);
+    assert_eq!(drain(&mut session, cursor, &mut Vec::new()), Stop::Pending);
+    let before = session.retained_bytes();
+    act(&mut session, action("DROP", "node=x", "")).unwrap();
+    assert_eq!(session.retained_bytes(), before - LEAF);
+    feed(&mut session, [tree("s", 1, &["y"])]).unwrap();
+    let step = session.read(cursor);
+    assert!(
+        matches!(&step, Read::Piece(piece) if piece.data == "Y"),
+        "{step:?}"
+    );
+    assert!(matches!(session.read(cursor), Read::End));
+}
+
+#[test]
+fn ev_911_an_output_that_is_dropped_ends_for_the_client_and_its_action_goes_on() {
+    let mut session = family();
+    act(&mut session, action("f", "", "one=o1 many=o2")).unwrap();
+    let running = start(&mut session);
+    let text = of("text/plain", "").unwrap();
+    let (one, many) = (running.outputs[0].1, running.outputs[1].1);
+    session
+        .write(one, &text, Bytes::from_static(b"sent "))
+        .unwrap();
+    assert_eq!(sent(&mut session).len(), 1);
+    session
+        .write(one, &text, Bytes::from_static(b"unsent"))
+        .unwrap();
+    let child = session.make(Some(running.action)).unwrap();
+    session.list(many, &[child]).unwrap();
+    session
+        .write(child, &text, Bytes::from_static(b"below"))
+        .unwrap();
+    act(&mut session, action("DROP", "tree=o1 tree.1=o2", "")).unwrap();
+    let is_end = |fragment: &&Fragment| fragment.last;
+    let rest = sent(&mut session);
+    // Both outputs and the child end with a status, and the tree's status stands in a child of its own.
+    assert_eq!(rest.iter().filter(is_end).count(), 4, "{rest:?}");
+    // Whatever the function still writes goes nowhere, and that is no error.
+    assert_eq!(
+        session.write(one, &text, Bytes::from_static(b"late")),
+        Ok(())
+    );
+    assert_eq!(
+        session.write(child, &text, Bytes::from_static(b"late")),
+        Ok(())
+    );
+    let another = session.make(Some(running.action)).unwrap();
+    assert_eq!(session.list(many, &[another]), Ok(()));
+    assert_eq!(
+        session.write(another, &text, Bytes::from_static(b"late")),
+        Ok(())
+    );
+    assert_eq!(session.end(another, &text), Ok(()));
+    session.finish(running.action);
+    assert!(sent(&mut session).is_empty());
+    assert_eq!(session.unfinished(), 0);
+    assert_eq!(session.write(one, &text, Bytes::new()), Ok(()));
+    assert_ne!(session.end(child, &text), Err(WriteError::Closed));
+    for node in [one, many, child] {
+        assert_eq!(
+            read_node(&mut session, node, None).1,
+            Stop::Failed(Reason::NodeReleased)
+        );
+    }
+}
+
+/// EV-504
+#[test]
+fn ev_911_what_drop_cannot_take_is_refused() {
+    for (inputs, outputs, expect) in [
+        ("", "", Reason::MissingInput),
+        ("nodes=a", "", Reason::UnknownParam),
+        ("node.=a", "", Reason::UnknownParam),
+        ("node.x=a", "", Reason::UnknownParam),
+        ("node=a", "res=r", Reason::UnknownParam),
+        ("node=a node=b", "", Reason::DuplicateParam),
+    ] {
+        let mut session = server();
+        let refused = act(&mut session, action("DROP", inputs, outputs));
+        assert_eq!(refused, Err(expect), "{inputs} {outputs}");
+    }
+}
+
+/// EV-109
+#[test]
+fn ev_924_finish_is_a_half_close() {
+    let mut session = server();
+    let message = actions([
+        action("FINISH", "", "__status__=s"),
+        action("f", "a=p", "o=x"),
+    ]);
+    session.handle(message, T0).unwrap();
+    let running = start(&mut session);
+    // What can no longer come fails its reader, as after any half-close.
+    let read = read_node(&mut session, running.inputs[0].1, Some(running.action));
+    assert_eq!(read.1, Stop::Failed(Reason::IncompleteInput));
+    // Nothing more is taken.
+    session
+        .handle(actions([action("g", "", "o=y")]), T0)
+        .unwrap();
+    assert!(starts(&mut session).is_empty());
+    assert!(!session.is_closed(), "one action runs");
+    session.finish(running.action);
+    assert_eq!(
+        sent(&mut session).len(),
+        2,
+        "the status of FINISH and the output of f"
+    );
+    assert!(matches!(outputs(&mut session)[..], [Output::Close(None)]));
+    // Without anything to do it is the end at once.
+    let mut session = server();
+    act(&mut session, action("FINISH", "", "")).unwrap();
+    assert!(matches!(outputs(&mut session)[..], [Output::Close(None)]));
+    assert_eq!(
+        act(&mut server(), action("FINISH", "x=p", "")),
+        Err(Reason::UnknownParam)
+    );
+}
