@@ -19,6 +19,7 @@ mod doorbell;
 mod driver;
 pub(crate) mod failure;
 mod input;
+mod intake;
 mod link;
 mod listing;
 mod output;
@@ -29,7 +30,7 @@ mod test_functions;
 mod tests;
 pub(crate) mod wire;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -43,6 +44,7 @@ use sapwood_proto::evergreen::{Limits, Message, MetadataMode, Status};
 use sapwood_proto::session::{self as machine, Retain, Side, Stats};
 
 use self::driver::Driver;
+use self::intake::Intake;
 use self::link::Link;
 use crate::kernel::Kernel;
 
@@ -174,6 +176,7 @@ pub fn open<W: Observe>(kernel: Kernel, options: Options, observer: W) -> (Sessi
     });
     let outgoing = Outgoing {
         link: link.clone(),
+        ready: VecDeque::new(),
         over: false,
     };
     (
@@ -202,7 +205,7 @@ impl<W: Observe> Session<W> {
             kernel: self.kernel,
             options: self.options,
             observer: self.observer,
-            incoming: Some(Box::pin(incoming)),
+            intake: Intake::new(incoming),
             orders: Some(Box::pin(orders)),
             runs: FuturesUnordered::new(),
             bell: Arc::default(),
@@ -241,6 +244,8 @@ impl Drop for Closing {
 #[derive(Debug)]
 pub struct Outgoing {
     link: Link,
+    /// Handed out by the machine, many under one lock.
+    ready: VecDeque<Message>,
     over: bool,
 }
 
@@ -248,11 +253,21 @@ impl Stream for Outgoing {
     type Item = Result<Message, Arc<Status>>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(message) = self.ready.pop_front() {
+            return Poll::Ready(Some(Ok(message)));
+        }
         if self.over {
             return Poll::Ready(None);
         }
-        let now = self.link.now();
-        let polled = self.link.with(|live| live.poll_message(now, cx));
+        let Self { link, ready, .. } = &mut *self;
+        let now = link.now();
+        let polled = link.with(|live| {
+            let first = live.poll_message(now, cx);
+            if first.is_ready() {
+                live.take_messages(now, READY_MESSAGES, READY_BYTES, ready);
+            }
+            first
+        });
         polled.map(|item| match item {
             Ok(message) => Some(Ok(message)),
             Err(end) => {
@@ -262,3 +277,8 @@ impl Stream for Outgoing {
         })
     }
 }
+
+/// Messages handed out at once, besides the first.
+const READY_MESSAGES: usize = 31;
+/// Payload after which no further message is handed out at once.
+const READY_BYTES: usize = 16 * 1024;

@@ -22,6 +22,7 @@ use tokio::time::{Sleep, sleep_until};
 
 use super::action::{Ended, Serving};
 use super::doorbell::Doorbell;
+use super::intake::Intake;
 use super::link::Link;
 use super::{Observe, Options, Order, bind, failure, reserved};
 use crate::cancel::Cancel;
@@ -33,8 +34,7 @@ pub(super) struct Driver<I, O, W> {
     pub(super) kernel: Kernel,
     pub(super) options: Arc<Options>,
     pub(super) observer: W,
-    /// `None` once it has ended.
-    pub(super) incoming: Option<I>,
+    pub(super) intake: Intake<I>,
     pub(super) orders: Option<O>,
     pub(super) runs: FuturesUnordered<Serving>,
     /// What wakes the runs: nearly always this very task, which takes in what they wait for.
@@ -49,7 +49,7 @@ pub(super) struct Driver<I, O, W> {
 
 impl<I, O, W> Driver<I, O, W>
 where
-    I: Stream<Item = Result<Message, Status>> + Unpin,
+    I: Stream<Item = Result<Message, Status>>,
     O: Stream<Item = Order> + Unpin,
     W: Observe,
 {
@@ -125,38 +125,24 @@ where
 
     /// Takes messages in. `true`: there may be more.
     fn poll_incoming(&mut self, cx: &mut Context<'_>) -> bool {
-        let now = self.link.now();
         // The chore `Resume` wakes this task.
-        let mut paused = self.link.with(|live| live.machine().inbound_paused());
-        for _ in 0..MESSAGES {
-            let Some(incoming) = self.incoming.as_mut().filter(|_| !paused) else {
-                return false;
-            };
-            match incoming.poll_next_unpin(cx) {
-                Poll::Pending => return false,
-                Poll::Ready(Some(Ok(message))) => {
-                    let retained;
-                    (paused, retained) = self.link.with(|live| {
-                        let machine = live.machine();
-                        // An error of handling is an abort: the machine says so itself, as a chore.
-                        let _ = machine.handle(message, now);
-                        (machine.inbound_paused(), machine.retained_bytes())
-                    });
-                    self.account(retained);
-                }
-                Poll::Ready(Some(Err(status))) => {
-                    self.incoming = None;
-                    self.link.with(|live| {
-                        live.machine().abort(status);
-                    });
-                }
-                Poll::Ready(None) => {
-                    self.incoming = None;
-                    self.link.with(|live| live.machine().end_of_input(now));
-                }
-            }
+        let paused = |live: &mut Live| live.machine().inbound_paused();
+        let waiting = self.intake.is_waiting();
+        if self.link.with(paused) {
+            return false;
         }
-        true
+        let more = self.intake.poll(cx) || waiting;
+        if !self.intake.is_waiting() {
+            return more;
+        }
+        let (now, intake) = (self.link.now(), &mut self.intake);
+        let retained = self.link.with(|live| {
+            let machine = live.machine();
+            intake.hand_over(machine, now);
+            machine.retained_bytes()
+        });
+        self.account(retained);
+        more
     }
 
     fn poll_chores(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
@@ -289,7 +275,5 @@ where
 
 /// Rounds of one poll before others get their turn.
 const ROUNDS: u32 = 16;
-/// Messages taken in before the runs get their turn.
-const MESSAGES: u32 = 32;
 /// Turns of the runs before messages are looked at again.
 const TURNS: u32 = 4;

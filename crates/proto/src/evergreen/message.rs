@@ -30,6 +30,18 @@ pub struct Message {
     pub wire_bytes: usize,
 }
 
+impl Message {
+    /// Bytes of payload in all fragments.
+    #[must_use]
+    pub fn payload_bytes(&self) -> usize {
+        let payloads = self
+            .fragments
+            .iter()
+            .filter_map(|fragment| fragment.chunk.as_ref()?.payload.as_ref());
+        payloads.map(Payload::len).sum()
+    }
+}
+
 /// A piece of a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fragment {

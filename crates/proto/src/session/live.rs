@@ -134,6 +134,27 @@ impl Live {
         Poll::Pending
     }
 
+    /// Takes further messages, until there are none, or so many, or of so many bytes of payload.
+    pub fn take_messages(
+        &mut self,
+        now: Time,
+        most: usize,
+        bytes: usize,
+        into: &mut VecDeque<Message>,
+    ) {
+        let mut taken = 0;
+        while into.len() < most && taken < bytes {
+            let Some(message) = self.machine.next_message(now) else {
+                break;
+            };
+            taken += message.payload_bytes();
+            into.push_back(message);
+        }
+        if !self.machine.has_message() {
+            self.woken.extend(self.emptied.take());
+        }
+    }
+
     /// Waits until the transport has taken everything there is.
     pub fn poll_emptied(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if !self.machine.has_message() {
