@@ -7,5 +7,6 @@ mod flow;
 mod loopback;
 mod remote;
 mod simulation;
+mod socket;
 mod tls;
 mod wire;

@@ -11,6 +11,7 @@
 )]
 
 pub mod raw;
+pub mod socket;
 
 use std::net::SocketAddr;
 use std::time::Duration;

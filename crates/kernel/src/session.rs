@@ -9,8 +9,8 @@
 //!                  └──► runs of the kernel's functions, read through session nodes
 //! ```
 //!
-//! The next dialects plug in on both sides of the two streams: each is a codec between its frames and
-//! [`Message`], with [`Options`] that say how it differs.
+//! Dialects plug in on both sides of the two streams: each is a codec between its frames and [`Message`], with
+//! [`Options`] that say how it differs.
 
 mod action;
 mod bind;
@@ -40,7 +40,7 @@ use std::time::Duration;
 
 use futures::Stream;
 use futures::stream::FuturesUnordered;
-use sapwood_proto::evergreen::{Limits, Message, MetadataMode, Status};
+use sapwood_proto::evergreen::{Dialect, Limits, Message, MetadataMode, Status};
 use sapwood_proto::session::{self as machine, Retain, Side, Stats};
 
 use self::driver::Driver;
@@ -53,8 +53,8 @@ pub use self::test_functions::test_functions;
 /// How one session behaves, and what it says about itself.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The dialect's name, for SESSION_INFO.
-    pub dialect: &'static str,
+    /// The dialect: its name stands in SESSION_INFO, its manners are kept.
+    pub dialect: Dialect,
     /// What the session may hold and do.
     pub limits: Arc<Limits>,
     /// How metadata after the first fragment is judged (EV-405).
@@ -78,7 +78,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            dialect: "grpc",
+            dialect: Dialect::Grpc,
             limits: Arc::default(),
             metadata: MetadataMode::Lenient,
             partial_failure: false,
@@ -169,6 +169,7 @@ pub fn open<W: Observe>(kernel: Kernel, options: Options, observer: W) -> (Sessi
             partial_failure: options.partial_failure,
             coalesce: options.coalesce,
             retain: options.retain,
+            manners: options.dialect.manners(),
             deadline: options.timeout.map(|timeout| now + timeout),
             entropy: options.entropy,
         };

@@ -137,6 +137,8 @@ pub(crate) struct Auth {
     pub(crate) key_file: Option<PathBuf>,
     /// `/metrics` needs no key.
     pub(crate) metrics_public: bool,
+    /// A WebSocket may bring its key as `?key=`, which is all that a browser can do.
+    pub(crate) query_key: bool,
 }
 
 /// TLS on the listener: with certificate and key it is on.

@@ -3,16 +3,20 @@
 //! Owns: the keys in force, the check of a presented one, the list of routes that need none. Refuses to know: where
 //! keys are stored, what a route does. Only digests are kept; a secret is never stored, logged or compared directly.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::{Arc, RwLock};
 
-use http::{HeaderMap, Method, header};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Method, header};
+use percent_encoding::percent_decode_str;
 use sapwood_proto::code::Code;
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use crate::refusal::Refusal;
 use crate::tls::Subject;
+use crate::websocket;
 
 /// What a key may be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -156,6 +160,7 @@ impl Caller {
 pub struct Auth {
     keys: RwLock<Arc<[Key]>>,
     metrics_public: bool,
+    query_key: bool,
 }
 
 impl Auth {
@@ -165,7 +170,35 @@ impl Auth {
         Self {
             keys: RwLock::new(keys.into()),
             metrics_public,
+            query_key: false,
         }
+    }
+
+    /// The same, with `?key=` accepted where a WebSocket is asked for: browsers cannot send headers there (EV-704).
+    #[must_use]
+    pub const fn with_query_key(mut self, accepted: bool) -> Self {
+        self.query_key = accepted;
+        self
+    }
+
+    /// The headers of a request, the key of the query among them if that is accepted; a header wins.
+    pub(crate) fn headers<'a>(&self, request: &'a Parts) -> Cow<'a, HeaderMap> {
+        let headers = &request.headers;
+        if !self.query_key || !websocket::is_asked(headers) || presented(headers).is_some() {
+            return Cow::Borrowed(headers);
+        }
+        let mut pairs = request.uri.query().unwrap_or_default().split('&');
+        let key = pairs.find_map(|pair| pair.strip_prefix("key="));
+        let bearer = key.and_then(|key| {
+            let key = percent_decode_str(key).decode_utf8().ok()?;
+            HeaderValue::try_from(format!("Bearer {key}")).ok()
+        });
+        let Some(bearer) = bearer else {
+            return Cow::Borrowed(headers);
+        };
+        let mut headers = headers.clone();
+        headers.insert(header::AUTHORIZATION, bearer);
+        Cow::Owned(headers)
     }
 
     /// Whether any key is needed.
@@ -276,8 +309,6 @@ fn matching(keys: &[Key], secret: &str) -> Option<Caller> {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
     fn auth() -> Auth {

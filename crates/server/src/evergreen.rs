@@ -1,10 +1,12 @@
-//! Evergreen over gRPC: sessions of a kernel's functions behind `StartSession`.
+//! Evergreen: sessions of a kernel's functions, over gRPC (`service`) and over WebSockets (`socket`).
 //!
-//! Owns: the gRPC dialect of the session protocol (section 7 of the page), its options, its metrics. Refuses to know:
-//! what functions do, and every other face. WebSocket dialects will stand beside `service` and open the same sessions.
+//! Owns: both transports of the session protocol (section 7 of the page), its options, its metrics. Refuses to know:
+//! what functions do, and every other face.
 
+mod house;
 mod options;
 mod service;
+mod socket;
 mod tally;
 
 use std::hash::{BuildHasher, RandomState};
@@ -14,9 +16,10 @@ use axum::Router;
 use sapwood_kernel::Kernel;
 use sapwood_kernel::session;
 use sapwood_net::evergreen::grpc;
-use sapwood_proto::evergreen::{Limits, MetadataMode};
+use sapwood_proto::evergreen::{Dialect, Limits};
 use sapwood_proto::generated::DESCRIPTORS;
 
+use self::house::House;
 use self::options::Options;
 use self::service::Service;
 use crate::metrics;
@@ -50,12 +53,13 @@ impl Default for Config {
 }
 
 impl Config {
-    fn session(&self, options: Options) -> session::Options {
+    fn session(&self, dialect: Dialect, options: Options) -> session::Options {
         session::Options {
-            dialect: "grpc",
+            dialect,
             limits: Arc::clone(&self.limits),
-            metadata: options.metadata.unwrap_or(MetadataMode::Lenient),
-            partial_failure: options.partial_failure,
+            metadata: options.metadata.unwrap_or_else(|| dialect.metadata()),
+            // Its clients know no other way (EV-107).
+            partial_failure: options.partial_failure || dialect == Dialect::Msgpack,
             coalesce: self.coalesce,
             retain: options.retain,
             timeout: options.timeout,
@@ -70,15 +74,18 @@ impl Config {
 /// The face over the functions of `kernel`.
 #[must_use]
 pub fn face(shared: Shared, kernel: Kernel, config: Config) -> Face {
-    let options = config.session(Options::default());
+    let options = config.session(Dialect::Grpc, Options::default());
     let listed = kernel.clone();
     let listing = move || async move { axum::Json(session::listing(&listed, &options)) };
+    let house = Arc::new(House::new(shared, kernel, config));
     let routes = Router::new()
         .route("/evergreen/v2/actions", axum::routing::get(listing))
-        .route_service(grpc::PATH, Service::new(shared, kernel, config));
+        .route("/evergreen", socket::route(&house, socket::EVERGREEN))
+        .route_service(grpc::PATH, Service(Arc::clone(&house)));
     Face {
         name: metrics::Face::Evergreen,
         routes,
+        root: Some(socket::route(&house, socket::ROOT)),
         descriptors: vec![DESCRIPTORS],
         services: vec![grpc::SERVICE],
     }

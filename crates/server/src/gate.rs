@@ -97,7 +97,7 @@ impl Gate {
         let caller = self.shared.auth.check(
             &request.method,
             path,
-            &request.headers,
+            &self.shared.auth.headers(request),
             request.extensions.get(),
         );
         let caller = caller.inspect_err(|_| {

@@ -16,6 +16,7 @@ pub mod drain;
 pub mod evergreen;
 mod gate;
 mod grpc;
+mod handover;
 pub mod health;
 pub mod listener;
 pub mod metrics;
@@ -28,6 +29,7 @@ pub mod server;
 pub mod shared;
 pub mod tls;
 mod trail;
+mod websocket;
 
 pub use server::{Builder, Config, Server};
 pub use shared::{Face, Shared};

@@ -4,6 +4,7 @@
 //!
 //! ```text
 //!   accept ──► first byte (10 s) ──► TLS, if there is any (10 s) ──► HTTP ──► idle 75 s, or draining ──► told to finish ──► closed
+//!                                                                     └─ 101 ──► what the face handed over, to its end
 //! ```
 
 use std::io;
@@ -25,6 +26,7 @@ use tower::ServiceExt;
 
 use crate::activity::Activity;
 use crate::drain::{Drain, Phase};
+use crate::handover::Handover;
 use crate::metrics::Metrics;
 use crate::tls::{self, Tls};
 
@@ -81,7 +83,7 @@ pub(crate) async fn run(
     let door = Arc::new(Door {
         router,
         drain: drain.clone(),
-        http: http(&config),
+        http: protocol(&config),
         tls,
         config,
     });
@@ -137,7 +139,7 @@ async fn accept(
     Ok((socket, peer, slot))
 }
 
-fn http(config: &Config) -> auto::Builder<TokioExecutor> {
+fn protocol(config: &Config) -> auto::Builder<TokioExecutor> {
     let mut http = auto::Builder::new(TokioExecutor::new());
     http.http1()
         .timer(TokioTimer::new())
@@ -188,8 +190,21 @@ fn with<T: Clone + Send + Sync + 'static>(mut extensions: Extensions, value: T) 
     extensions
 }
 
-/// Serves HTTP on one connection; each request carries the `caller` extensions.
+/// Serves one connection: HTTP, then what a face has handed over, if it took the connection out of HTTP's hands.
 async fn serve<S>(socket: S, caller: Extensions, door: &Door)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let handover = Handover::default();
+    // Boxed, so that a long session does not hold the room that HTTP needed.
+    Box::pin(http(socket, with(caller, handover.clone()), door)).await;
+    if let Some(rest) = handover.take() {
+        rest.await;
+    }
+}
+
+/// Serves HTTP on one connection; each request carries the `caller` extensions.
+async fn http<S>(socket: S, caller: Extensions, door: &Door)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {

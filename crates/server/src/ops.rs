@@ -6,20 +6,25 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{RawQuery, Request, State};
+use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{MethodRouter, get};
 use http::{StatusCode, header};
 use sapwood_proto::code::Code;
 use serde_json::json;
+use tower::ServiceExt;
 
 use crate::health::State as PartState;
 use crate::page::Page;
 use crate::refusal::Refusal;
 use crate::shared::Shared;
+use crate::websocket;
 
-pub(crate) fn routes(shared: Shared) -> Router {
+/// `root` serves the WebSockets of `/`, if anybody does.
+pub(crate) fn routes(shared: Shared, root: Option<MethodRouter>) -> Router {
+    let sockets = middleware::from_fn_with_state(root, socket);
     Router::new()
-        .route("/", get(page))
+        .route("/", get(page).route_layer(sockets))
         .route("/livez", get(live))
         .route("/readyz", get(ready))
         .route("/health", get(ready))
@@ -80,6 +85,23 @@ async fn load(State(ops): Ops) -> Response {
 async fn metrics(State(ops): Ops) -> Response {
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], ops.metrics.render()).into_response()
+}
+
+/// D-32: a plain GET is for the page.
+async fn socket(
+    State(root): State<Option<MethodRouter>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match root {
+        Some(root) if websocket::is_asked(request.headers()) => {
+            // A router of routes never fails.
+            root.oneshot(request)
+                .await
+                .unwrap_or_else(|never| match never {})
+        }
+        _ => next.run(request).await,
+    }
 }
 
 async fn page(State(ops): Ops, request: Request) -> Response {

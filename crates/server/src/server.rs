@@ -35,6 +35,8 @@ pub struct Config {
     pub engine_watchdog: Duration,
     /// `/metrics` needs no key.
     pub metrics_public: bool,
+    /// A WebSocket may bring its key as `?key=` (EV-704).
+    pub query_key: bool,
     /// TLS on the listener; without it, plain HTTP. Shared, so that its owner can reload it.
     pub tls: Option<Arc<Tls>>,
 }
@@ -47,6 +49,7 @@ impl Default for Config {
             origin: origin::Config::default(),
             engine_watchdog: Duration::from_secs(30),
             metrics_public: false,
+            query_key: false,
             tls: None,
         }
     }
@@ -78,7 +81,7 @@ impl Builder {
     pub fn new(config: Config, keys: Vec<Key>) -> Result<Self, BuildError> {
         let drain = Drain::new(config.drain);
         let shared = Shared {
-            auth: Arc::new(Auth::new(keys, config.metrics_public)),
+            auth: Arc::new(Auth::new(keys, config.metrics_public).with_query_key(config.query_key)),
             metrics: Arc::new(Metrics::new()?),
             health: Arc::new(Health::new(drain.clone(), config.engine_watchdog)),
             drain,
@@ -111,7 +114,7 @@ impl Builder {
         let Self {
             config,
             shared,
-            faces,
+            mut faces,
         } = self;
         let (grpc, reporter) = grpc::routes(&faces)?;
         let services = faces
@@ -119,11 +122,12 @@ impl Builder {
             .flat_map(|face| &face.services)
             .copied()
             .collect();
+        let root = faces.iter_mut().find_map(|face| face.root.take());
         let gate = Arc::new(Gate {
             shared: shared.clone(),
             origin: config.origin.clone(),
         });
-        let operations = ops::routes(shared.clone()).merge(grpc);
+        let operations = ops::routes(shared.clone(), root).merge(grpc);
         let routes = faces
             .into_iter()
             .fold(named(operations, metrics::Face::Http), |all, face| {

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use axum::Router;
+use axum::routing::MethodRouter;
 
 use crate::auth::Auth;
 use crate::drain::Drain;
@@ -31,6 +32,8 @@ pub struct Face {
     pub name: metrics::Face,
     /// Its routes, without a fallback; gRPC services come from `tonic::service::Routes` or `route_service`.
     pub routes: Router,
+    /// What becomes of a WebSocket on `/`, where whichever protocol the first message shows is served (D-32).
+    pub root: Option<MethodRouter>,
     /// Encoded file descriptor sets of its gRPC services, for reflection.
     pub descriptors: Vec<&'static [u8]>,
     /// Full names of its gRPC services, for `grpc.health.v1`.

@@ -37,7 +37,7 @@ pub(super) fn session(options: &Options) -> Value {
         Retain::Unread => "unread",
     };
     json!({
-        "dialect": options.dialect,
+        "dialect": options.dialect.name(),
         "options": {
             "evergreen-metadata": mode,
             "evergreen-partial-failure": i32::from(options.partial_failure),

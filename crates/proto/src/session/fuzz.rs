@@ -108,7 +108,7 @@ impl<'a> Play<'a> {
             coalesce: sending & 1 == 1,
             retain: [Retain::Session, Retain::Unread][usize::from(sending >> 1 & 1)],
             deadline: tape.flag().then(|| Time::from_millis(500_000)),
-            entropy: 0,
+            ..Config::default()
         };
         Self {
             server: Session::new(Side::Server, config, Time::ZERO),

@@ -10,7 +10,7 @@ use prost_types::Any;
 
 use super::release::Retain;
 use super::slab::Key;
-use crate::evergreen::{Limits, Metadata, MetadataMode, Param, Status};
+use crate::evergreen::{Limits, Manners, Metadata, MetadataMode, Param, Status};
 use crate::time::Time;
 
 /// A node of one session. Valid as long as the session.
@@ -61,6 +61,8 @@ pub struct Config {
     pub coalesce: bool,
     /// Which pieces are kept (EV-955).
     pub retain: Retain,
+    /// What the peer's dialect cannot do without.
+    pub manners: Manners,
     /// When the session ends whatever happens (EV-950).
     pub deadline: Option<Time>,
     /// A random number: it makes ids of ours unguessable and hashing of ids unpredictable. The machine has no
@@ -76,6 +78,7 @@ impl Default for Config {
             partial_failure: false,
             coalesce: true,
             retain: Retain::Session,
+            manners: Manners::default(),
             deadline: None,
             entropy: 0,
         }

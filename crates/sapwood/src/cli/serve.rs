@@ -200,6 +200,7 @@ fn server_config(
         },
         engine_watchdog: config.engine.watchdog.get(),
         metrics_public: config.auth.metrics_public,
+        query_key: config.auth.query_key,
         tls,
     }
 }

@@ -1,11 +1,12 @@
-//! Session options as request metadata spells them (section 2 of the Evergreen page).
+//! Session options as request metadata, headers and query parameters spell them (section 2 of the Evergreen page).
 //!
 //! Owns: the names, the values and the refusal of malformed ones before a session starts. Refuses to know: what an
 //! option does. Options we do not know are ignored, so that newer clients work.
 
 use std::time::Duration;
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use percent_encoding::percent_decode_str;
 use sapwood_proto::evergreen::MetadataMode;
 use sapwood_proto::session::Retain;
 
@@ -38,6 +39,26 @@ impl Malformed {
 }
 
 impl Options {
+    /// Reads every option out of the headers of an upgrade, and out of the query, where browsers have to put them.
+    /// A header wins.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub(crate) fn of_upgrade(headers: &HeaderMap, query: &str) -> Result<Self, Malformed> {
+        let mut all = headers.clone();
+        let named = query.split('&').filter_map(|pair| pair.split_once('='));
+        for (name, value) in named.filter(|(name, _)| name.starts_with("evergreen-")) {
+            let Ok(name) = HeaderName::from_bytes(name.as_bytes()) else {
+                continue;
+            };
+            let value = percent_decode_str(value).collect::<Vec<u8>>();
+            if let Ok(value) = HeaderValue::from_bytes(&value) {
+                all.entry(name).or_insert(value);
+            }
+        }
+        Self::read(&all)
+    }
+
     /// Reads every option out of `headers`.
     ///
     /// # Errors
@@ -136,7 +157,7 @@ mod tests {
 
     fn read(name: &'static str, value: &'static [u8]) -> Result<Options, &'static str> {
         let mut headers = HeaderMap::new();
-        headers.insert(name, http::HeaderValue::from_bytes(value).unwrap());
+        headers.insert(name, HeaderValue::from_bytes(value).unwrap());
         Options::read(&headers).map_err(|malformed| malformed.option)
     }
 
@@ -172,11 +193,37 @@ mod tests {
             assert_eq!(got, expect.map(Some).ok_or(name), "{name}: {value}");
         }
         let mut both = HeaderMap::new();
-        both.insert("grpc-timeout", http::HeaderValue::from_static("1S"));
-        both.insert("evergreen-timeout-ms", http::HeaderValue::from_static("10"));
+        both.insert("grpc-timeout", HeaderValue::from_static("1S"));
+        both.insert("evergreen-timeout-ms", HeaderValue::from_static("10"));
         assert_eq!(
             Options::read(&both).unwrap().timeout,
             Some(Duration::from_millis(10))
+        );
+    }
+
+    #[test]
+    fn options_stand_in_the_query_too_and_a_header_wins() {
+        let mut headers = HeaderMap::new();
+        let read = |headers: &HeaderMap, query| {
+            let options = Options::of_upgrade(headers, query);
+            options
+                .map(|options| (options.metadata, options.timeout))
+                .map_err(|malformed| malformed.name())
+        };
+        let query = "key=s&evergreen-metadata=per%2dchunk&evergreen-timeout-ms=5&x";
+        let five = Some(Duration::from_millis(5));
+        assert_eq!(
+            read(&headers, query),
+            Ok((Some(MetadataMode::PerChunk), five))
+        );
+        headers.insert("evergreen-metadata", HeaderValue::from_static("strict"));
+        assert_eq!(
+            read(&headers, query),
+            Ok((Some(MetadataMode::Strict), five))
+        );
+        assert_eq!(
+            read(&headers, "evergreen-timeout-ms=0"),
+            Err("evergreen-timeout-ms")
         );
     }
 

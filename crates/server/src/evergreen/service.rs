@@ -1,6 +1,6 @@
 //! The service itself: one `StartSession` call is one session (EV-101).
 //!
-//! Owns: admission, options, headers, the session's task. Refuses to know: what a session does with a message.
+//! Owns: headers, statuses as trailers, the session's task. Refuses to know: what a session does with a message.
 //!
 //! ```text
 //!   call ─► options ─► admitted? ─► headers out at once (EV-702) ─► task: messages in ─► session ─► body: messages out
@@ -14,48 +14,24 @@ use std::task::{Context, Poll};
 
 use axum::body::Body;
 use futures::future::{BoxFuture, Ready, ready};
-use futures::{Stream, StreamExt, stream};
+use futures::{Stream, StreamExt};
 use http::HeaderMap;
-use sapwood_kernel::Kernel;
-use sapwood_kernel::session::{self, Order};
+use sapwood_kernel::session;
 use sapwood_net::evergreen::grpc::{self, Wire};
-use sapwood_proto::evergreen::{Message, Reason, Status};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use sapwood_proto::evergreen::{Dialect, Message, Reason, Status};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::codec::CompressionEncoding;
 use tonic::metadata::MetadataValue;
 use tonic::server::{Grpc, StreamingService};
 use tonic::{Request, Response, Streaming};
 
-use super::Config;
+use super::house::House;
 use super::options::{Malformed, Options};
-use super::tally::Tally;
-use crate::drain::{Drain, Phase};
-use crate::shared::Shared;
 use crate::trail;
 
 /// The method as a tower service. Clones share everything.
 #[derive(Clone)]
-pub(super) struct Service(Arc<State>);
-
-struct State {
-    shared: Shared,
-    kernel: Kernel,
-    config: Config,
-    places: Arc<Semaphore>,
-}
-
-impl Service {
-    pub(super) fn new(shared: Shared, kernel: Kernel, config: Config) -> Self {
-        let places = Arc::new(Semaphore::new(config.sessions));
-        Self(Arc::new(State {
-            shared,
-            kernel,
-            config,
-            places,
-        }))
-    }
-}
+pub(super) struct Service(pub(super) Arc<House>);
 
 impl tower::Service<http::Request<Body>> for Service {
     type Response = http::Response<Body>;
@@ -84,83 +60,41 @@ impl StreamingService<Message> for Service {
 
     /// Nothing is awaited here: the headers must not wait for a message (EV-702).
     fn call(&mut self, request: Request<Streaming<Message>>) -> Self::Future {
-        ready(
-            self.0
-                .start(request)
-                .map_err(|status| grpc::to_grpc(&status)),
-        )
+        ready(start(&self.0, request).map_err(|status| grpc::to_grpc(&status)))
     }
 }
 
-impl State {
-    fn start(&self, request: Request<Streaming<Message>>) -> Result<Response<Outgoing>, Status> {
-        let (metadata, _, incoming) = request.into_parts();
-        let headers: HeaderMap = metadata.into_headers();
-        let options = Options::read(&headers).map_err(|malformed| refused(&malformed))?;
-        let place = self.admit()?;
-        let tally = Tally::begin(
-            Arc::clone(&self.shared.metrics),
-            self.shared.drain.clone(),
-            self.config.retained_bytes,
-        );
-        let (session, messages) =
-            session::open(self.kernel.clone(), self.config.session(options), tally);
-        let orders = orders(self.shared.drain.clone());
-        let incoming = incoming.map(|item| item.map_err(|status| grpc::from_client(&status)));
-        let task = tokio::spawn(trail::carry(async move {
-            session.run(incoming, orders).await;
-            drop(place);
-        }));
-        let mut response = Response::new(Outgoing {
-            messages,
-            _task: AbortOnDropHandle::new(task),
-        });
-        if let Ok(names) = session::EXTENSIONS.join(", ").parse::<MetadataValue<_>>() {
-            response
-                .metadata_mut()
-                .insert("evergreen-extensions", names);
-        }
-        Ok(response)
+fn start(
+    house: &House,
+    request: Request<Streaming<Message>>,
+) -> Result<Response<Outgoing>, Status> {
+    let (metadata, _, incoming) = request.into_parts();
+    let headers: HeaderMap = metadata.into_headers();
+    let options = Options::read(&headers).map_err(|malformed| refused(&malformed))?;
+    let place = house.admit()?;
+    let (session, messages) = house.open(Dialect::Grpc, options);
+    let orders = house.orders();
+    let incoming = incoming.map(|item| item.map_err(|status| grpc::from_client(&status)));
+    let task = tokio::spawn(trail::carry(async move {
+        session.run(incoming, orders).await;
+        drop(place);
+    }));
+    let mut response = Response::new(Outgoing {
+        messages,
+        _task: AbortOnDropHandle::new(task),
+    });
+    if let Ok(names) = session::EXTENSIONS.join(", ").parse::<MetadataValue<_>>() {
+        response
+            .metadata_mut()
+            .insert("evergreen-extensions", names);
     }
-
-    /// A place among the open sessions, or the reason why there is none (section 8.2, EV-960).
-    fn admit(&self) -> Result<OwnedSemaphorePermit, Status> {
-        if self.shared.drain.phase() >= Phase::Refusing {
-            let message = "the server is shutting down and opens no new sessions: try another one";
-            return Err(Status::new(Reason::GoingAway, message));
-        }
-        Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
-            self.shared
-                .metrics
-                .rejected
-                .with_label_values(&["queue"])
-                .inc();
-            Status::new(
-                Reason::EngineBusy,
-                "the server has all the sessions it can hold: try again later",
-            )
-        })
-    }
+    Ok(response)
 }
 
 /// An option that cannot be read: `BAD_CONFIG`, naming the option as the field.
 fn refused(option: &Malformed) -> Status {
     let message = option.to_string();
     Status::new(Reason::BadConfig, message.clone()).with_field(option.name(), message)
-}
-
-/// What the drain asks of a live session (EV-960, D-31).
-fn orders(drain: Drain) -> impl Stream<Item = Order> + Send {
-    stream::iter([Order::Finish, Order::Leave]).then(move |order| {
-        let drain = drain.clone();
-        async move {
-            match order {
-                Order::Finish => drain.reached(Phase::Refusing).await,
-                Order::Leave => drain.cutting().await,
-            }
-            order
-        }
-    })
 }
 
 /// The body of the answer. Dropping it, as hyper does when the client goes away, ends the session's task and with it

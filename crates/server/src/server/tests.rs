@@ -32,6 +32,7 @@ impl Running {
         let builder = Server::builder(config, keys).unwrap();
         let face = Face {
             name: metrics::Face::Http,
+            root: None,
             routes,
             descriptors: Vec::new(),
             services: vec!["test.Service"],

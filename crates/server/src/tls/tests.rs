@@ -95,6 +95,7 @@ async fn serving(signed: &Signed, mtls: Option<Mtls>) -> (std::net::SocketAddr, 
     let who = |caller: axum::Extension<Caller>| async move { caller.name.to_string() };
     let face = Face {
         name: crate::metrics::Face::Http,
+        root: None,
         routes: Router::new().route("/who", get(who)),
         descriptors: Vec::new(),
         services: Vec::new(),

@@ -1,0 +1,86 @@
+//! What every session of this face begins with, whichever way its client came.
+//!
+//! Owns: [`House`]: the functions, the limits, the places for sessions, and what a drain asks of them. Refuses to know:
+//! transports and dialects' bytes.
+
+use std::sync::Arc;
+
+use futures::{Stream, StreamExt, stream};
+use sapwood_kernel::Kernel;
+use sapwood_kernel::session::{self, Order, Outgoing, Session};
+use sapwood_proto::evergreen::{Dialect, Reason, Status};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::Config;
+use super::options::Options;
+use super::tally::Tally;
+use crate::drain::{Drain, Phase};
+use crate::shared::Shared;
+
+/// Shared by everything that opens sessions.
+pub(super) struct House {
+    pub(super) shared: Shared,
+    kernel: Kernel,
+    pub(super) config: Config,
+    places: Arc<Semaphore>,
+}
+
+impl House {
+    pub(super) fn new(shared: Shared, kernel: Kernel, config: Config) -> Self {
+        let places = Arc::new(Semaphore::new(config.sessions));
+        Self {
+            shared,
+            kernel,
+            config,
+            places,
+        }
+    }
+
+    /// A place among the open sessions, or the reason why there is none (section 8.2, EV-960).
+    pub(super) fn admit(&self) -> Result<OwnedSemaphorePermit, Status> {
+        if self.shared.drain.phase() >= Phase::Refusing {
+            let message = "the server is shutting down and opens no new sessions: try another one";
+            return Err(Status::new(Reason::GoingAway, message));
+        }
+        Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
+            self.shared
+                .metrics
+                .rejected
+                .with_label_values(&["queue"])
+                .inc();
+            Status::new(
+                Reason::EngineBusy,
+                "the server has all the sessions it can hold: try again later",
+            )
+        })
+    }
+
+    /// A session that is counted from here on.
+    pub(super) fn open(&self, dialect: Dialect, options: Options) -> (Session<Tally>, Outgoing) {
+        let tally = Tally::begin(
+            Arc::clone(&self.shared.metrics),
+            self.shared.drain.clone(),
+            self.config.retained_bytes,
+        );
+        let options = self.config.session(dialect, options);
+        session::open(self.kernel.clone(), options, tally)
+    }
+
+    /// What the drain asks of a live session (EV-960, D-31).
+    pub(super) fn orders(&self) -> impl Stream<Item = Order> + Send + use<> {
+        orders(self.shared.drain.clone())
+    }
+}
+
+fn orders(drain: Drain) -> impl Stream<Item = Order> + Send {
+    stream::iter([Order::Finish, Order::Leave]).then(move |order| {
+        let drain = drain.clone();
+        async move {
+            match order {
+                Order::Finish => drain.reached(Phase::Refusing).await,
+                Order::Leave => drain.cutting().await,
+            }
+            order
+        }
+    })
+}

@@ -1,0 +1,297 @@
+//! One session on one WebSocket, in one dialect (EV-710, EV-720, EV-730, EV-903).
+//!
+//! Owns: [`run`]: messages from the socket to the session and back, in the connection's own task; last words and the
+//! Close. Refuses to know: how messages are written, and what a session does with them.
+//!
+//! ```text
+//!   socket ─ Incoming ─► session ─ outgoing ─► codec ─► socket        all polled by one task, in this order
+//!   the session ends ─► last words ─► Close          the peer goes ─► the session is dropped, and all it runs
+//! ```
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::BytesMut;
+use futures::future::{BoxFuture, FutureExt};
+use futures::{Stream, StreamExt};
+use sapwood_kernel::session::Outgoing;
+use sapwood_proto::evergreen::socket::{Codec, Heard as Said};
+use sapwood_proto::evergreen::{Dialect, Frame, Message, Reason, Status};
+use sapwood_proto::session::Side;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::evergreen::house::House;
+use crate::evergreen::options::Options;
+use crate::websocket::{Heard, Lost, Socket};
+
+/// Speaks `dialect` until either side has had enough.
+pub(super) async fn run(
+    house: &House,
+    dialect: Dialect,
+    options: Options,
+    socket: Socket,
+    first: Option<Frame>,
+) {
+    let (session, outgoing) = house.open(dialect, options);
+    let mut codec = Codec::new(dialect, Side::Server);
+    let line = Line(Arc::new(Mutex::new(Wire {
+        ahead: first.and_then(|frame| read(&mut codec, frame)),
+        socket,
+        codec,
+        buf: BytesMut::new(),
+        wanted: false,
+        heard_all: false,
+        gone: false,
+    })));
+    let incoming = Incoming(line.clone());
+    let conversation = Conversation {
+        session: Some(session.run(incoming, house.orders()).boxed()),
+        outgoing,
+        line: line.clone(),
+        limit: None,
+    };
+    let ended = conversation.await;
+    let (Some(ended), Some(wire)) = (ended, Arc::into_inner(line.0)) else {
+        return;
+    };
+    let wire = wire.into_inner().unwrap_or_else(PoisonError::into_inner);
+    wire.end(ended.as_ref()).await;
+}
+
+/// How the codec of the session reads a message of the socket.
+pub(super) fn frame(heard: Heard) -> Frame {
+    match heard {
+        Heard::Text(text) => Frame::Text(text),
+        Heard::Binary(bytes) => Frame::Binary(bytes),
+    }
+}
+
+/// What is wrong with what was heard, and the close code; `None` if nobody is left to be told.
+pub(super) fn status(lost: Lost) -> Option<(u16, Status)> {
+    let (code, reason, message) = match lost {
+        Lost::Gone => return None,
+        Lost::TooLarge => (
+            1009,
+            Reason::MessageTooLarge,
+            "a message is larger than max_message_bytes: send smaller ones",
+        ),
+        Lost::NotText => (1007, Reason::BadMessage, "a text message is not UTF-8"),
+        Lost::Broken => (
+            1002,
+            Reason::BadMessage,
+            "what came is no WebSocket frame of a client",
+        ),
+    };
+    Some((code, Status::new(reason, message)))
+}
+
+/// What goes to the session.
+type Item = Option<Result<Message, Status>>;
+
+/// What a frame is for the session; `None` if it is nothing.
+fn read(codec: &mut Codec, frame: Frame) -> Option<Item> {
+    match codec.decode(frame) {
+        Ok(Said::Message(message)) => Some(Some(Ok(message))),
+        Ok(Said::Finish) => Some(None),
+        Ok(Said::Nothing) => None,
+        Ok(Said::Abort(status)) | Err(status) => Some(Some(Err(status))),
+    }
+}
+
+/// The socket with its codec.
+struct Wire {
+    socket: Socket,
+    codec: Codec,
+    buf: BytesMut,
+    /// Read while the session did not want it: no more than this one, so that a pause is one for the network, and a
+    /// Close behind it is still seen (EV-802, D-28).
+    ahead: Option<Item>,
+    /// The session has looked for a message, found none, and waits.
+    wanted: bool,
+    /// The session was told that nothing more comes.
+    heard_all: bool,
+    /// The peer is not there any more.
+    gone: bool,
+}
+
+impl Wire {
+    fn poll_item(&mut self, cx: &mut Context<'_>) -> Poll<Item> {
+        if let Some(item) = self.ahead.take() {
+            return Poll::Ready(item);
+        }
+        if self.gone {
+            return Poll::Pending;
+        }
+        loop {
+            match ready!(self.socket.poll_heard(cx)) {
+                Ok(heard) => {
+                    if let Some(item) = read(&mut self.codec, frame(heard)) {
+                        return Poll::Ready(item);
+                    }
+                }
+                Err(lost) => match status(lost) {
+                    Some((_, status)) => return Poll::Ready(Some(Err(status))),
+                    None => {
+                        self.gone = true;
+                        return Poll::Pending;
+                    }
+                },
+            }
+        }
+    }
+
+    /// Looks whether the peer is still there, where the session does not look.
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.ahead.is_none() && !self.gone {
+            match self.poll_item(cx) {
+                // What comes after the end means nothing.
+                Poll::Ready(_) if self.heard_all => {}
+                Poll::Ready(item) => {
+                    self.ahead = Some(item);
+                    if self.wanted {
+                        cx.waker().wake_by_ref();
+                    }
+                }
+                Poll::Pending => break,
+            }
+        }
+        let deaf = self.ahead.is_some();
+        if self.gone || self.socket.poll_alive(deaf, cx).is_ready() {
+            return Poll::Ready(());
+        }
+        Poll::Pending
+    }
+
+    /// Sends what there is; resolves with the end of it.
+    fn poll_send(
+        &mut self,
+        outgoing: &mut Outgoing,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<Arc<Status>>, Lost>> {
+        loop {
+            if self.socket.poll_room(cx)?.is_pending() {
+                return Poll::Pending;
+            }
+            match outgoing.poll_next_unpin(cx) {
+                Poll::Ready(Some(Ok(message))) => {
+                    self.codec.encode(&message, unix_micros(), &mut self.buf);
+                    self.send()?;
+                }
+                Poll::Ready(Some(Err(status))) => return Poll::Ready(Ok(Some(status))),
+                Poll::Ready(None) => return Poll::Ready(Ok(None)),
+                Poll::Pending => {
+                    let sent = self.socket.poll_sent(cx)?;
+                    if sent.is_ready() && self.buf.capacity() > KEPT_BYTES {
+                        self.buf = BytesMut::new();
+                    }
+                    return Poll::Pending;
+                }
+            }
+        }
+    }
+
+    fn send(&mut self) -> Result<(), Lost> {
+        let bytes = self.buf.split().freeze();
+        self.socket.send(bytes, self.codec.is_text())
+    }
+
+    /// Says the last words and closes.
+    async fn end(mut self, status: Option<&Arc<Status>>) {
+        let now = unix_micros();
+        let words = match status {
+            Some(status) => self.codec.abort(status, now),
+            None if self.codec.finish(now, &mut self.buf) => vec![self.buf.split()],
+            None => Vec::new(),
+        };
+        for word in words {
+            if self
+                .socket
+                .send(word.freeze(), self.codec.is_text())
+                .is_err()
+            {
+                return;
+            }
+        }
+        let close = self.codec.close(status.map(Arc::as_ref));
+        self.socket
+            .close(close.code, close.reason, LAST_WORDS)
+            .await;
+    }
+}
+
+/// The wire, shared by the session's input and the conversation around it. Both are polled by one task, so nobody ever
+/// waits for the lock.
+#[derive(Clone)]
+struct Line(Arc<Mutex<Wire>>);
+
+impl Line {
+    fn wire(&self) -> MutexGuard<'_, Wire> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the session reads.
+struct Incoming(Line);
+
+impl Stream for Incoming {
+    type Item = Result<Message, Status>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Item> {
+        let mut wire = self.0.wire();
+        let polled = wire.poll_item(cx);
+        wire.wanted = polled.is_pending();
+        wire.heard_all |= matches!(polled, Poll::Ready(None | Some(Err(_))));
+        polled
+    }
+}
+
+/// Session and socket together. Resolves with how the session ended, or with nothing if the peer has gone.
+struct Conversation {
+    session: Option<BoxFuture<'static, Option<Arc<Status>>>>,
+    outgoing: Outgoing,
+    line: Line,
+    /// How long what is said after the session's end may take.
+    limit: Option<Pin<Box<Sleep>>>,
+}
+
+impl Future for Conversation {
+    type Output = Option<Option<Arc<Status>>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if let Some(session) = &mut this.session
+            && session.as_mut().poll(cx).is_ready()
+        {
+            this.session = None;
+            let limit = Instant::now() + LAST_WORDS;
+            this.limit = Some(Box::pin(sleep_until(limit)));
+        }
+        let mut wire = this.line.wire();
+        match wire.poll_send(&mut this.outgoing, cx) {
+            Poll::Ready(Ok(end)) => return Poll::Ready(Some(end)),
+            Poll::Ready(Err(_)) => return Poll::Ready(None),
+            Poll::Pending => {}
+        }
+        if wire.poll_gone(cx).is_ready() {
+            return Poll::Ready(None);
+        }
+        match &mut this.limit {
+            Some(limit) => limit.as_mut().poll(cx).map(|()| None),
+            None => Poll::Pending,
+        }
+    }
+}
+
+fn unix_micros() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+    })
+}
+
+/// How long the last words and the closing handshake may take together.
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(10);
+/// Room for messages that is kept while nothing is said.
+const KEPT_BYTES: usize = 4 * 1024;

@@ -1,0 +1,322 @@
+//! WebSockets, as every face has them: the upgrade, messages with their limits, pings, and the end (EV-705, D-32).
+//!
+//! Owns: [`Asked`], the handshake with everything that may be refused before it; [`Socket`], whole messages in and
+//! out. Refuses to know: what is in a message, and what a face makes of its end. Extensions are declined: there is no
+//! compression.
+//!
+//! ```text
+//!   GET ─ asked ─► 101 ─► handed over to the connection's task ─► messages ─► last words ─► Close ─► the peer's Close
+//! ```
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::Bytes;
+use futures::{Sink, SinkExt, Stream, StreamExt};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version, header};
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
+use sapwood_proto::code::Code;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::{Instant, Sleep, sleep_until, timeout};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
+use tokio_tungstenite::tungstenite::{Error, Message, Utf8Bytes};
+
+use crate::handover::Handover;
+use crate::refusal::Refusal;
+use crate::trail;
+
+/// An upgrade that may be accepted.
+pub(crate) struct Asked {
+    key: HeaderValue,
+    offered: Vec<String>,
+    upgrade: OnUpgrade,
+    handover: Handover,
+}
+
+/// How often a peer is asked whether it is there, and how long it may be silent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keepalive {
+    pub(crate) every: Duration,
+    pub(crate) silence: Duration,
+}
+
+/// A whole message of the peer.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    /// UTF-8.
+    Text(Bytes),
+    /// Bytes.
+    Binary(Bytes),
+}
+
+/// Why nothing more is heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lost {
+    /// The peer has closed, or the connection is gone.
+    Gone,
+    /// A message is larger than allowed.
+    TooLarge,
+    /// A text message is not UTF-8.
+    NotText,
+    /// What came is no WebSocket frame.
+    Broken,
+}
+
+/// Whether a request wants to become a WebSocket.
+pub(crate) fn is_asked(headers: &HeaderMap) -> bool {
+    has_token(headers, header::UPGRADE, "websocket")
+}
+
+impl Asked {
+    /// Looks at a request.
+    ///
+    /// # Errors
+    /// 426 for a request that asks for no WebSocket of a version that we speak, 400 for a malformed one.
+    pub(crate) fn of(request: &mut Request<Body>) -> Result<Self, Refusal> {
+        let headers = request.headers();
+        let version = headers.get(header::SEC_WEBSOCKET_VERSION);
+        let spoken = version.is_some_and(|version| version == VERSION);
+        if !is_asked(headers) || !spoken || request.version() != Version::HTTP_11 {
+            let message =
+                "This address speaks WebSocket: ask for an upgrade, version 13, over HTTP/1.1.";
+            return Err(
+                Refusal::new(Code::InvalidRequest, "upgrade_required", message)
+                    .with_status(StatusCode::UPGRADE_REQUIRED),
+            );
+        }
+        let malformed = |what| Refusal::new(Code::InvalidRequest, "bad_upgrade", what);
+        if !has_token(headers, header::CONNECTION, "upgrade") {
+            return Err(malformed("The header Connection does not say Upgrade."));
+        }
+        let Some(key) = headers.get(header::SEC_WEBSOCKET_KEY).cloned() else {
+            return Err(malformed("The header Sec-WebSocket-Key is missing."));
+        };
+        let offered = tokens(headers, header::SEC_WEBSOCKET_PROTOCOL);
+        let offered = offered.map(ToOwned::to_owned).collect();
+        let extensions = request.extensions_mut();
+        let (Some(upgrade), Some(handover)) = (extensions.remove(), extensions.remove()) else {
+            return Err(malformed("This connection cannot be upgraded."));
+        };
+        Ok(Self {
+            key,
+            offered,
+            upgrade,
+            handover,
+        })
+    }
+
+    /// The subprotocols that the client offers, in its order.
+    pub(crate) fn offered(&self) -> impl Iterator<Item = &str> {
+        self.offered.iter().map(String::as_str)
+    }
+
+    /// Accepts, with the subprotocol that was chosen; `serve` goes on in the connection's task. Messages have at most
+    /// `message_bytes_max`.
+    pub(crate) fn accept<F>(
+        self,
+        subprotocol: Option<&'static str>,
+        message_bytes_max: usize,
+        keepalive: Keepalive,
+        serve: impl FnOnce(Socket) -> F + Send + 'static,
+    ) -> Response<Body>
+    where
+        F: Future<Output = ()> + Send,
+    {
+        let mut answer = Response::new(Body::empty());
+        *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        let headers = answer.headers_mut();
+        headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+        headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+        if let Ok(accept) = derive_accept_key(self.key.as_bytes()).parse() {
+            headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept);
+        }
+        if let Some(name) = subprotocol {
+            let name = HeaderValue::from_static(name);
+            headers.insert(header::SEC_WEBSOCKET_PROTOCOL, name);
+        }
+        let upgrade = self.upgrade;
+        self.handover.leave(trail::carry(async move {
+            // The answer may have been lost on its way.
+            if let Ok(upgraded) = upgrade.await {
+                let io = TokioIo::new(upgraded);
+                serve(Socket::new(io, message_bytes_max, keepalive).await).await;
+            }
+        }));
+        answer
+    }
+}
+
+/// A connection that has become a WebSocket.
+pub(crate) struct Socket<S = TokioIo<Upgraded>> {
+    stream: WebSocketStream<S>,
+    keepalive: Keepalive,
+    /// When anything came last, a pong included.
+    heard: Instant,
+    timer: Pin<Box<Sleep>>,
+    /// What comes can no longer be told apart, so nothing is read.
+    lost: Option<Lost>,
+    /// Something was written and not flushed.
+    unflushed: bool,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
+    pub(crate) async fn new(io: S, message_bytes_max: usize, keepalive: Keepalive) -> Self {
+        let config = WebSocketConfig::default()
+            .read_buffer_size(BUFFER_BYTES)
+            .write_buffer_size(BUFFER_BYTES)
+            .max_message_size(Some(message_bytes_max))
+            .max_frame_size(Some(message_bytes_max));
+        let stream = WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await;
+        let now = Instant::now();
+        Self {
+            stream,
+            keepalive,
+            heard: now,
+            timer: Box::pin(sleep_until(now + keepalive.every)),
+            lost: None,
+            unflushed: false,
+        }
+    }
+
+    /// The next message.
+    pub(crate) fn poll_heard(&mut self, cx: &mut Context<'_>) -> Poll<Result<Heard, Lost>> {
+        if let Some(lost) = self.lost {
+            return Poll::Ready(Err(lost));
+        }
+        loop {
+            let item = ready!(Pin::new(&mut self.stream).poll_next(cx));
+            self.heard = Instant::now();
+            let lost = match item {
+                Some(Ok(Message::Text(text))) => return Poll::Ready(Ok(Heard::Text(text.into()))),
+                Some(Ok(Message::Binary(bytes))) => return Poll::Ready(Ok(Heard::Binary(bytes))),
+                // Pings are answered below; after a Close, the next look sends ours and finds the end.
+                Some(Ok(_)) => continue,
+                Some(Err(Error::Capacity(_))) => Lost::TooLarge,
+                Some(Err(Error::Utf8(_))) => Lost::NotText,
+                Some(Err(Error::Protocol(error))) if !is_cut(&error) => Lost::Broken,
+                Some(Err(_)) | None => Lost::Gone,
+            };
+            self.lost = Some(lost);
+            return Poll::Ready(Err(lost));
+        }
+    }
+
+    /// The next message.
+    pub(crate) async fn heard(&mut self) -> Result<Heard, Lost> {
+        std::future::poll_fn(|cx| {
+            if self.poll_alive(false, cx).is_ready() {
+                return Poll::Ready(Err(Lost::Gone));
+            }
+            self.poll_heard(cx)
+        })
+        .await
+    }
+
+    /// Waits until a message can be sent without piling up.
+    pub(crate) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Lost>> {
+        let room = ready!(Pin::new(&mut self.stream).poll_ready(cx));
+        Poll::Ready(room.map_err(|_| Lost::Gone))
+    }
+
+    /// Sends a message; ask [`Self::poll_room`] before, and [`Self::poll_sent`] after the last one.
+    pub(crate) fn send(&mut self, bytes: Bytes, is_text: bool) -> Result<(), Lost> {
+        let message = if is_text {
+            Message::Text(Utf8Bytes::try_from(bytes).map_err(|_| Lost::NotText)?)
+        } else {
+            Message::Binary(bytes)
+        };
+        self.unflushed = true;
+        let sent = Pin::new(&mut self.stream).start_send(message);
+        sent.map_err(|_| Lost::Gone)
+    }
+
+    /// Hands everything to the network.
+    pub(crate) fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Lost>> {
+        if !self.unflushed {
+            return Poll::Ready(Ok(()));
+        }
+        let flushed = ready!(Pin::new(&mut self.stream).poll_flush(cx));
+        self.unflushed = false;
+        Poll::Ready(flushed.map_err(|_| Lost::Gone))
+    }
+
+    /// Sends pings; resolves when the peer has been silent for too long. A peer that we do not listen to is not silent.
+    pub(crate) fn poll_alive(&mut self, deaf: bool, cx: &mut Context<'_>) -> Poll<()> {
+        while self.timer.as_mut().poll(cx).is_ready() {
+            let now = Instant::now();
+            if deaf {
+                self.heard = now;
+            }
+            if now.duration_since(self.heard) >= self.keepalive.silence {
+                return Poll::Ready(());
+            }
+            self.timer.as_mut().reset(now + self.keepalive.every);
+            if self.poll_room(cx).is_ready() {
+                // One that cannot be sent is found by whoever sends next.
+                let _ = Pin::new(&mut self.stream).start_send(Message::Ping(Bytes::new()));
+                self.unflushed = true;
+                let _ = self.poll_sent(cx);
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Sends a Close behind everything else and waits for the peer's, in all no longer than `limit`. What still comes
+    /// is thrown away, so that the network does not throw away what we have said.
+    pub(crate) async fn close(mut self, code: u16, reason: String, limit: Duration) {
+        let goodbye = async {
+            let frame = CloseFrame {
+                code: code.into(),
+                reason: reason.into(),
+            };
+            if self.stream.send(Message::Close(Some(frame))).await.is_err() {
+                return;
+            }
+            if self.lost.is_none() {
+                while let Some(Ok(_)) = self.stream.next().await {}
+                return;
+            }
+            let io = self.stream.get_mut();
+            if io.shutdown().await.is_ok() {
+                let mut scratch = [0; 1024];
+                while io.read(&mut scratch).await.is_ok_and(|read| read > 0) {}
+            }
+        };
+        // Whoever does not answer by then is cut off.
+        let _ = timeout(limit, goodbye).await;
+    }
+}
+
+/// A connection that ended without a Close, which is no fault of what came over it.
+fn is_cut(error: &tokio_tungstenite::tungstenite::error::ProtocolError) -> bool {
+    use tokio_tungstenite::tungstenite::error::ProtocolError as Found;
+    matches!(
+        error,
+        Found::ResetWithoutClosingHandshake | Found::SendAfterClosing | Found::ReceivedAfterClosing
+    )
+}
+
+fn tokens(headers: &HeaderMap, name: header::HeaderName) -> impl Iterator<Item = &str> {
+    headers
+        .get_all(name)
+        .into_iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+}
+
+fn has_token(headers: &HeaderMap, name: header::HeaderName, token: &str) -> bool {
+    tokens(headers, name).any(|found| found.eq_ignore_ascii_case(token))
+}
+
+const VERSION: &str = "13";
+/// First size of the buffer of each direction; a connection that says little holds little (EV-982).
+const BUFFER_BYTES: usize = 4 * 1024;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+use tokio::io::duplex;
+
+use super::*;
+
+const KEEPALIVE: Keepalive = Keepalive {
+    every: Duration::from_secs(30),
+    silence: Duration::from_secs(60),
+};
+
+/// A masked frame of a client, the mask being zero.
+fn frame(head: u8, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![
+        head,
+        0x80 | u8::try_from(payload.len()).unwrap(),
+        0,
+        0,
+        0,
+        0,
+    ];
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_705_a_peer_is_pinged_every_30_seconds_and_dead_30_seconds_after_the_last_sign() {
+    let (mut client, server) = duplex(1024);
+    let mut socket = Socket::new(server, 1024, KEEPALIVE).await;
+    let began = Instant::now();
+    let heard = tokio::spawn(async move { socket.heard().await.unwrap_err() });
+    let mut ping = [0; 2];
+    client.read_exact(&mut ping).await.unwrap();
+    assert_eq!((ping, began.elapsed().as_secs()), ([0x89, 0], 30));
+    client.write_all(&frame(0x8a, b"")).await.unwrap();
+    // The pong counts from when it came; pings go on.
+    client.read_exact(&mut ping).await.unwrap();
+    assert_eq!(began.elapsed().as_secs(), 60);
+    assert_eq!(heard.await.unwrap(), Lost::Gone);
+    assert_eq!(began.elapsed().as_secs(), 90);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_705_a_peer_that_is_not_listened_to_is_not_called_dead() {
+    let (_client, server) = duplex(1024);
+    let mut socket = Socket::new(server, 1024, KEEPALIVE).await;
+    let mut deaf = true;
+    let began = Instant::now();
+    let hour = tokio::time::sleep(Duration::from_secs(3600));
+    tokio::pin!(hour);
+    let ended = std::future::poll_fn(|cx| {
+        if deaf && hour.as_mut().poll(cx).is_ready() {
+            deaf = false;
+        }
+        socket.poll_alive(deaf, cx)
+    });
+    ended.await;
+    assert!(began.elapsed().as_secs() >= 3600 + 30);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_705_what_cannot_be_read_is_told_apart() {
+    let long = [b'x'; 100];
+    let mut cut = frame(0x02, &long);
+    cut.extend(frame(0x80, &long));
+    for (bytes, expect) in [
+        (frame(0x82, &long), None),
+        (frame(0x82, &[b'x'; 101]), Some(Lost::TooLarge)),
+        // 16-byte pieces count together.
+        (cut, Some(Lost::TooLarge)),
+        (frame(0x81, b"\xff"), Some(Lost::NotText)),
+        (frame(0x83, b""), Some(Lost::Broken)),
+        (frame(0xc2, b""), Some(Lost::Broken)),
+        (vec![0x82, 0x01, b'x'], Some(Lost::Broken)),
+        (frame(0x88, b"\x03\xe8"), Some(Lost::Gone)),
+    ] {
+        let (mut client, server) = duplex(1024);
+        let mut socket = Socket::new(server, 100, KEEPALIVE).await;
+        client.write_all(&bytes).await.unwrap();
+        assert_eq!(socket.heard().await.err(), expect, "{bytes:02x?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_705_a_close_goes_behind_what_was_said_and_what_still_comes_is_thrown_away() {
+    let (mut client, server) = duplex(64);
+    let mut socket = Socket::new(server, 10, KEEPALIVE).await;
+    client.write_all(&frame(0x82, &[b'x'; 11])).await.unwrap();
+    assert_eq!(socket.heard().await.err(), Some(Lost::TooLarge));
+    socket.send(Bytes::from_static(b"sorry"), false).unwrap();
+    let limit = Duration::from_secs(1);
+    let closing = tokio::spawn(socket.close(1009, "TOO_LARGE".into(), limit));
+    // More than the pipe holds: somebody reads it.
+    client.write_all(&[0; 500]).await.unwrap();
+    let mut said = [0; 7 + 13];
+    client.read_exact(&mut said).await.unwrap();
+    assert_eq!(said, *b"\x82\x05sorry\x88\x0b\x03\xf1TOO_LARGE");
+    drop(client);
+    closing.await.unwrap();
+}

@@ -1,0 +1,6 @@
+//! Evergreen over WebSockets, from raw clients: the transport, and each dialect.
+//!
+//! Owns: nothing; a file per dialect. Refuses to know: the codecs, which are tested where they stand.
+
+mod protobuf;
+mod transport;

@@ -1,0 +1,144 @@
+//! WebSocket-protobuf: the messages of gRPC, each a binary message (EV-710).
+
+use bytes::Bytes;
+use prost::Message;
+use sapwood_proto::evergreen::Status;
+use sapwood_proto::evergreen::wire::{Payload, SessionMessage};
+use sapwood_tests::Running;
+use sapwood_tests::raw::{action, fragments, leaf, piece};
+use sapwood_tests::socket::{Said, Socket};
+
+/// Sends messages.
+async fn tell(socket: &mut Socket, messages: impl IntoIterator<Item = SessionMessage>) {
+    for message in messages {
+        socket.send(message.encode_to_vec()).await;
+    }
+}
+
+/// The message that was said.
+fn message(said: &Said) -> SessionMessage {
+    match said {
+        Said::Binary(bytes) => SessionMessage::decode(bytes.clone()).unwrap(),
+        other => panic!("{other:?} is no binary message"),
+    }
+}
+
+/// The bytes of a node in a list of messages.
+fn content(said: &[Said], id: &str) -> Vec<u8> {
+    let all = said.iter().flat_map(|said| message(said).node_fragments);
+    let chunks = all
+        .filter(|fragment| fragment.id == id)
+        .filter_map(|fragment| fragment.chunk_fragment?.payload);
+    chunks
+        .flat_map(|payload| match payload {
+            Payload::Data(data) => data,
+            Payload::Ref(_) => Bytes::new(),
+        })
+        .collect()
+}
+
+/// The status in the last message.
+fn last_words(said: &[Said]) -> Status {
+    let last = message(said.last().unwrap()).node_fragments.remove(0);
+    assert_eq!((&*last.id, last.continued), ("__abort__", false));
+    let chunk = last.chunk_fragment.unwrap();
+    let kind = "application/x-protobuf; type=google.rpc.Status";
+    assert_eq!(chunk.metadata.unwrap().mimetype, kind);
+    let Some(Payload::Data(data)) = chunk.payload else {
+        panic!("no data")
+    };
+    Status::decode(&data).unwrap().unwrap()
+}
+
+fn finish() -> SessionMessage {
+    action("FINISH", &[], &[])
+}
+
+/// EV-924
+#[tokio::test]
+async fn ev_710_messages_are_those_of_grpc_and_finish_ends_them() {
+    let server = Running::with_test_functions().await;
+    let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
+    assert!(
+        socket.headers["evergreen-extensions"]
+            .to_str()
+            .unwrap()
+            .contains("cancel")
+    );
+    let echo = action("echo", &[("text", "p")], &[("response", "r")]);
+    tell(&mut socket, [echo]).await;
+    for seq in 0..3 {
+        tell(&mut socket, [fragments(vec![piece("p", seq, 5)])]).await;
+    }
+    tell(&mut socket, [fragments(vec![leaf("p", 3, 5)]), finish()]).await;
+    let (said, close) = socket.rest().await;
+    assert_eq!(content(&said, "r"), vec![b'x'; 20]);
+    let last = message(said.last().unwrap()).node_fragments.pop().unwrap();
+    assert!(!last.continued, "the output is final before the end");
+    assert_eq!(close, Some((1000, String::new())));
+}
+
+#[tokio::test]
+async fn ev_924_what_stands_beside_finish_in_a_message_still_counts() {
+    let server = Running::with_test_functions().await;
+    let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
+    let mut all = finish();
+    let echo = action("echo", &[("text", "p")], &[("response", "r")]);
+    all.actions.extend(echo.actions);
+    all.node_fragments = vec![leaf("p", 0, 7)];
+    tell(&mut socket, [all]).await;
+    let (said, close) = socket.rest().await;
+    assert_eq!(content(&said, "r").len(), 7);
+    assert_eq!(close, Some((1000, String::new())));
+    // What is read and never sent is told, not waited for.
+    let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
+    let echo = action("echo", &[("text", "p")], &[("response", "r")]);
+    tell(&mut socket, [echo, finish()]).await;
+    let (said, close) = socket.rest().await;
+    assert_eq!(last_words(&said).reason, "INCOMPLETE_INPUT");
+    let reason = "FAILED_PRECONDITION: INCOMPLETE_INPUT".to_owned();
+    assert_eq!(close, Some((1008, reason)));
+}
+
+#[tokio::test]
+async fn ev_903_the_last_message_is_the_status_and_the_close_says_it_in_short() {
+    let server = Running::with_test_functions().await;
+    let past = fragments(vec![leaf("p", 0, 1), leaf("p", 7, 1)]);
+    let failing = action("fail", &[], &[("response", "r")]);
+    for (bytes, code, reason, close) in [
+        (past.encode_to_vec(), 3, "SEQ_PAST_FINAL", 1008),
+        (vec![0x0a, 0x05, 0x01], 3, "BAD_MESSAGE", 1007),
+        (failing.encode_to_vec(), 13, "FUNCTION", 1011),
+    ] {
+        let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
+        socket.send(bytes).await;
+        let (said, found) = socket.rest().await;
+        let status = last_words(&said);
+        assert_eq!((status.code.grpc(), &*status.reason), (code, reason));
+        let text = format!("{}: {reason}", status.code.grpc_name());
+        assert_eq!(found, Some((close, text)));
+    }
+    let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
+    tell(
+        &mut socket,
+        [fragments(vec![leaf("p", 0, 1), leaf("p", 7, 1)])],
+    )
+    .await;
+    let (said, _) = socket.rest().await;
+    let status = last_words(&said);
+    assert_eq!(status.detail("node"), Some("p"));
+    assert_eq!(status.detail("seq"), Some("7"));
+}
+
+/// EV-930, EV-931
+#[tokio::test]
+async fn ev_930_partial_failure_is_asked_for_in_the_query() {
+    let server = Running::with_test_functions().await;
+    let path = "/evergreen?evergreen-partial-failure=1";
+    let mut socket = Socket::open(&server, path, &[]).await.unwrap();
+    let failing = action("fail", &[], &[("response", "r"), ("__status__", "s")]);
+    tell(&mut socket, [failing, finish()]).await;
+    let (said, close) = socket.rest().await;
+    assert!(content(&said, "r").len() > 5 && !content(&said, "s").is_empty());
+    assert_eq!(close, Some((1000, String::new())));
+}
