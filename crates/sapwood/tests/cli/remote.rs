@@ -151,7 +151,10 @@ fn oa_804_the_line_of_a_session_tells_what_its_models_did_and_nothing_that_was_s
     // No model, no numbers.
     serving.get("/livez", "");
     let line = serving.wait_for("request");
-    assert_eq!((&line["face"], &line["key"]), (&"http".into(), &"anonymous".into()));
+    assert_eq!(
+        (&line["face"], &line["key"]),
+        (&"http".into(), &"anonymous".into())
+    );
     assert!(
         line.get("model").is_none() && line.get("prompt_tokens").is_none(),
         "{line}"
