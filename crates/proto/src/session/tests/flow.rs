@@ -148,7 +148,11 @@ fn ev_803_what_a_fragment_takes_beside_its_payload_fills_the_queue_as_well() {
     }
     assert_eq!(tokens, 100, "64 and 5 bytes each");
     let held = session.retained_bytes() - before;
-    assert_eq!(held, 6_900 + 10, "the queue holds what it says, and the mimetype");
+    assert_eq!(
+        held,
+        6_900 + 10,
+        "the queue holds what it says, and the mimetype"
+    );
 }
 
 #[test]
