@@ -2,8 +2,6 @@
 //!
 //! Owns: these two services, and the task that keeps the first one true. Refuses to know: the faces' own services.
 
-use std::time::Duration;
-
 use axum::Router;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
@@ -38,31 +36,22 @@ pub(crate) fn routes(
 
 /// Keeps `grpc.health.v1` equal to readiness until the drain is over.
 pub(crate) async fn follow(reporter: HealthReporter, services: Vec<&'static str>, shared: Shared) {
-    let mut reported = None;
+    let mut readiness = shared.health.readiness();
     loop {
-        let ready = shared.health.ready().is_ok();
-        if reported != Some(ready) {
-            reported = Some(ready);
-            let status = if ready {
-                ServingStatus::Serving
-            } else {
-                ServingStatus::NotServing
-            };
-            // The empty name stands for the whole server.
-            for service in std::iter::once(&"").chain(&services) {
-                reporter.set_service_status(*service, status).await;
-            }
+        let ready = *readiness.borrow_and_update();
+        let status = if ready {
+            ServingStatus::Serving
+        } else {
+            ServingStatus::NotServing
+        };
+        // The empty name stands for the whole server.
+        for service in std::iter::once(&"").chain(&services) {
+            reporter.set_service_status(*service, status).await;
         }
-        let draining = shared.drain.phase() > Phase::Serving;
-        // Every arm may be cancelled: each only says that it is time to look again.
+        // Both may be cancelled: a change not yet seen is seen by the next wait.
         tokio::select! {
-            () = shared.drain.reached(Phase::Grace), if !draining => {}
+            _ = readiness.changed() => {}
             () = shared.drain.reached(Phase::Over) => return,
-            () = shared.health.changed() => {}
-            () = tokio::time::sleep(LOOK) => {}
         }
     }
 }
-
-/// A stuck engine does not announce itself, so it is looked for this often.
-const LOOK: Duration = Duration::from_secs(1);

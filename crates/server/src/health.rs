@@ -1,7 +1,7 @@
 //! Whether the server is alive and whether it takes work: one state, read by every kind of probe (OA-901, OA-902).
 //!
-//! Owns: the list of parts, the engine watchdog, the answers of the probes. Refuses to know: what an engine is; a part
-//! is a name and a closure that tells for how long it has been stuck in a step.
+//! Owns: the list of parts, the engine watchdog, the answers of the probes, and telling whoever follows readiness.
+//! Refuses to know: what an engine is; a part is a name and a closure that tells for how long it has been in a step.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -53,6 +53,8 @@ enum Part {
 pub struct Health {
     parts: Mutex<BTreeMap<String, Part>>,
     changed: watch::Sender<()>,
+    /// What [`Health::watch`] found last.
+    readiness: watch::Sender<bool>,
     drain: Drain,
     watchdog: Duration,
 }
@@ -64,6 +66,7 @@ impl Health {
         Self {
             parts: Mutex::default(),
             changed: watch::Sender::new(()),
+            readiness: watch::Sender::new(false),
             drain,
             watchdog,
         }
@@ -89,11 +92,46 @@ impl Health {
         self.changed.send_replace(());
     }
 
-    /// Resolves at the next change of the list of parts; stuck and dead ones are found by asking.
-    pub async fn changed(&self) {
+    /// Whether the server is ready, and every change of it. Kept by [`Health::watch`]; false until that has begun.
+    #[must_use]
+    pub fn readiness(&self) -> watch::Receiver<bool> {
+        self.readiness.subscribe()
+    }
+
+    /// Keeps [`Health::readiness`] true to [`Health::ready`] until the drain begins.
+    pub async fn watch(&self) {
         let mut changes = self.changed.subscribe();
-        // The sender lives in `self`, so waiting cannot fail while we are borrowed.
-        let _ = changes.changed().await;
+        while self.drain.phase() == Phase::Serving {
+            self.tell();
+            // Every arm may be cancelled: each only says that it is time to look again. That a part is stuck or has
+            // moved on is announced by nobody, so it is looked for when it can first be.
+            tokio::select! {
+                () = self.drain.reached(Phase::Grace) => {}
+                // The sender lives in `self`: waiting cannot fail.
+                _ = changes.changed() => {}
+                () = tokio::time::sleep(self.until_stuck()) => {}
+            }
+        }
+        self.tell();
+    }
+
+    fn tell(&self) {
+        let now = self.ready().is_ok();
+        self.readiness
+            .send_if_modified(|ready| std::mem::replace(ready, now) != now);
+    }
+
+    /// How long it takes until a part can be stuck that is not; a part that is stuck may move on at any time.
+    fn until_stuck(&self) -> Duration {
+        let parts = self.parts();
+        let left = parts.values().filter_map(|part| match part {
+            Part::Running(probe) => Some(match self.watchdog.checked_sub(probe()) {
+                Some(left) => left + TICK,
+                None => LOOK,
+            }),
+            Part::Loading | Part::Failed => None,
+        });
+        left.min().unwrap_or(self.watchdog)
     }
 
     /// Every part and its state.
@@ -154,10 +192,17 @@ impl Part {
     }
 }
 
+/// Timers count in milliseconds, and a part is stuck only past its limit.
+const TICK: Duration = Duration::from_millis(1);
+/// A part that is stuck is looked at this often.
+const LOOK: Duration = Duration::from_secs(1);
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::Arc;
+
+    use tokio::time::Instant;
 
     #[test]
     fn oa_901_an_engine_that_stops_stepping_fails_liveness() {
@@ -187,5 +232,33 @@ mod tests {
         health.drain.reached(Phase::Grace).await;
         assert_eq!(health.ready().unwrap_err().reason, "draining");
         assert!(health.live().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn oa_901_whoever_follows_readiness_is_told_when_it_changes() {
+        let drain = Drain::default();
+        let health = Arc::new(Health::new(drain.clone(), Duration::from_secs(30)));
+        health.loading("demo");
+        let mut ready = health.readiness();
+        let watching = Arc::clone(&health);
+        let watching = tokio::spawn(async move { watching.watch().await });
+        let began = Instant::now();
+        let mut told = async |expect: bool| {
+            ready.changed().await.unwrap();
+            assert_eq!(*ready.borrow_and_update(), expect);
+            began.elapsed().as_secs()
+        };
+        // Idle for ten seconds, then in one step until the fiftieth.
+        let probe = move || match began.elapsed().as_secs() {
+            10..50 => began.elapsed() - Duration::from_secs(10),
+            _ => Duration::ZERO,
+        };
+        health.running("demo", Box::new(probe));
+        assert_eq!(told(true).await, 0);
+        assert_eq!(told(false).await, 40);
+        assert!((50..=51).contains(&told(true).await));
+        tokio::spawn(async move { drain.run().await });
+        assert!(told(false).await <= 51);
+        watching.await.unwrap();
     }
 }

@@ -210,7 +210,8 @@ impl Server {
             self.config.listener,
         );
         let reporting = grpc::follow(self.reporter, self.services, shared.clone());
-        let (outcome, (), ()) = futures::join!(leaving, accepting, reporting);
+        let watching = shared.health.watch();
+        let (outcome, (), (), ()) = futures::join!(leaving, accepting, reporting, watching);
         outcome
     }
 
