@@ -29,15 +29,19 @@ impl Place {
     /// Takes leave of the server, so that it sees an orderly end. To be called when everything that was called here
     /// has ended or been dropped, on every way out of a command.
     pub(crate) async fn close(self) {
-        let Some(session) = self.session else {
-            return;
-        };
-        // A server that does not answer the goodbye must not hold a user up: then the connection is just dropped.
-        match tokio::time::timeout(GOODBYE, session.close()).await {
-            Ok(Ok(())) => {}
-            Ok(Err(status)) => tracing::debug!(code = %status.code, "the session had ended before"),
-            Err(_) => tracing::debug!("the server did not answer the goodbye"),
+        if let Some(session) = self.session {
+            leave(session).await;
         }
+    }
+}
+
+/// Half-closes a session and waits for its end. A server that does not answer the goodbye must not hold anybody up:
+/// then the connection is just dropped.
+pub(crate) async fn leave(session: Session) {
+    match tokio::time::timeout(GOODBYE, session.close()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(status)) => tracing::debug!(code = %status.code, "the session had ended before"),
+        Err(_) => tracing::debug!("the server did not answer the goodbye"),
     }
 }
 
@@ -89,7 +93,7 @@ async fn find(config: &Config) -> Result<Option<Place>, Failure> {
 async fn there(url: &str, config: &Config, timeout: Duration) -> Result<Place, Status> {
     let kernel = Kernel::new();
     let broken = |error: Error| Status::other(error.code(), "", error.to_string());
-    let (session, functions) = functions(url, config, timeout).await?;
+    let (session, functions) = join(&address(url, config, timeout)?).await?;
     kernel.add_all(functions).map_err(broken)?;
     Ok(Place {
         kernel,
@@ -98,21 +102,28 @@ async fn there(url: &str, config: &Config, timeout: Duration) -> Result<Place, S
     })
 }
 
-/// One session with a server, and its functions as ours. A failed answer must not cost the conversation (EV-930).
-async fn functions(
-    url: &str,
-    config: &Config,
-    timeout: Duration,
-) -> Result<(Session, Vec<Fun>), Status> {
+/// The server at `url`, and how this configuration is let in there.
+///
+/// # Errors
+/// The authorities to trust cannot be read.
+pub(crate) fn address(url: &str, config: &Config, timeout: Duration) -> Result<Address, Status> {
     let mut address = Address::new(url);
     address.key.clone_from(&config.client.key);
     address.connect_timeout = timeout;
     address.authorities = authorities(config)?;
+    Ok(address)
+}
+
+/// One session with a server, and its functions as ours. A failed answer must not cost the conversation (EV-930).
+///
+/// # Errors
+/// Nobody answers, the server refuses, or what it lists cannot be read.
+pub(crate) async fn join(address: &Address) -> Result<(Session, Vec<Fun>), Status> {
     let options = Options {
         partial_failure: true,
         ..Options::default()
     };
-    let session = Session::connect(&address, options).await?;
+    let session = Session::connect(address, options).await?;
     let broken = |error: Error| Status::other(error.code(), "", error.to_string());
     let functions = evergreen::import(&session).await.map_err(broken)?;
     Ok((session, functions))
@@ -129,31 +140,8 @@ fn authorities(config: &Config) -> Result<Option<Vec<u8>>, Status> {
     config.client.ca.as_ref().map(read).transpose()
 }
 
-/// Adds what the configured upstreams serve (D-5). A name that is taken stays whose it is, so that our own GENERATE finds
-/// the models of all.
-///
-/// # Errors
-/// As [`open`], for the first upstream that is not there.
-pub(crate) async fn join_upstreams(kernel: &Kernel, config: &Config) -> Result<(), Failure> {
-    for url in &config.upstreams {
-        let functions = functions(url, config, CONNECT_TIMEOUT).await;
-        let (_, functions) = functions.map_err(|status| unreachable(url, &status))?;
-        for function in functions {
-            let name = function.spec().name.clone();
-            match kernel.add(function) {
-                Ok(()) => tracing::info!(%name, upstream = url, "joined"),
-                Err(Error::Exists { .. }) => {
-                    tracing::debug!(%name, upstream = url, "the name is taken")
-                }
-                Err(error) => tracing::warn!(%name, upstream = url, %error, "not joined"),
-            }
-        }
-    }
-    Ok(())
-}
-
 /// Refused is answered: only silence is unreachable.
-fn unreachable(url: &str, status: &Status) -> Failure {
+pub(crate) fn unreachable(url: &str, status: &Status) -> Failure {
     match status.code {
         Code::Unauthenticated | Code::PermissionDenied => Failure::new(format!(
             "{url} does not let us in: {}; give a key with --api-key or SAPWOOD_API_KEY",
@@ -208,7 +196,7 @@ pub(crate) fn interrupts() -> Result<Signal, Failure> {
 /// Instead of a URL: no server at all.
 const HERE: &str = "here";
 const LOCAL: &str = "http://127.0.0.1:8000";
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A server on this machine accepts at once or not at all.
 const LOCAL_TIMEOUT: Duration = Duration::from_secs(1);
 const GOODBYE: Duration = Duration::from_secs(2);

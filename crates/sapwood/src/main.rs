@@ -12,6 +12,7 @@ mod models;
 mod output;
 mod progress;
 mod serving;
+mod upstreams;
 
 fn main() -> std::process::ExitCode {
     let exit = cli::main().unwrap_or_else(|failure| {

@@ -75,7 +75,9 @@ pub fn to_grpc(status: &Status) -> tonic::Status {
 pub fn from_grpc(status: &tonic::Status) -> Status {
     match Status::decode(status.details()) {
         Some(Some(full)) => full,
-        _ => unframed(status).unwrap_or_else(|| plain(status)),
+        _ => unframed(status)
+            .or_else(|| cut(status))
+            .unwrap_or_else(|| plain(status)),
     }
 }
 
@@ -93,6 +95,14 @@ pub fn from_client(status: &tonic::Status) -> Status {
         return Status::new(Reason::Cancelled, "the client's connection was lost");
     }
     from_grpc(status)
+}
+
+/// The connection to a server that broke, which the library calls unknown.
+fn cut(status: &tonic::Status) -> Option<Status> {
+    let causes = std::iter::successors(std::error::Error::source(status), |cause| cause.source());
+    let broken = causes.filter(|cause| cause.is::<std::io::Error>()).count() > 0;
+    let message = "the connection to the server was lost: try again";
+    broken.then(|| Status::other(Code::Unavailable, "", message))
 }
 
 /// A message that the library could not take out of its frame.
@@ -136,6 +146,9 @@ mod tests {
         let cut = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
         let status = from_client(&tonic::Status::from_error(Box::new(cut)));
         assert_eq!(status.known(), Some(Reason::Cancelled));
+        let cut = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        let status = from_grpc(&tonic::Status::from_error(Box::new(cut)));
+        assert_eq!(status.code, Code::Unavailable);
         let ours = to_grpc(&Status::new(Reason::BadMessage, "bad"));
         assert_eq!(from_client(&ours).known(), Some(Reason::BadMessage));
     }

@@ -192,6 +192,14 @@ impl Session {
     /// The status with which the session was aborted.
     pub async fn close(self) -> Result<(), Status> {
         self.0.link.with(|live| live.machine().finish_sending());
+        self.closed().await
+    }
+
+    /// Waits until the session is over, whoever ends it.
+    ///
+    /// # Errors
+    /// The status with which it was aborted.
+    pub async fn closed(&self) -> Result<(), Status> {
         let closed = std::future::poll_fn(|cx| self.0.link.with(|live| live.poll_closed(cx))).await;
         closed.map_or(Ok(()), |status| Err(Status::clone(&status)))
     }

@@ -23,14 +23,15 @@ use crate::config::{Config, Mtls, keys};
 use crate::failure::{Exit, Failure};
 use crate::logs::Logs;
 use crate::models::Planned;
-use crate::{client, models, output, serving};
+use crate::upstreams::Upstreams;
+use crate::{models, output, serving};
 
 #[derive(Debug, Args)]
 pub(super) struct Serve {
     /// The one address for HTTP and gRPC; port 0 takes a free one
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
-    /// Serve the functions of another server too: evergreen+http://HOST:PORT; may be repeated
+    /// Serve the functions of another server too, whenever it is there: evergreen+http://HOST:PORT; may be repeated
     #[arg(long, value_name = "URL")]
     upstream: Vec<String>,
     /// Callers must present this key
@@ -102,7 +103,7 @@ impl Serve {
         let builder = Server::builder(settings, keys).map_err(broken)?;
         let shared = builder.shared().clone();
         let kernel = serving::kernel(&config, &planned)?;
-        client::join_upstreams(&kernel, &config).await?;
+        let upstreams = Upstreams::join(&kernel, &config).await?;
         kernel.layer(Counting::new(&shared.metrics, metrics::Face::Evergreen));
         let face = evergreen::face(
             shared.clone(),
@@ -126,7 +127,10 @@ impl Serve {
         });
         // Nothing is awaited twice and nothing is lost: whichever arm ends first ends the process.
         tokio::select! {
-            outcome = served => Ok(if outcome.cut > 0 { Exit::Cut } else { Exit::Ok }),
+            outcome = served => {
+                upstreams.leave().await;
+                Ok(if outcome.cut > 0 { Exit::Cut } else { Exit::Ok })
+            }
             failure = load(kernel, planned, shared) => Err(failure),
             failure = signals.watch(reload, stop) => Err(failure),
         }
@@ -144,7 +148,15 @@ async fn load(kernel: Kernel, planned: Vec<Planned>, shared: Shared) -> Failure 
         shared
             .health
             .running(name, Box::new(move || watched.stalled_for()));
-        tracing::info!(model = name, "loaded");
+        let info = engine.info();
+        tracing::info!(
+            model = name,
+            architecture = info.architecture,
+            parameters = info.parameters,
+            context_tokens = info.context_tokens,
+            parallel = info.parallel,
+            "loaded"
+        );
     });
     match loaded.await {
         Ok(()) => std::future::pending().await,

@@ -284,13 +284,15 @@ fn an_upstream_s_models_and_functions_are_served_here_too() {
     let mut back = Serving::start(&with_echo("upstream-back", ""), &[]);
     back.wait_for("loaded");
     let here = folder("upstream-front");
+    std::fs::write(here.join("sapwood.toml"), "drain.grace = \"0s\"\n").unwrap();
     let upstream = format!("evergreen+{}", back.url);
-    let front = Serving::start(&here, &["--upstream", &upstream]);
+    let mut front = Serving::start(&here, &["--upstream", &upstream]);
+    let url = front.url.clone();
     let call = [
         "run",
         "GENERATE",
         "--server",
-        &front.url,
+        &url,
         "--input",
         "prompt=through two",
     ];
@@ -302,24 +304,39 @@ fn an_upstream_s_models_and_functions_are_served_here_too() {
     );
     let ended = run(
         &here,
-        &[
-            "run",
-            "echo",
-            "--server",
-            &front.url,
-            "--input",
-            "text=and back",
-        ],
+        &["run", "echo", "--server", &url, "--input", "text=and back"],
     );
     assert_eq!(
         (ended.code, ended.out.as_str()),
         (0, "and back"),
         "{ended:?}"
     );
+    // Gone, it is told of what was its own; what begins without it begins all the same.
     drop(back);
+    front.wait_for("lost an upstream; it is joined again when it answers");
+    let ended = run(&here, &call);
+    assert!(ended.code == 1 && ended.out.is_empty(), "{ended:?}");
+    assert!(ended.err.contains("not connected"), "{ended:?}");
+    drop(front);
+    let front = Serving::start(&here, &["--upstream", &upstream]);
+    assert!(front.get("/livez", "").contains("\"ok\""));
+    front.signal(Signal::TERM);
+    let (code, log) = front.end();
+    assert_eq!(code, 0, "{log}");
+}
+
+/// What another try would not help is said at the start.
+#[test]
+fn an_upstream_that_does_not_let_us_in_keeps_a_server_from_starting() {
+    let back = Serving::start(&with_echo("upstream-closed", "[auth]\nkey = \"one\""), &[]);
+    let here = folder("upstream-keyless");
+    let upstream = format!("evergreen+{}", back.url);
     let ended = run(
         &here,
         &["serve", "--listen", "127.0.0.1:0", "--upstream", &upstream],
     );
-    assert_eq!(ended.code, 4, "{ended:?}");
+    assert!(
+        ended.code == 1 && ended.err.contains("does not let us in"),
+        "{ended:?}"
+    );
 }

@@ -1,0 +1,257 @@
+//! Other servers whose functions are served here too (D-5): joined, and joined again when they were lost.
+//!
+//! Owns: which functions of the kernel are an upstream's, what they say while it is away, and when it is tried again.
+//! Refuses to know: faces, and how a server is reached.
+//!
+//! ```text
+//!   away ── dial ──► joined: its functions stand in the kernel
+//!    ▲  └─ no ──► wait: 1 s, doubling to 30 s ──► dial      │ the session is over
+//!    └────────── its functions answer `unavailable` ◄───────┘
+//! ```
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
+use futures::future::{BoxFuture, join_all};
+use futures::{FutureExt, StreamExt, stream};
+use sapwood_kernel::{Error, Fun, Kernel, Name, Spec, raw};
+use sapwood_net::evergreen::Address;
+use sapwood_proto::code::Code;
+use sapwood_proto::evergreen::Status;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use crate::client;
+use crate::config::Config;
+use crate::failure::Failure;
+
+/// The upstreams of a server, each with a task that keeps it.
+pub(crate) struct Upstreams {
+    tasks: JoinSet<()>,
+    stop: watch::Sender<bool>,
+}
+
+impl Upstreams {
+    /// Adds what the configured upstreams serve to `kernel`, and keeps it so until they are left. A name that is taken
+    /// stays whose it is, so that our own GENERATE finds the models of all. An upstream that does not answer is joined
+    /// when it does.
+    ///
+    /// # Errors
+    /// For the first upstream that cannot be joined ever: its address is wrong, or it does not let us in.
+    pub(crate) async fn join(kernel: &Kernel, config: &Config) -> Result<Self, Failure> {
+        let dialled = config.upstreams.iter().map(|url| async move {
+            let address = client::address(url, config, client::CONNECT_TIMEOUT);
+            let address = address.map_err(|status| client::unreachable(url, &status))?;
+            let first = address.dial().await;
+            Ok::<_, Failure>((url, address, first))
+        });
+        let (stop, stopped) = watch::channel(false);
+        let mut tasks = JoinSet::new();
+        for dialled in join_all(dialled).await {
+            let (url, address, first) = dialled?;
+            let mut upstream = Upstream::new(url, address, kernel.clone());
+            let link = match first {
+                Ok(link) => Some(upstream.joined(link)),
+                Err(status) if is_final(status.code) => {
+                    return Err(client::unreachable(url, &status));
+                }
+                Err(status) => {
+                    tracing::warn!(
+                        upstream = url,
+                        why = status.message,
+                        "an upstream does not answer; it is joined when it does"
+                    );
+                    None
+                }
+            };
+            let jitter = RandomState::new().hash_one(url);
+            tasks.spawn(upstream.keep(link, jitter, stopped.clone()));
+        }
+        Ok(Self { tasks, stop })
+    }
+
+    /// Takes leave of all of them.
+    pub(crate) async fn leave(mut self) {
+        self.stop.send_replace(true);
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+/// Asking again would not help.
+const fn is_final(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Unauthenticated | Code::PermissionDenied | Code::InvalidRequest | Code::Unimplemented
+    )
+}
+
+/// How an upstream is reached. A value, so that a test can be one that comes and goes.
+trait Dial: Send + Sync + 'static {
+    /// Joins it, once.
+    fn dial(&self) -> impl Future<Output = Result<Link, Status>> + Send;
+}
+
+/// An upstream that was reached.
+struct Link {
+    functions: Vec<Fun>,
+    /// Resolves when it is lost.
+    over: BoxFuture<'static, ()>,
+    /// Takes leave of it.
+    leave: BoxFuture<'static, ()>,
+}
+
+impl Dial for Address {
+    async fn dial(&self) -> Result<Link, Status> {
+        let (session, functions) = client::join(self).await?;
+        let watched = session.clone();
+        Ok(Link {
+            functions,
+            // Why it ended, its calls have been told.
+            over: async move { drop(watched.closed().await) }.boxed(),
+            leave: client::leave(session).boxed(),
+        })
+    }
+}
+
+/// One upstream.
+struct Upstream<D> {
+    url: Arc<str>,
+    dial: D,
+    kernel: Kernel,
+    /// What stands in the kernel for it.
+    ours: BTreeMap<Name, Spec>,
+}
+
+impl<D: Dial> Upstream<D> {
+    fn new(url: &str, dial: D, kernel: Kernel) -> Self {
+        Self {
+            url: url.into(),
+            dial,
+            kernel,
+            ours: BTreeMap::new(),
+        }
+    }
+
+    /// Joined when it can be, again and again, until told to stop.
+    async fn keep(mut self, mut link: Option<Link>, jitter: u64, mut stop: watch::Receiver<bool>) {
+        let mut delays = delays(jitter);
+        loop {
+            let Some(held) = link else {
+                let again = async {
+                    sleep(delays.next().unwrap_or(DELAY_MAX)).await;
+                    self.dial.dial().await
+                };
+                // Both may be cancelled: who stops wants no connection, half made or whole.
+                let dialled = tokio::select! {
+                    dialled = again => dialled,
+                    () = told(&mut stop) => return,
+                };
+                link = dialled
+                    .map(|link| self.joined(link))
+                    .inspect_err(|status| {
+                        tracing::debug!(upstream = &*self.url, why = status.message, "not joined");
+                    })
+                    .ok();
+                continue;
+            };
+            let began = Instant::now();
+            // Both may be cancelled: they only watch.
+            tokio::select! {
+                () = held.over => {}
+                () = told(&mut stop) => return held.leave.await,
+            }
+            self.lost();
+            // One that comes and goes at once is not to be hammered.
+            if began.elapsed() >= DELAY_MAX {
+                delays = self::delays(jitter);
+            }
+            link = None;
+        }
+    }
+
+    /// Puts what it serves now in the place of what it served before.
+    fn joined(&mut self, mut link: Link) -> Link {
+        let mut before = std::mem::take(&mut self.ours);
+        let count = link.functions.len();
+        for function in link.functions.drain(..) {
+            let spec = function.spec().clone();
+            let added = if before.remove(&spec.name).is_some() {
+                self.kernel.replace(function);
+                Ok(())
+            } else {
+                self.kernel.add(function)
+            };
+            let (name, upstream) = (spec.name.clone(), &*self.url);
+            match added {
+                Ok(()) => {
+                    self.ours.insert(name, spec);
+                }
+                Err(Error::Exists { .. }) => tracing::debug!(%name, upstream, "the name is taken"),
+                Err(error) => tracing::warn!(%name, upstream, %error, "not served"),
+            }
+        }
+        for name in before.keys() {
+            self.kernel.remove(name);
+        }
+        tracing::info!(
+            upstream = &*self.url,
+            listed = count,
+            served = self.ours.len(),
+            "joined an upstream"
+        );
+        link
+    }
+
+    /// From now on its functions say that it is away; running calls have been told by their session.
+    fn lost(&self) {
+        tracing::warn!(
+            upstream = &*self.url,
+            "lost an upstream; it is joined again when it answers"
+        );
+        for spec in self.ours.values() {
+            self.kernel.replace(away(spec.clone()));
+        }
+    }
+}
+
+/// Resolves when told to stop, or when nobody is left to tell.
+async fn told(stop: &mut watch::Receiver<bool>) {
+    drop(stop.wait_for(|stop| *stop).await);
+}
+
+/// Stands for a function while its server is away. Where that is, is not for strangers.
+fn away(spec: Spec) -> Fun {
+    let why = format!(
+        "the server that serves {} is not connected; it is tried again",
+        spec.name
+    );
+    raw(spec, move |_| {
+        let error = Error::Unavailable {
+            why: why.clone(),
+            retry_after: Some(DELAY_MIN),
+        };
+        stream::iter([Err(error)]).boxed()
+    })
+}
+
+/// The waits before each try, each lengthened by up to as much again.
+fn delays(jitter: u64) -> ExponentialBackoff {
+    ExponentialBuilder::new()
+        .with_min_delay(DELAY_MIN)
+        .with_max_delay(DELAY_MAX / 2)
+        .without_max_times()
+        .with_jitter()
+        .with_jitter_seed(jitter)
+        .build()
+}
+
+/// As LM-804 has it for pools.
+const DELAY_MIN: Duration = Duration::from_secs(1);
+const DELAY_MAX: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests;

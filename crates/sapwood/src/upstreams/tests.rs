@@ -1,0 +1,166 @@
+//! An upstream that comes and goes, on a clock of the test's.
+
+use std::sync::Mutex;
+
+use sapwood_kernel::{Chunk, Mime, Output, Port};
+use tokio::task::JoinHandle;
+
+use super::*;
+
+/// What the upstream serves; nothing while it is away.
+type Serves = Option<&'static [&'static str]>;
+
+/// A server that the test turns on and off.
+struct Fake {
+    serves: watch::Receiver<Serves>,
+    tried: Arc<Mutex<Vec<Instant>>>,
+    left: Arc<Mutex<bool>>,
+}
+
+impl Dial for Fake {
+    async fn dial(&self) -> Result<Link, Status> {
+        self.tried.lock().unwrap().push(Instant::now());
+        let Some(names) = *self.serves.borrow() else {
+            return Err(Status::other(Code::Unavailable, "", "nobody there"));
+        };
+        let (mut serves, left) = (self.serves.clone(), Arc::clone(&self.left));
+        Ok(Link {
+            functions: names.iter().copied().map(says_hello).collect(),
+            over: async move { drop(serves.wait_for(Option::is_none).await) }.boxed(),
+            leave: async move { *left.lock().unwrap() = true }.boxed(),
+        })
+    }
+}
+
+fn says_hello(name: &'static str) -> Fun {
+    let spec = Spec::new(name, "").outputs([Output::new(Port::MAIN, Mime::TEXT)]);
+    raw(spec, |_| stream::iter([Ok(Chunk::text("hello"))]).boxed())
+}
+
+struct Bench {
+    kernel: Kernel,
+    serves: watch::Sender<Serves>,
+    tried: Arc<Mutex<Vec<Instant>>>,
+    left: Arc<Mutex<bool>>,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl Bench {
+    fn start(jitter: u64) -> Self {
+        let kernel = Kernel::new();
+        let (serves, served) = watch::channel(None);
+        let (stop, stopped) = watch::channel(false);
+        let (tried, left) = (Arc::default(), Arc::default());
+        let fake = Fake {
+            serves: served,
+            tried: Arc::clone(&tried),
+            left: Arc::clone(&left),
+        };
+        let upstream = Upstream::new("evergreen+http://there:1", fake, kernel.clone());
+        let task = tokio::spawn(upstream.keep(None, jitter, stopped));
+        Self {
+            kernel,
+            serves,
+            tried,
+            left,
+            stop,
+            task,
+        }
+    }
+
+    async fn call(&self, name: &str) -> Result<String, Error> {
+        self.kernel.run::<String>(name, ()).await
+    }
+
+    /// How long it waited before each try.
+    fn waits(&self, began: Instant) -> Vec<f64> {
+        let tried = self.tried.lock().unwrap();
+        let before = std::iter::once(&began).chain(&*tried);
+        before
+            .zip(&*tried)
+            .map(|(before, tried)| (*tried - *before).as_secs_f64())
+            .collect()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_double_up_to_a_bound_and_are_spread() {
+    let mut all = Vec::new();
+    for jitter in [1, 1, 2] {
+        let (bench, began) = (Bench::start(jitter), Instant::now());
+        sleep(Duration::from_secs(200)).await;
+        let waits = bench.waits(began);
+        assert!(waits.len() >= 8, "{waits:?}");
+        for (wait, base) in waits
+            .iter()
+            .zip([1.0, 2.0, 4.0, 8.0].into_iter().chain([15.0; 20]))
+        {
+            assert!(
+                (base..=2.0 * base + 0.002).contains(wait),
+                "{wait} for {base}: {waits:?}"
+            );
+        }
+        all.push(waits);
+    }
+    assert!(all[0] == all[1] && all[1] != all[2], "{all:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_it_serves_is_there_while_it_is_and_unavailable_while_it_is_not() {
+    let bench = Bench::start(7);
+    let settle = || sleep(Duration::from_secs(31));
+    bench.kernel.add(says_hello("taken")).unwrap();
+    assert_eq!(bench.call("far").await.unwrap_err().code(), Code::NotFound);
+    bench.serves.send_replace(Some(&["far", "taken"]));
+    settle().await;
+    assert_eq!(bench.call("far").await.unwrap(), "hello");
+    for _ in 0..2 {
+        bench.serves.send_replace(None);
+        sleep(Duration::from_millis(1)).await;
+        let error = bench.call("far").await.unwrap_err();
+        assert!(
+            error.code() == Code::Unavailable && error.retryable(),
+            "{error}"
+        );
+        assert!(error.to_string().contains("not connected"), "{error}");
+        assert!(!error.to_string().contains("there:1"), "{error}");
+        assert_eq!(
+            bench.call("taken").await.unwrap(),
+            "hello",
+            "it never was the upstream's"
+        );
+        bench.serves.send_replace(Some(&["far", "more"]));
+        settle().await;
+        assert_eq!(bench.call("far").await.unwrap(), "hello");
+        assert_eq!(bench.call("more").await.unwrap(), "hello");
+    }
+    bench.serves.send_replace(None);
+    sleep(Duration::from_millis(1)).await;
+    bench.serves.send_replace(Some(&["more"]));
+    settle().await;
+    assert_eq!(
+        bench.call("far").await.unwrap_err().code(),
+        Code::NotFound,
+        "it has gone"
+    );
+    bench.stop.send_replace(true);
+    bench.task.await.unwrap();
+    assert!(*bench.left.lock().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_held_is_tried_again_soon_and_one_that_flaps_is_not() {
+    let bench = Bench::start(3);
+    sleep(Duration::from_secs(100)).await;
+    let tries = || bench.tried.lock().unwrap().len();
+    for (held, soon) in [(5, false), (60, true)] {
+        bench.serves.send_replace(Some(&["far"]));
+        sleep(Duration::from_secs(31 + held)).await;
+        bench.serves.send_replace(None);
+        let before = tries();
+        sleep(Duration::from_secs(3)).await;
+        assert_eq!(tries() > before, soon, "after {held} s");
+        sleep(Duration::from_secs(100)).await;
+    }
+}
