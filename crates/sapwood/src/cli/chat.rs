@@ -6,6 +6,7 @@
 //! ```
 
 mod conversation;
+mod history;
 mod lines;
 
 use std::time::Instant;
@@ -39,6 +40,9 @@ pub(super) struct Chat {
     /// Which of the server's models to talk to
     #[arg(long, value_name = "NAME")]
     target: Option<String>,
+    /// Neither read nor keep the questions of earlier chats
+    #[arg(long)]
+    no_history: bool,
     #[command(flatten)]
     place: PlaceFlags,
 }
@@ -67,7 +71,7 @@ impl Chat {
 
     /// Answers line after line until there are no more.
     async fn talk(&self, place: &Place) -> Result<Exit, Failure> {
-        let mut lines = Lines::open()?;
+        let mut lines = Lines::open(!self.no_history)?;
         lines.greet(&place.description);
         let mut conversation = Conversation::new(self.system.clone());
         let mut exit = Exit::Ok;

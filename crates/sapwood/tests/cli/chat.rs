@@ -1,8 +1,11 @@
 //! `sapwood chat`, fed from a pipe.
 
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
 
 use rustix::process::Signal;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use crate::process::{interrupt, run_with, sapwood};
 use crate::server::{with_echo, with_slow_echo};
@@ -81,4 +84,68 @@ pub(crate) fn interrupted(mut command: std::process::Command) {
 fn ctrl_c_stops_an_answer_and_neither_the_program_nor_the_conversation() {
     let here = with_slow_echo("chat-cancel", "");
     interrupted(sapwood(&here, &["chat"]));
+}
+
+/// Both ends of a terminal: ours, and the one that a program is given.
+fn terminal() -> (File, File) {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&ours).unwrap();
+    unlockpt(&ours).unwrap();
+    let path = ptsname(&ours, Vec::new()).unwrap();
+    let theirs = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path.to_str().unwrap());
+    (ours.into(), theirs.unwrap())
+}
+
+/// A chat on a terminal: what is typed is asked, then left.
+fn typed(folder: &Path, state: &Path, arguments: &[&str], question: &str) -> (i32, String, String) {
+    let (mut ours, theirs) = terminal();
+    let mut command = sapwood(folder, &[&["chat"], arguments].concat());
+    // A terminal that knows no tricks: lines come as they are.
+    command
+        .env("TERM", "dumb")
+        .env("XDG_STATE_HOME", state)
+        .env("HOME", folder)
+        .stdin(theirs);
+    let child = command.spawn().unwrap();
+    ours.write_all(format!("{question}\n/quit\n").as_bytes())
+        .unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (
+        ended.status.code().unwrap(),
+        text(ended.stdout),
+        text(ended.stderr),
+    )
+}
+
+#[test]
+fn questions_are_remembered_unless_that_is_unwanted_or_impossible() {
+    let here = with_echo("chat-history", "");
+    let state = here.join("state");
+    let file = state.join("sapwood").join("chat-history");
+    for (arguments, question, kept) in [
+        (&[][..], "the first", "#V2\nthe first\n/quit\n"),
+        (&["--no-history"], "the second", "#V2\nthe first\n/quit\n"),
+        (
+            &[],
+            "the third",
+            "#V2\nthe first\n/quit\nthe third\n/quit\n",
+        ),
+    ] {
+        let (code, out, err) = typed(&here, &state, arguments, question);
+        assert!(code == 0 && out.contains(question), "{out}{err}");
+        assert_eq!(
+            std::fs::read_to_string(&file).unwrap(),
+            kept,
+            "{arguments:?}"
+        );
+    }
+    let in_the_way = here.join("sapwood.toml");
+    let (code, out, err) = typed(&here, &in_the_way, &[], "all the same");
+    assert!(code == 0 && out.contains("all the same"), "{out}{err}");
+    let warnings = err.lines().filter(|line| line.contains("--no-history"));
+    assert_eq!(warnings.count(), 1, "{err}");
 }

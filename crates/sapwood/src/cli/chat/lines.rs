@@ -1,13 +1,13 @@
-//! Where the questions come from: an editor with history on a terminal, plain lines otherwise.
+//! Where the questions come from: an editor that remembers on a terminal, plain lines otherwise.
 //!
 //! Owns: reading a line. Refuses to know: what it means.
 
 use std::io::IsTerminal;
 
-use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use tokio::io::{AsyncBufReadExt, BufReader, Stdin};
 
+use super::history::{self, History};
 use crate::client;
 use crate::failure::{Exit, Failure};
 use crate::output;
@@ -15,7 +15,7 @@ use crate::output;
 /// The source of lines.
 pub(super) enum Lines {
     /// `None` while a line is being edited.
-    Terminal(Option<Box<DefaultEditor>>),
+    Terminal(Option<Box<History>>),
     Pipe(tokio::io::Lines<BufReader<Stdin>>),
 }
 
@@ -27,9 +27,11 @@ pub(super) enum Line {
 }
 
 impl Lines {
-    pub(super) fn open() -> Result<Self, Failure> {
+    /// The source that this process has; `remember`: what is asked on a terminal is there again the next time.
+    pub(super) fn open(remember: bool) -> Result<Self, Failure> {
         if std::io::stdin().is_terminal() {
-            let editor = DefaultEditor::new().map_err(|error| broken(&error))?;
+            let file = if remember { history::file() } else { None };
+            let editor = History::open(file).map_err(|error| broken(&error))?;
             return Ok(Self::Terminal(Some(Box::new(editor))));
         }
         Ok(Self::Pipe(BufReader::new(tokio::io::stdin()).lines()))
@@ -61,10 +63,7 @@ impl Lines {
                 };
                 // Editing blocks, so it has a thread of its own while a session's keep-alive goes on beside it.
                 let edited = tokio::task::spawn_blocking(move || {
-                    let read = editor.readline("> ");
-                    if let Ok(line) = &read {
-                        let _ = editor.add_history_entry(line);
-                    }
+                    let read = editor.ask();
                     (editor, read)
                 });
                 let (editor, read) = edited

@@ -1,0 +1,136 @@
+//! The questions of earlier chats, in a file of the user's state directory.
+//!
+//! Owns: where the file is, who may read it, how long it gets, and that it never stands in the way: whatever goes wrong
+//! is one warning, and from then on there is no file. Refuses to know: how a line is edited.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use etcetera::BaseStrategy;
+use rustyline::error::ReadlineError;
+use rustyline::{Config, DefaultEditor};
+
+use crate::output;
+
+/// An editor that remembers.
+pub(super) struct History {
+    editor: DefaultEditor,
+    /// Gone when there is no file to keep, or no more.
+    file: Option<PathBuf>,
+}
+
+/// The user's file, if the system says where such things belong.
+pub(super) fn file() -> Option<PathBuf> {
+    let places = etcetera::choose_base_strategy().ok()?;
+    Some(places.state_dir()?.join("sapwood").join("chat-history"))
+}
+
+impl History {
+    /// An editor with what stands in `file`, which is made if it is not there.
+    ///
+    /// # Errors
+    /// The terminal cannot be used. The file is no reason to fail.
+    pub(super) fn open(file: Option<PathBuf>) -> Result<Self, ReadlineError> {
+        let config = Config::builder().max_history_size(LINES_MAX)?.build();
+        let mut history = Self {
+            editor: DefaultEditor::with_config(config)?,
+            file,
+        };
+        history.file_to(|editor, file| {
+            if let Some(folder) = file.parent() {
+                DirBuilder::new()
+                    .recursive(true)
+                    .mode(0o700)
+                    .create(folder)?;
+            }
+            match editor.load_history(file) {
+                Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
+                    editor.save_history(file)
+                }
+                loaded => loaded,
+            }
+        });
+        Ok(history)
+    }
+
+    /// Reads one line, and keeps it.
+    ///
+    /// # Errors
+    /// Interrupted, the end, or the terminal cannot be used.
+    pub(super) fn ask(&mut self) -> Result<String, ReadlineError> {
+        let line = self.editor.readline("> ")?;
+        self.keep(&line);
+        Ok(line)
+    }
+
+    /// Written at once: a chat may end in ways that leave no time for it.
+    fn keep(&mut self, line: &str) {
+        if matches!(self.editor.add_history_entry(line), Ok(true)) {
+            self.file_to(|editor, file| editor.append_history(file));
+        }
+    }
+
+    fn file_to(
+        &mut self,
+        act: impl FnOnce(&mut DefaultEditor, &Path) -> Result<(), ReadlineError>,
+    ) {
+        let Some(file) = &self.file else {
+            return;
+        };
+        if let Err(error) = act(&mut self.editor, file) {
+            output::whisper(format!(
+                "Questions are not remembered: {}: {error}; --no-history does without",
+                file.display()
+            ));
+            self.file = None;
+        }
+    }
+}
+
+/// The oldest go first.
+const LINES_MAX: usize = 1_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_last_lines_are_kept_for_the_next_time_and_for_nobody_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("state").join("chat-history");
+        let mut first = History::open(Some(file.clone())).unwrap();
+        for index in 0..LINES_MAX {
+            first.keep(&format!("question {index}"));
+        }
+        let mut second = History::open(Some(file.clone())).unwrap();
+        second.keep("the newest");
+        let lines: Vec<String> = second.editor.history().iter().cloned().collect();
+        assert_eq!(lines.len(), LINES_MAX);
+        assert_eq!(
+            (&*lines[0], &*lines[LINES_MAX - 1]),
+            ("question 1", "the newest")
+        );
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(!text.contains("question 0\n") && text.ends_with("the newest\n"));
+        for (path, mode) in [(file.as_path(), 0o600), (file.parent().unwrap(), 0o700)] {
+            let found = std::fs::metadata(path).unwrap().permissions().mode();
+            assert_eq!(found & 0o777, mode, "{}", path.display());
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_done_without() {
+        let folder = tempfile::tempdir().unwrap();
+        let in_the_way = folder.path().join("state");
+        std::fs::write(&in_the_way, "no folder").unwrap();
+        for file in [None, Some(in_the_way.join("chat-history"))] {
+            let mut history = History::open(file).unwrap();
+            history.keep("a question");
+            assert!(history.file.is_none());
+            assert_eq!(history.editor.history().iter().count(), 1);
+        }
+    }
+}
