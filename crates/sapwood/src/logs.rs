@@ -11,6 +11,7 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
 use crate::config::layers::no_colour;
 use crate::failure::Failure;
+use crate::progress::Beside;
 
 /// The filter in force, replaceable.
 pub(crate) struct Logs(reload::Handle<EnvFilter, Registry>);
@@ -25,7 +26,7 @@ impl Logs {
         let human = stderr().is_terminal();
         let lines = if human {
             fmt::layer()
-                .with_writer(stderr)
+                .with_writer(|| Beside)
                 .with_ansi(!no_colour())
                 .with_target(false)
                 .boxed()
@@ -33,7 +34,7 @@ impl Logs {
             fmt::layer()
                 .json()
                 .flatten_event(true)
-                .with_writer(stderr)
+                .with_writer(|| Beside)
                 .boxed()
         };
         // A second subscriber in one process cannot be: only tests could ask for it, and they start processes.

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::config::layers::no_colour;
 use crate::failure::Failure;
+use crate::progress::Beside;
 
 /// Writes data, at once.
 ///
@@ -36,7 +37,7 @@ pub(crate) fn json(value: &impl Serialize) -> Result<(), Failure> {
 /// Tells the user something, beside the data.
 pub(crate) fn say(line: impl AsRef<str>) {
     // Nobody is left to be told when this fails.
-    let _ = writeln!(stderr().lock(), "{}", line.as_ref());
+    let _ = Beside.write_all(format!("{}\n", line.as_ref()).as_bytes());
 }
 
 /// Tells the user something of little weight.

@@ -1,11 +1,30 @@
 //! A bar for things that take a while; nothing where standard error is no terminal.
 //!
-//! Owns: how it looks. Refuses to know: what takes so long.
+//! Owns: how it looks, and that whatever else is written there meanwhile finds a clean line. Refuses to know: what takes
+//! so long.
 
-use std::sync::Arc;
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+/// The bars on standard error, of which a process has one.
+static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
+
+/// Standard error beside the bars: they make room for what is written.
+#[derive(Debug)]
+pub(crate) struct Beside;
+
+impl Write for Beside {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        BARS.suspend(|| io::stderr().write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
 
 /// The loading of one model, as a user sees it.
 pub(crate) struct Bar {
@@ -25,11 +44,16 @@ impl Drop for Stopper {
 impl Bar {
     /// A bar for the model `name`, and what stops its loading.
     pub(crate) fn new(name: &str) -> (Self, Stopper) {
+        Self::among(&BARS, name)
+    }
+
+    fn among(bars: &MultiProgress, name: &str) -> (Self, Stopper) {
         // Hidden by the library itself where standard error is no terminal.
-        let bar = ProgressBar::new(1_000).with_message(format!("loading {name}"));
+        let bar = bars.add(ProgressBar::new(1_000));
         if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {percent:>3} %") {
             bar.set_style(style);
         }
+        bar.set_message(format!("loading {name}"));
         let stop = Arc::new(AtomicBool::new(false));
         (
             Self {
@@ -56,5 +80,79 @@ impl Bar {
 impl Drop for Bar {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    use indicatif::{ProgressDrawTarget, TermLike};
+
+    /// A terminal that shows the one line of the bar.
+    #[derive(Clone, Debug, Default)]
+    struct Screen(Arc<Mutex<String>>);
+
+    impl Screen {
+        fn shows(&self) -> String {
+            self.0.lock().unwrap().trim().to_owned()
+        }
+    }
+
+    impl TermLike for Screen {
+        fn width(&self) -> u16 {
+            60
+        }
+
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write_str(text)
+        }
+
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.0.lock().unwrap().push_str(text);
+            Ok(())
+        }
+
+        fn clear_line(&self) -> io::Result<()> {
+            self.0.lock().unwrap().clear();
+            Ok(())
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_bar_makes_room_while_it_is_there_and_leaves_nothing_behind() {
+        let screen = Screen::default();
+        let target = ProgressDrawTarget::term_like(Box::new(screen.clone()));
+        let bars = MultiProgress::with_draw_target(target);
+        let (bar, stopper) = Bar::among(&bars, "parrot");
+        assert!(bar.show(0.5));
+        assert!(screen.shows().starts_with("loading parrot"), "{screen:?}");
+        bars.suspend(|| assert_eq!(screen.shows(), ""));
+        assert!(screen.shows().ends_with("50 %"), "{screen:?}");
+        drop(stopper);
+        assert!(!bar.show(0.6), "nobody waits any more");
+        drop(bar);
+        assert_eq!(screen.shows(), "");
     }
 }

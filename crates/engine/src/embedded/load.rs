@@ -230,15 +230,13 @@ fn embed(
     };
     let context = llama::Context::new(Arc::clone(&model), size).map_err(LoadError::Llama)?;
     let vocabulary = Arc::new(Vocabulary::new(Arc::clone(&model))?);
-    tracing::info!(
+    // That it can be called is for whoever registers it to say; this is how it came to be.
+    tracing::debug!(
         model = name,
-        architecture,
-        parameters = facts.parameters,
-        context_tokens = plan.context_tokens,
         cells = context.cells(),
         threads = plan.threads,
         sliding_window = facts.sliding_window,
-        "loaded"
+        "weights and cache are in memory"
     );
     let info = ModelInfo {
         name: name.to_owned(),
