@@ -5,3 +5,4 @@
 #[cfg(feature = "embedded")]
 pub mod embedded;
 pub mod evergreen;
+pub mod report;

@@ -13,12 +13,14 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use clap::Parser;
 use futures::StreamExt;
 use futures::executor::block_on;
 use futures::future::join_all;
 use sapwood_benches::embedded::{
     PROMPT_TOKENS, TEMPERATURE, TOP_K, bare, median, model, processor_seconds, prompt,
 };
+use sapwood_benches::report::Report;
 use sapwood_engine::api::{Kind, Prompt, Request, Usage};
 use sapwood_engine::embedded::{Embedded, Options};
 use sapwood_engine::{Config, Engine, Handle};
@@ -29,43 +31,24 @@ const SEQUENCES: [usize; 3] = [1, 8, 32];
 /// What the engine must reach of the bare loop's tokens per second.
 const GATE: f64 = 0.95;
 
+/// The engine against the same llama.cpp called bare
+#[derive(Parser)]
 struct Args {
+    /// Rounds that count
+    #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// Tokens of each sequence in a round
+    #[arg(long, default_value_t = 64)]
     steps: usize,
+    /// Threads that compute; the engine's own choice if not given
+    #[arg(long)]
     threads: Option<u32>,
-    json: bool,
-    gate: bool,
-}
-
-fn args() -> Result<Args> {
-    let mut args = Args {
-        rounds: 5,
-        steps: 64,
-        threads: None,
-        json: false,
-        gate: false,
-    };
-    let mut words = std::env::args().skip(1);
-    while let Some(word) = words.next() {
-        let mut value = || {
-            words
-                .next()
-                .ok_or_else(|| anyhow::anyhow!("{word} needs a value"))
-        };
-        match word.as_str() {
-            "--rounds" => args.rounds = value()?.parse()?,
-            "--steps" => args.steps = value()?.parse()?,
-            "--threads" => args.threads = Some(value()?.parse()?),
-            "--json" => args.json = true,
-            "--gate" => args.gate = true,
-            other => bail!("unknown argument {other}"),
-        }
-    }
-    Ok(args)
+    #[command(flatten)]
+    report: Report,
 }
 
 fn main() -> Result<ExitCode> {
-    let args = args()?;
+    let args = Args::parse();
     let options = Options {
         parallel: 32,
         threads: args.threads,
@@ -98,11 +81,7 @@ fn main() -> Result<ExitCode> {
     )?;
     first_token(&engine, &args, &mut out)?;
     second_turn(&engine, &args, &mut out)?;
-    Ok(if args.gate && !passed {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
+    Ok(args.report.exit(passed))
 }
 
 /// Alternating rounds of both loops; the median ratio of their tokens per second.
@@ -130,7 +109,7 @@ fn decode(
         }
     }
     let (ours, theirs, ratio, work) = (median(ours), median(theirs), median(ratios), median(work));
-    if args.json {
+    if args.report.json {
         let line = json!({"bench": name, "sequences": sequences, "engine_tokens_per_second": ours,
             "bare_tokens_per_second": theirs, "ratio": ratio, "processor_time_ratio": work});
         writeln!(out, "{line}")?;
@@ -225,7 +204,7 @@ fn first_token(engine: &Engine, args: &Args, out: &mut impl Write) -> Result<()>
         long_alone.push((long?.last - begin).as_secs_f64() * 1e3);
     }
     let (quiet, beside, long) = (median(quiet), median(beside), median(long_alone));
-    if args.json {
+    if args.report.json {
         let line = json!({"bench": "first_token", "alone_ms": quiet, "beside_2000_token_prompt_ms": beside,
             "long_prompt_ms": long});
         writeln!(out, "{line}")?;
@@ -254,7 +233,7 @@ fn second_turn(engine: &Engine, args: &Args, out: &mut impl Write) -> Result<()>
         (cached, whole) = (turn.usage.cached_tokens, turn.usage.prompt_tokens);
     }
     let (first, second, computed) = (median(first_ms), median(second_ms), whole - cached);
-    if args.json {
+    if args.report.json {
         let line = json!({"bench": "second_turn", "first_turn_ms": first, "second_turn_ms": second,
             "prompt_tokens": whole, "computed_tokens": computed});
         writeln!(out, "{line}")?;

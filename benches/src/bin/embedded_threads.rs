@@ -10,29 +10,34 @@
 use std::io::Write;
 use std::process::{Child, Command};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
+use clap::Parser;
 use sapwood_benches::embedded::{bare, median, model, processor_seconds};
 use sapwood_engine::embedded::Options;
 use serde_json::json;
 
 const SEQUENCES: [usize; 2] = [1, 8];
 
+/// Tokens per second over threads and polling
+#[derive(Parser)]
+struct Args {
+    /// Rounds that count
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Tokens of each sequence in a round
+    #[arg(long, default_value_t = 48)]
+    steps: usize,
+    /// Write JSON too
+    #[arg(long)]
+    json: bool,
+}
+
 fn main() -> Result<()> {
-    let (mut rounds, mut steps, mut as_json) = (3, 48, false);
-    let mut words = std::env::args().skip(1);
-    while let Some(word) = words.next() {
-        let mut value = || {
-            words
-                .next()
-                .ok_or_else(|| anyhow::anyhow!("{word} needs a value"))
-        };
-        match word.as_str() {
-            "--rounds" => rounds = value()?.parse()?,
-            "--steps" => steps = value()?.parse()?,
-            "--json" => as_json = true,
-            other => bail!("unknown argument {other}"),
-        }
-    }
+    let Args {
+        rounds,
+        steps,
+        json: as_json,
+    } = Args::parse();
     let processors = std::thread::available_parallelism()?.get() as u32;
     let settings: Vec<(u32, u32)> = (1..=processors)
         .flat_map(|threads| [0, 50].map(|poll| (threads, poll)))

@@ -8,6 +8,7 @@
 
 use std::time::Duration;
 
+use clap::Parser;
 use sapwood_engine::api::{Prompt, Request};
 use sapwood_engine::model::{Entry, Model, Opening, Row};
 use sapwood_engine::scripted::{Config as Script, Script as Name, Scripted};
@@ -19,6 +20,14 @@ const STEPS: u32 = 1500;
 /// Steps between two readings of the clock; fewer than an outbox holds.
 const STRIDE: u32 = 50;
 const ROUNDS: usize = 5;
+
+/// What the engine's own loop costs per token
+#[derive(Parser)]
+struct Args {
+    /// Write JSON instead of a table
+    #[arg(long)]
+    json: bool,
+}
 
 /// Nanoseconds per token, medians of alternating rounds.
 struct Figures {
@@ -162,7 +171,7 @@ fn measure(sequences: u32) -> anyhow::Result<Figures> {
 
 #[expect(clippy::print_stdout, reason = "a bench prints its figures")]
 fn main() -> anyhow::Result<()> {
-    let json = std::env::args().any(|argument| argument == "--json");
+    let Args { json } = Args::parse();
     let figures = SEQUENCES
         .into_iter()
         .map(measure)

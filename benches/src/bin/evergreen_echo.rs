@@ -12,9 +12,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use clap::Parser;
 use sapwood_benches::evergreen::child::Server;
 use sapwood_benches::evergreen::load::{self, Shape};
 use sapwood_benches::evergreen::{bare, session};
+use sapwood_benches::report::Report;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tonic::transport::Channel;
@@ -27,53 +29,44 @@ const CASES: [(&str, usize, usize, f64); 4] = [
     ("64 KiB, window 256", 64 * 1024, 256, 0.9),
 ];
 
-#[derive(Debug)]
+/// Session echo over gRPC against a bare echo of the same messages
+#[derive(Debug, Parser)]
 struct Args {
+    /// Be one of the servers instead: `bare` or `session`
+    #[arg(long, hide = true)]
     serve: Option<String>,
+    /// Rounds that count
+    #[arg(long, default_value = "5", default_value_if("quick", "true", "3"))]
     rounds: usize,
+    /// Length of a round
+    #[arg(long, default_value = "3", default_value_if("quick", "true", "0.5"))]
     seconds: f64,
-    /// Only cases whose names contain this, for whoever profiles one.
+    /// Fewer and shorter rounds
+    #[arg(long)]
+    quick: bool,
+    /// Only cases whose names contain this, for whoever profiles one
+    #[arg(
+        long,
+        value_name = "WORDS",
+        default_value = "",
+        hide_default_value = true
+    )]
     case: String,
+    /// Measure the memory of this many idle sessions instead
+    #[arg(
+        long,
+        value_name = "SESSIONS",
+        default_value = "0",
+        hide_default_value = true
+    )]
     idle: usize,
-    json: bool,
-    gate: bool,
-}
-
-fn args() -> Result<Args> {
-    let mut args = Args {
-        serve: None,
-        rounds: 5,
-        seconds: 3.0,
-        case: String::new(),
-        idle: 0,
-        json: false,
-        gate: false,
-    };
-    let mut words = std::env::args().skip(1);
-    while let Some(word) = words.next() {
-        let mut value = || {
-            words
-                .next()
-                .ok_or_else(|| anyhow::anyhow!("{word} needs a value"))
-        };
-        match word.as_str() {
-            "--serve" => args.serve = Some(value()?),
-            "--rounds" => args.rounds = value()?.parse()?,
-            "--seconds" => args.seconds = value()?.parse()?,
-            "--case" => args.case = value()?,
-            "--idle" => args.idle = value()?.parse()?,
-            "--quick" => (args.rounds, args.seconds) = (3, 0.5),
-            "--json" => args.json = true,
-            "--gate" => args.gate = true,
-            other => bail!("unknown argument {other}"),
-        }
-    }
-    Ok(args)
+    #[command(flatten)]
+    report: Report,
 }
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<ExitCode> {
-    let args = args()?;
+    let args = Args::parse();
     if let Some(which) = &args.serve {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
@@ -118,7 +111,7 @@ async fn echo(args: &Args) -> Result<ExitCode> {
         passed &= ratio >= goal;
         #[allow(clippy::cast_precision_loss, reason = "payload sizes are small")]
         let mb = |rate: f64| rate * bytes as f64 / 1e6;
-        if !args.json {
+        if !args.report.json {
             writeln!(
                 std::io::stdout(),
                 "{name:<20} bare {:>9.0}/s {:>7.1} MB/s {:>6.2} us cpu   session {:>9.0}/s {:>7.1} MB/s {:>6.2} us cpu   \
@@ -137,18 +130,14 @@ async fn echo(args: &Args) -> Result<ExitCode> {
             "session": {"chunks_per_s": session.0, "cpu_us_per_chunk": session.1},
         }));
     }
-    if args.json {
+    if args.report.json {
         writeln!(
             std::io::stdout(),
             "{}",
             json!({"rounds": args.rounds, "seconds": args.seconds, "cases": report})
         )?;
     }
-    Ok(if args.gate && !passed {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
+    Ok(args.report.exit(passed))
 }
 
 /// Rounds of one case, both servers in turn.
@@ -196,7 +185,7 @@ async fn idle(args: &Args) -> Result<ExitCode> {
     let each = growth / u64::try_from(args.idle)?;
     let report =
         json!({"idle_sessions": args.idle, "bytes_per_session": each, "goal": GOAL_IDLE_BYTES});
-    if args.json {
+    if args.report.json {
         writeln!(std::io::stdout(), "{report}")?;
     } else {
         writeln!(
@@ -205,11 +194,7 @@ async fn idle(args: &Args) -> Result<ExitCode> {
             args.idle
         )?;
     }
-    Ok(if args.gate && each > GOAL_IDLE_BYTES {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
+    Ok(args.report.exit(each <= GOAL_IDLE_BYTES))
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

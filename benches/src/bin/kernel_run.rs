@@ -9,13 +9,16 @@
 //! ```
 
 use std::io::Write;
+use std::num::NonZeroUsize;
 use std::pin::Pin;
 use std::process::ExitCode;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use clap::Parser;
 use futures::executor::block_on;
 use futures::{Stream, StreamExt};
+use sapwood_benches::report::Report;
 use sapwood_kernel::{Call, Chunk, Chunks, Kernel, Next, Node, Result, Spec, Text, raw};
 use serde_json::json;
 
@@ -107,36 +110,17 @@ fn summary(mut rounds: Vec<f64>) -> (f64, f64) {
     (rounds[0], rounds[rounds.len() / 2])
 }
 
+/// What the kernel adds to a stream of small chunks
+#[derive(Parser)]
 struct Args {
-    chunks: usize,
-    rounds: usize,
-    json: bool,
-    gate: bool,
-}
-
-fn args() -> anyhow::Result<Args> {
-    let mut args = Args {
-        chunks: 1_000_000,
-        rounds: 7,
-        json: false,
-        gate: false,
-    };
-    let mut words = std::env::args().skip(1);
-    while let Some(word) = words.next() {
-        let mut number = || -> anyhow::Result<usize> {
-            let value = words.next();
-            let value = value.ok_or_else(|| anyhow::anyhow!("{word} needs a number"))?;
-            Ok(value.parse::<usize>()?.max(1))
-        };
-        match word.as_str() {
-            "--chunks" => args.chunks = number()?,
-            "--rounds" => args.rounds = number()?,
-            "--json" => args.json = true,
-            "--gate" => args.gate = true,
-            other => anyhow::bail!("unknown argument {other}"),
-        }
-    }
-    Ok(args)
+    /// Chunks of a stream
+    #[arg(long, default_value = "1000000")]
+    chunks: NonZeroUsize,
+    /// Rounds that count
+    #[arg(long, default_value = "7")]
+    rounds: NonZeroUsize,
+    #[command(flatten)]
+    report: Report,
 }
 
 fn kernel(chunks: usize) -> Result<Kernel> {
@@ -149,16 +133,17 @@ fn kernel(chunks: usize) -> Result<Kernel> {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    let args = args()?;
-    let kernel = kernel(args.chunks)?;
+    let args = Args::parse();
+    let (chunks, rounds) = (args.chunks.get(), args.rounds.get());
+    let kernel = kernel(chunks)?;
     // A node keeps every chunk, so fewer of them.
-    let shared = args.chunks.min(200_000);
+    let shared = chunks.min(200_000);
     let (mut plain, mut ours, mut readers) = (vec![], vec![], vec![]);
     // The first round warms up and is not counted.
-    for round in 0..=args.rounds {
+    for round in 0..=rounds {
         let figures = (
-            bare(args.chunks),
-            through_kernel(&kernel, args.chunks),
+            bare(chunks),
+            through_kernel(&kernel, chunks),
             fan_out(shared),
         );
         if round > 0 {
@@ -171,7 +156,7 @@ fn main() -> anyhow::Result<ExitCode> {
     let (added, times) = (ours.1 - plain.1, ours.1 / plain.1);
     let passed = added <= ADDED_NS_MAX && times <= TIMES_MAX && readers.1 <= READER_NS_MAX;
     let mut out = std::io::stdout().lock();
-    if args.json {
+    if args.report.json {
         let figures = json!({
             "bare_ns": {"min": plain.0, "median": plain.1},
             "kernel_ns": {"min": ours.0, "median": ours.1},
@@ -199,9 +184,5 @@ fn main() -> anyhow::Result<ExitCode> {
             "semantic-kernel 1.45 (Python), as measured for the specification: 630 bare, 85,000 merged"
         )?;
     }
-    Ok(if args.gate && !passed {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
+    Ok(args.report.exit(passed))
 }
