@@ -3,7 +3,7 @@
 //! The machine's own tests have their tables; here is shown that the whole house obeys.
 
 use futures::stream;
-use sapwood_proto::evergreen::wire::{NodeFragment, Payload, SessionMessage};
+use sapwood_proto::evergreen::wire::{Chunk, ChunkMetadata, NodeFragment, Payload, SessionMessage};
 use sapwood_tests::raw::{action, call, end, fragments, leaf, told};
 use sapwood_tests::{Running, until};
 use tokio::sync::mpsc;
@@ -73,6 +73,43 @@ async fn ev_911_a_dropped_node_is_free_and_cannot_be_read_again() {
 
 async fn answers_extensions(server: &Running) -> Vec<String> {
     server.session().await.extensions().to_vec()
+}
+
+#[tokio::test]
+async fn ev_912_a_node_whose_time_has_come_cannot_be_read_again() {
+    let server = Running::with_test_functions().await;
+    let (send, messages) = mpsc::channel(8);
+    let headers = [("evergreen-partial-failure", "1")];
+    let mut answers = call(&server, ReceiverStream::new(messages), &headers)
+        .await
+        .unwrap();
+    send.send(fragments(vec![leaf("p", 0, 10)])).await.unwrap();
+    let now = NodeFragment {
+        chunk_fragment: Some(Chunk {
+            metadata: Some(ChunkMetadata {
+                mimetype: "application/json".into(),
+                ..ChunkMetadata::default()
+            }),
+            payload: Some(Payload::Data("\"0s\"".into())),
+        }),
+        ..leaf("now", 0, 0)
+    };
+    let set = action(
+        "SET_TTL",
+        &[("node", "p"), ("ttl", "now")],
+        &[("result", "r")],
+    );
+    send.send(set).await.unwrap();
+    // The action came first: it waits for its input.
+    send.send(fragments(vec![now])).await.unwrap();
+    assert_eq!(finished(&mut answers, "r").await, "{\"set\":true}");
+    send.send(action("echo", &[("text", "p")], &[("response", "e")]))
+        .await
+        .unwrap();
+    let refused = finished(&mut answers, "e").await;
+    assert!(refused.contains("NODE_RELEASED"), "{refused:?}");
+    drop(send);
+    assert_eq!(told(end(answers).await), (0, String::new()));
 }
 
 #[tokio::test]

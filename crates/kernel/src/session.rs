@@ -98,6 +98,7 @@ const GENERATE: &str = "GENERATE";
 /// The extensions that this shell and its machine implement.
 pub const EXTENSIONS: &[&str] = &[
     "drop",
+    "set-ttl",
     "cancel",
     "list-actions",
     "status-output",

@@ -26,6 +26,7 @@ mod flow;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod half_close;
+mod leaves;
 mod live;
 mod outbound;
 mod pack;
@@ -38,6 +39,7 @@ mod search;
 mod serve;
 mod slab;
 mod store;
+mod ttl;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -47,10 +49,12 @@ use self::actions::Actions;
 use self::clock::Clock;
 use self::cursor::Cursor;
 use self::flow::Inbound;
+use self::leaves::Leaf;
 use self::outbound::Outbound;
 use self::search::Search;
 use self::slab::Slab;
 use self::store::{Owner, Piece as Fragmented, Store};
+use self::ttl::Ttls;
 use crate::evergreen::{Fragment, Id, Message, Payload, Reason, Status};
 use crate::time::Time;
 
@@ -86,6 +90,11 @@ pub struct Session {
     /// How many cursors are parked.
     parked: usize,
     actions: Actions,
+    /// Inputs of reserved actions that are still to come.
+    leaves: Vec<Leaf>,
+    /// Whether one of them may go on.
+    leaves_ready: bool,
+    ttls: Ttls,
     outbound: Outbound,
     inbound: Inbound,
     clock: Clock,
@@ -113,6 +122,9 @@ impl Session {
             cursors: Slab::new(),
             parked: 0,
             actions: Actions::new(),
+            leaves: Vec::new(),
+            leaves_ready: false,
+            ttls: Ttls::default(),
             outbound: Outbound::default(),
             inbound: Inbound::default(),
             clock: Clock::new(now),
@@ -157,6 +169,9 @@ impl Session {
                 outcome = self.serve(action, now);
             }
         }
+        if outcome.is_ok() {
+            self.expire(now);
+        }
         match (outcome, &self.phase) {
             (Err(status), _) => Err(self.abort(status)),
             (Ok(()), Phase::Aborted(status)) => Err(Arc::clone(status)),
@@ -195,6 +210,8 @@ impl Session {
         self.search = Search::default();
         self.cursors = Slab::new();
         self.actions = Actions::new();
+        self.leaves = Vec::new();
+        self.ttls = Ttls::default();
         self.outbound = Outbound::default();
         self.parked = 0;
         self.events.clear();
@@ -205,6 +222,9 @@ impl Session {
 
     /// The next thing for the shell to do.
     pub fn poll(&mut self) -> Option<Output> {
+        if self.leaves_ready {
+            self.read_leaves();
+        }
         self.events.pop_front()
     }
 
@@ -371,13 +391,18 @@ impl Session {
         let Some(cursor) = self.cursors.get_mut(id.0) else {
             return;
         };
+        let cursor_is_ours = cursor.ours;
         if cursor.parked.take().is_some() {
             self.parked -= 1;
         }
         if let Some(reader) = cursor.reader {
             self.actions.set_waiting(reader, false);
         }
-        self.emit(Output::Ready(id));
+        if cursor_is_ours {
+            self.leaves_ready = true;
+        } else {
+            self.emit(Output::Ready(id));
+        }
     }
 
     /// An output of an action that we asked for is complete.

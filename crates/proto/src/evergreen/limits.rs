@@ -55,6 +55,8 @@ pub struct Limits {
     pub inbound_high_bytes: u64,
     /// Bytes below which it resumes.
     pub inbound_low_bytes: u64,
+    /// The longest time to live that SET_TTL can give; what is longer is clipped (EV-912).
+    pub max_ttl: Duration,
     /// Nodes that one eager search for a cycle visits (EV-217).
     pub cycle_visits: u32,
     /// Edges that the eager searches of one message follow together (D-27).
@@ -87,6 +89,8 @@ impl Default for Limits {
             coalesce_bytes: 64 * KIB,
             inbound_high_bytes: 4 << 20,
             inbound_low_bytes: 1 << 20,
+            // The session's end is what ends everything else.
+            max_ttl: Duration::MAX,
             cycle_visits: 10_000,
             cycle_edges_per_message: 65_536,
         }

@@ -48,6 +48,7 @@ impl Session {
             after(self.clock.stalled_since, limits.outbound_stall),
             self.actions.deadline().map(|(deadline, _)| deadline),
             self.config.deadline,
+            self.ttls.next(),
         ];
         times.into_iter().flatten().min()
     }
@@ -74,6 +75,8 @@ impl Session {
         if self.is_closed() {
             return;
         }
+        self.search.refill(&self.config.limits);
+        self.expire(now);
         let limits = &self.config.limits;
         let past =
             |since: Option<Time>, span: Duration| since.is_some_and(|since| now >= since + span);

@@ -16,6 +16,7 @@ pub(super) struct Closure<'a> {
     seen: HashSet<NodeKey, RandomState>,
     stack: Vec<NodeKey>,
     edges_left: usize,
+    cut: bool,
 }
 
 impl<'a> Closure<'a> {
@@ -25,7 +26,13 @@ impl<'a> Closure<'a> {
             seen: HashSet::with_hasher(store.hasher()),
             stack: roots.into_iter().collect(),
             edges_left: EDGES,
+            cut: false,
         }
+    }
+
+    /// Whether the walk has left something out.
+    pub(super) const fn is_cut(&self) -> bool {
+        self.cut
     }
 }
 
@@ -46,6 +53,7 @@ impl Iterator for Closure<'_> {
                     .inspect(|_| *edges_left -= 1)
                     .filter(|child| !seen.contains(child)),
             );
+            self.cut |= self.edges_left == 0;
             // The leftmost child is visited first.
             self.stack[first..].reverse();
             return Some(key);

@@ -39,6 +39,8 @@ pub(super) struct Cursor {
     pub(super) failed: Option<Arc<Status>>,
     /// Whether dropped nodes are kept for it (EV-911).
     pub(super) holds: bool,
+    /// Whether the machine reads it itself, for a reserved action.
+    pub(super) ours: bool,
     /// What it is known as to those who keep nodes for it.
     me: Option<CursorId>,
     path: Vec<Frame>,
@@ -72,6 +74,7 @@ impl Cursor {
             parked: None,
             failed: None,
             holds: false,
+            ours: false,
             me: None,
             path: Vec::new(),
             on_path: None,

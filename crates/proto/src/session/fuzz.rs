@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use prost_types::Any;
 
 use super::{
     ActionKey, CancelledBy, Config, CursorId, NodeKey, Output, Phase, Read, Retain, Session, Side,
@@ -194,7 +195,7 @@ impl<'a> Play<'a> {
             "DROP",
             "",
             "FINISH",
-            "DROP",
+            "SET_TTL",
         ][usize::from(tape.below(8))];
         let mut params = |most: u8| -> Vec<Param> {
             let count = tape.below(most);
@@ -207,15 +208,17 @@ impl<'a> Play<'a> {
                 "node",
                 "tree",
                 "node.1",
+                "ttl",
             ];
             (0..count)
-                .map(|_| Param::new(names[usize::from(tape.below(8))], tape.id()))
+                .map(|_| Param::new(names[usize::from(tape.below(9))], tape.id()))
                 .collect()
         };
         let action = Action {
             name: name.into(),
             inputs: params(4),
             outputs: params(4),
+            configs: lifetimes(tape),
             ..Action::default()
         };
         let message = Message {
@@ -448,6 +451,16 @@ impl<'a> Play<'a> {
     }
 }
 
+fn lifetimes(tape: &mut Tape<'_>) -> Vec<Any> {
+    let seconds = i64::from(tape.below(8)) - 1;
+    let config = prost_types::Duration { seconds, nanos: 0 };
+    let any = Any {
+        type_url: "type.googleapis.com/google.protobuf.Duration".into(),
+        value: prost::Message::encode_to_vec(&config),
+    };
+    (seconds < 5).then_some(any).into_iter().collect()
+}
+
 fn chunk(tape: &mut Tape<'_>, seq: i32) -> Chunk {
     let mimetypes = ["text/plain", "TEXT/plain", "image/png", ""];
     let metadata = (seq == 0 || tape.below(8) == 0).then(|| {
@@ -463,6 +476,7 @@ fn chunk(tape: &mut Tape<'_>, seq: i32) -> Chunk {
             Reason::Function,
             "theirs",
         ))))),
+        4 => Some(Payload::Data(Bytes::from_static(b"\"2s\""))),
         _ => Some(Payload::Data(Bytes::from(vec![
             b'y';
             usize::from(tape.below(40))

@@ -1,7 +1,7 @@
 //! Actions with a meaning of their own.
 //!
 //! Owns: which names they are, what they take, and the answers of those that are about the session itself: CANCEL
-//! (EV-913), DROP (EV-911), FINISH (EV-924). Refuses to know: what LIST_ACTIONS and SESSION_INFO answer; the shell knows
+//! (EV-913), DROP (EV-911), SET_TTL (EV-912), FINISH (EV-924). Refuses to know: what LIST_ACTIONS and SESSION_INFO answer; the shell knows
 //! functions, so those are started like any other action.
 
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use super::port::{ActionKey, CancelledBy, NodeKey, Output};
 use super::store::Owner;
 use super::{Phase, Session};
 use crate::evergreen::{Action, Metadata, Reason, Status};
+use crate::time::Time;
 
 /// Cancels an action.
 pub(super) const CANCEL: &str = "CANCEL";
@@ -19,6 +20,8 @@ pub(super) const CANCEL: &str = "CANCEL";
 pub(super) const CANCEL_INPUT: &str = "action";
 /// Drops nodes.
 const DROP: &str = "DROP";
+/// Lets nodes go after a time.
+const SET_TTL: &str = "SET_TTL";
 /// Says that the sender sends nothing more, where the transport cannot.
 const FINISH: &str = "FINISH";
 
@@ -28,15 +31,15 @@ const RESERVED: &[&str] = &[
     "LIST_ACTIONS",
     "SESSION_INFO",
     DROP,
-    "SET_TTL",
+    SET_TTL,
     FINISH,
     "RESUME",
     "OFFER_ACTIONS",
 ];
 /// Those of them that take names of nodes and never read them.
-const BY_NODE: &[&str] = &[CANCEL, DROP, "SET_TTL"];
+const BY_NODE: &[&str] = &[CANCEL, DROP, SET_TTL];
 /// Those that are not built yet.
-const UNBUILT: &[&str] = &["SET_TTL", "RESUME", "OFFER_ACTIONS"];
+const UNBUILT: &[&str] = &["RESUME", "OFFER_ACTIONS"];
 
 pub(super) fn is_reserved(name: &str) -> bool {
     RESERVED.contains(&name)
@@ -48,10 +51,18 @@ pub(super) fn is_known_by_node(name: &str) -> bool {
 
 impl Session {
     /// Whether the machine has dealt with a reserved action itself.
-    pub(super) fn serve_reserved(&mut self, key: ActionKey, action: &Action) -> bool {
+    pub(super) fn serve_reserved(&mut self, key: ActionKey, action: &Action, now: Time) -> bool {
         let answer = match &*action.name {
             CANCEL => self.cancel_served(action),
             DROP => self.drop_named(action),
+            SET_TTL => {
+                let ttl = check(action, |name| matches!(name, "node" | "ttl")).map_or_else(
+                    |status| Some(Err(status)),
+                    |()| self.set_ttl(key, action, now),
+                );
+                let Some(answer) = ttl else { return true };
+                answer
+            }
             FINISH => check(action, |_| false).map(|()| "{}".to_owned()),
             name if UNBUILT.contains(&name) => Err(Status::new(
                 Reason::Unimplemented,
@@ -59,17 +70,22 @@ impl Session {
             )),
             _ => return false,
         };
+        self.answer(key, answer);
+        if &*action.name == FINISH && self.phase == Phase::Open {
+            self.half_close();
+        }
+        true
+    }
+
+    /// Ends a reserved action.
+    pub(super) fn answer(&mut self, key: ActionKey, answer: Result<String, Status>) {
         match answer {
             Ok(result) => {
                 self.write_result(key, result);
                 self.finish(key);
-                if &*action.name == FINISH && self.phase == Phase::Open {
-                    self.half_close();
-                }
             }
             Err(status) => self.fail(key, status),
         }
-        true
     }
 
     /// Whether there was something to cancel. A stale or unknown target is no failure.
@@ -93,6 +109,10 @@ impl Session {
         else {
             return Ok(cancelled(false));
         };
+        if self.leaves.iter().any(|leaf| leaf.is_of(target)) {
+            self.finish(target);
+            return Ok(cancelled(true));
+        }
         if !std::mem::replace(&mut entry.cancelled, true) {
             self.actions.set_waiting(target, false);
             self.emit(Output::Cancel {

@@ -142,6 +142,7 @@ impl Session {
     /// Takes an action of the peer's off the books; what it held and had still to read is free.
     fn forget(&mut self, action: ActionKey) -> Option<Entry> {
         let entry = self.actions.remove(action)?;
+        self.stop_reading(action);
         self.store.give_back(entry.config_bytes);
         for node in &entry.unopened {
             self.store.unbind_reader(*node);
@@ -191,7 +192,7 @@ impl Session {
         if let Some(own) = own {
             self.actions.set_deadline(key, own);
         }
-        if reserved::is_reserved(&action.name) && self.serve_reserved(key, &action) {
+        if reserved::is_reserved(&action.name) && self.serve_reserved(key, &action, now) {
             return Ok(());
         }
         self.search
@@ -402,7 +403,7 @@ fn deadline(options: ActionOptions, now: Time) -> Result<Option<Time>, Status> {
 }
 
 /// The type of a config: what follows the last slash of its URL (EV-509).
-fn type_name(any: &Any) -> &str {
+pub(super) fn type_name(any: &Any) -> &str {
     any.type_url.rsplit('/').next().unwrap_or_default()
 }
 

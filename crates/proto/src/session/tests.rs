@@ -13,3 +13,4 @@ mod properties;
 mod reading;
 mod release;
 mod transcripts;
+mod ttl;

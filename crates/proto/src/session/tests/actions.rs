@@ -396,7 +396,7 @@ fn reserved_actions_come_last_and_unbuilt_ones_say_so() {
     ];
     session.handle(actions(list), T0).unwrap();
     assert_eq!(texts(&mut session, "c"), [r#"{"cancelled":true}"#]);
-    for name in ["SET_TTL", "RESUME", "OFFER_ACTIONS"] {
+    for name in ["RESUME", "OFFER_ACTIONS"] {
         assert_eq!(
             act(&mut server(), action(name, "node=n", "")),
             Err(Reason::Unimplemented),

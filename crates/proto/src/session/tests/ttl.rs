@@ -1,0 +1,228 @@
+//! EV-912: nodes that go when their time has come.
+
+use std::time::Duration;
+
+use prost::Message as _;
+use prost_types::Any;
+
+use super::harness::*;
+use crate::evergreen::{Action, Reason};
+use crate::session::{Output, Session};
+use crate::time::Time;
+
+fn seconds(seconds: u64) -> Time {
+    Time::new(Duration::from_secs(seconds))
+}
+
+/// SET_TTL of `node` with a config of so many seconds.
+fn ttl(node: &str, seconds: i64) -> Action {
+    let config = prost_types::Duration { seconds, nanos: 0 };
+    Action {
+        configs: vec![Any {
+            type_url: "type.googleapis.com/google.protobuf.Duration".into(),
+            value: config.encode_to_vec(),
+        }],
+        ..action("SET_TTL", &format!("node={node}"), "")
+    }
+}
+
+/// Two trees that share a leaf.
+fn family() -> Session {
+    let mut session = server_with(|config, _| config.partial_failure = true);
+    let list = [
+        branch("t", 0, &["a", "b"]),
+        tree("other", 0, &["b"]),
+        leaf("a", 0, "A"),
+        leaf("b", 0, "B"),
+    ];
+    feed(&mut session, list).unwrap();
+    session
+}
+
+/// Which of these can still be read.
+fn kept(session: &mut Session, ids: &[&'static str]) -> Vec<&'static str> {
+    let gone = Stop::Failed(Reason::NodeReleased);
+    let kept = |id: &&&'static str| content(session, id).1 != gone;
+    ids.iter().filter(kept).copied().collect()
+}
+
+#[test]
+fn ev_912_a_node_and_what_is_below_it_live_until_the_latest_of_their_times() {
+    let all = ["t", "other", "a", "b"];
+    type Case = (
+        &'static [(&'static str, i64)],
+        &'static [(u64, &'static [&'static str])],
+    );
+    let table: [Case; 6] = [
+        (
+            &[("a", 5)],
+            &[(4, &["t", "other", "a", "b"]), (5, &["other", "b"])],
+        ),
+        (&[("t", 5)], &[(4, &["t", "other", "a", "b"]), (5, &[])]),
+        (&[("t", 5), ("other", 9)], &[(5, &["other", "b"]), (9, &[])]),
+        (
+            &[("t", 9), ("b", 5)],
+            &[(5, &["t", "other", "a", "b"]), (9, &[])],
+        ),
+        (
+            &[("a", 9), ("a", 5)],
+            &[(5, &["t", "other", "a", "b"]), (9, &["other", "b"])],
+        ),
+        (&[("nobody", 5)], &[(9, &["t", "other", "a", "b"])]),
+    ];
+    for (sets, times) in table {
+        let mut session = family();
+        for (node, seconds) in sets {
+            act(&mut session, ttl(node, *seconds)).unwrap();
+        }
+        for (at, expect) in times {
+            session.tick(seconds(*at));
+            // A tree whose child has gone cannot be read to its end any more.
+            let expect: Vec<_> = all
+                .iter()
+                .filter(|id| expect.contains(id))
+                .copied()
+                .collect();
+            assert_eq!(kept(&mut session, &all), expect, "{sets:?} at {at}");
+        }
+    }
+}
+
+#[test]
+fn ev_912_the_machine_asks_to_be_woken_and_what_was_added_later_goes_as_well() {
+    let mut session = family();
+    act(&mut session, ttl("t", 5)).unwrap();
+    assert_eq!(session.wake_at(T0), Some(seconds(5)));
+    feed(&mut session, [tree("t", 1, &["c"]), leaf("c", 0, "C")]).unwrap();
+    let node = session.node("c").unwrap();
+    let cursor = session.open(node, None);
+    session.tick(seconds(5));
+    // A reader of that moment finishes, and its end frees the bytes.
+    let held = session.retained_bytes();
+    assert_eq!(drain(&mut session, cursor, &mut Vec::new()), Stop::End);
+    session.close(cursor);
+    assert!(session.retained_bytes() < held);
+    assert!(kept(&mut session, &["t", "a", "b", "c"]).is_empty());
+    assert_ne!(
+        session.wake_at(seconds(5)),
+        Some(seconds(5)),
+        "nothing is due any more"
+    );
+    // Now is now, also within a message; a fraction is rounded up and never down.
+    let mut session = family();
+    act(&mut session, ttl("other", 0)).unwrap();
+    assert_eq!(kept(&mut session, &["other", "b", "a"]), ["a"]);
+    feed(&mut session, [leaf("l", 0, "\"1.25s\"")]).unwrap();
+    act(&mut session, action("SET_TTL", "node=a ttl=l", "")).unwrap();
+    session.tick(Time::from_millis(1_999));
+    assert_eq!(kept(&mut session, &["a"]), ["a"]);
+    session.tick(seconds(2));
+    assert!(kept(&mut session, &["a"]).is_empty());
+}
+
+#[test]
+fn ev_912_the_input_ttl_may_come_late_or_never() {
+    let mut session = family();
+    act(
+        &mut session,
+        action("SET_TTL", "node=a ttl=late", "result=r"),
+    )
+    .unwrap();
+    assert_eq!((outputs(&mut session).len(), session.unfinished()), (0, 1));
+    feed(&mut session, [more("late", 0, "\"3")]).unwrap();
+    feed(&mut session, [leaf("late", 1, "s\"")]).unwrap();
+    assert!(
+        outputs(&mut session).is_empty(),
+        "the shell has nothing to do with it"
+    );
+    assert_eq!(
+        (texts(&mut session, "r").concat(), session.unfinished()),
+        ("{\"set\":true}".into(), 0)
+    );
+    session.tick(seconds(3));
+    assert!(kept(&mut session, &["a"]).is_empty());
+    // Cancelled by its output: the end is a good one.
+    let mut session = family();
+    let never = action("SET_TTL", "node=a ttl=never", "result=r");
+    act(&mut session, never.clone()).unwrap();
+    act(&mut session, action("CANCEL", "action=r", "result=c")).unwrap();
+    assert_eq!(texts(&mut session, "c"), ["{\"cancelled\":true}"]);
+    assert_eq!(
+        (session.unfinished(), content(&mut session, "r").1),
+        (0, Stop::End)
+    );
+    // The end of the input: what can no longer come fails its reader, here as anywhere.
+    let mut session = family();
+    act(&mut session, never).unwrap();
+    session.end_of_input(T0);
+    assert!(outputs(&mut session).is_empty());
+    assert_eq!(session.unfinished(), 0);
+    assert_eq!(
+        content(&mut session, "r").1,
+        Stop::Failed(Reason::IncompleteInput)
+    );
+    while session.next_message(T0).is_some() {}
+    assert!(matches!(outputs(&mut session)[..], [Output::Close(None)]));
+}
+
+/// EV-504
+#[test]
+fn ev_912_what_set_ttl_cannot_take_is_refused() {
+    let other = Action {
+        configs: vec![Any {
+            type_url: "t/Other".into(),
+            value: Vec::new(),
+        }],
+        ..action("SET_TTL", "node=a", "")
+    };
+    let table = [
+        (ttl("a", -1), Reason::BadConfig),
+        (other, Reason::UnknownConfig),
+        (action("SET_TTL", "node=a", ""), Reason::MissingInput),
+        (action("SET_TTL", "ttl=l", ""), Reason::MissingInput),
+        (action("SET_TTL", "tree=a ttl=l", ""), Reason::UnknownParam),
+        (
+            action("SET_TTL", "node=a ttl=l", "left=o"),
+            Reason::UnknownParam,
+        ),
+    ];
+    for (action, expect) in table {
+        let refused = act(&mut server(), action.clone());
+        assert_eq!(refused, Err(expect), "{action:?}");
+    }
+    for text in [
+        "30",
+        "\"30\"",
+        "\"-1s\"",
+        "\"1.s\"",
+        "\"s\"",
+        "\"1.0000000001s\"",
+        "\"1e3s\"",
+        "",
+    ] {
+        let mut session = family();
+        feed(&mut session, [leaf("l", 0, text)]).unwrap();
+        act(&mut session, action("SET_TTL", "node=a ttl=l", "result=r")).unwrap();
+        assert_eq!(
+            content(&mut session, "r").1,
+            Stop::Failed(Reason::BadConfig),
+            "{text}"
+        );
+    }
+    let mut session = family();
+    feed(&mut session, [leaf("l", 0, &" ".repeat(1_025))]).unwrap();
+    act(&mut session, action("SET_TTL", "node=a ttl=l", "result=r")).unwrap();
+    assert_eq!(
+        content(&mut session, "r").1,
+        Stop::Failed(Reason::BadConfig)
+    );
+}
+
+/// EV-801
+#[test]
+fn ev_912_the_longest_time_is_clipped() {
+    let mut session = server_with(|_, limits| limits.max_ttl = Duration::from_secs(7));
+    feed(&mut session, [leaf("a", 0, "A")]).unwrap();
+    act(&mut session, ttl("a", 1_000)).unwrap();
+    assert_eq!(session.wake_at(T0), Some(seconds(7)));
+}

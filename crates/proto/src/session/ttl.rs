@@ -1,0 +1,178 @@
+//! Nodes that go when their time has come (EV-912).
+//!
+//! Owns: SET_TTL: what it takes, until when a node lives, and who goes with it. Refuses to know: how nodes are dropped.
+//! A time to live holds for a node and whatever is below it when the time comes; what several cover lives to the
+//! latest. Times are rounded up to the next second, so that a session is swept once a second at most.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::Duration;
+
+use ahash::RandomState;
+use prost::Message as _;
+
+use super::Session;
+use super::closure::Closure;
+use super::dropping::Fate;
+use super::leaves::Wanted;
+use super::port::{ActionKey, NodeKey};
+use super::serve::type_name;
+use super::store::Store;
+use crate::evergreen::{Action, Param, Reason, Status};
+use crate::time::Time;
+
+/// Which nodes have a time to live of their own.
+#[derive(Debug, Default)]
+pub(super) struct Ttls {
+    order: BTreeSet<(Time, NodeKey)>,
+    until: HashMap<NodeKey, Time, RandomState>,
+}
+
+impl Ttls {
+    /// When the next node is due.
+    pub(super) fn next(&self) -> Option<Time> {
+        self.order.first().map(|(at, _)| *at)
+    }
+
+    fn set(&mut self, node: NodeKey, at: Time) {
+        let before = self.until.get(&node).copied();
+        if before.is_some_and(|before| before >= at) {
+            return;
+        }
+        if let Some(before) = before {
+            self.order.remove(&(before, node));
+        }
+        self.order.insert((at, node));
+        self.until.insert(node, at);
+    }
+
+    fn due(&mut self, now: Time) -> Vec<NodeKey> {
+        let mut due = Vec::new();
+        while let Some(&(at, node)) = self.order.first()
+            && at <= now
+        {
+            self.order.pop_first();
+            self.until.remove(&node);
+            due.push(node);
+        }
+        due
+    }
+
+    fn others<'a>(&'a self, store: &'a Store) -> impl Iterator<Item = NodeKey> + 'a {
+        let nodes = self.until.keys().copied();
+        nodes.filter(|node| store.get(*node).fate == Fate::Kept)
+    }
+}
+
+impl Session {
+    /// Takes in SET_TTL: an input `node`, and how long as a config or as an input `ttl`. `None`: the input is still to
+    /// be read.
+    pub(super) fn set_ttl(
+        &mut self,
+        key: ActionKey,
+        action: &Action,
+        now: Time,
+    ) -> Option<Result<String, Status>> {
+        let given = |name: &str| action.inputs.iter().find(|param| &*param.name == name);
+        let Some(node) = given("node") else {
+            let message = "SET_TTL needs the input node: the id of what is to go";
+            let status = Status::new(Reason::MissingInput, message);
+            return Some(Err(status.with("param", "node")));
+        };
+        let node = self.store.find(&node.id);
+        match (given("ttl"), action.configs.first()) {
+            (Some(Param { id, .. }), _) => self.read_leaf(key, id, Wanted::Ttl(node), now),
+            (None, Some(any)) if type_name(any) == DURATION => {
+                let sent = prost_types::Duration::decode(&*any.value).ok();
+                let ttl = sent.and_then(|sent| Duration::try_from(sent).ok());
+                Some(
+                    ttl.ok_or_else(bad_ttl)
+                        .map(|ttl| self.live_for(node, ttl, now)),
+                )
+            }
+            (None, Some(any)) => {
+                let message = format!("SET_TTL takes no config {:?}", type_name(any));
+                Some(Err(Status::new(Reason::UnknownConfig, message)))
+            }
+            (None, None) => {
+                let message = format!("SET_TTL needs the input ttl, or a config {DURATION}");
+                let status = Status::new(Reason::MissingInput, message);
+                Some(Err(status.with("param", "ttl")))
+            }
+        }
+    }
+
+    /// The input `ttl` has been read.
+    pub(super) fn ttl_was_read(
+        &mut self,
+        node: Option<NodeKey>,
+        text: &[u8],
+        since: Time,
+    ) -> Result<String, Status> {
+        let ttl = parse(text).ok_or_else(bad_ttl)?;
+        Ok(self.live_for(node, ttl, since))
+    }
+
+    /// What is not known any more, or never was, is no failure.
+    fn live_for(&mut self, node: Option<NodeKey>, ttl: Duration, since: Time) -> String {
+        let node = node.filter(|node| self.store.get(*node).fate == Fate::Kept);
+        if let Some(node) = node {
+            let ttl = ttl.min(self.config.limits.max_ttl);
+            self.ttls.set(
+                node,
+                if ttl.is_zero() {
+                    since
+                } else {
+                    next_second(since + ttl)
+                },
+            );
+        }
+        format!("{{\"set\":{}}}", node.is_some())
+    }
+
+    /// Drops what is due.
+    pub(super) fn expire(&mut self, now: Time) {
+        if self.ttls.next().is_none_or(|at| at > now) || self.is_closed() {
+            return;
+        }
+        let due = self.ttls.due(now);
+        let mut others = Closure::new(&self.store, self.ttls.others(&self.store));
+        let covered: HashSet<NodeKey> = others.by_ref().collect();
+        // A graph too large to be searched is kept: to the session's end nothing is lost by that.
+        if others.is_cut() {
+            return;
+        }
+        let doomed: Vec<(NodeKey, bool)> = Closure::new(&self.store, due)
+            .filter(|node| !covered.contains(node))
+            .map(|node| (node, false))
+            .collect();
+        self.drop_nodes(&doomed);
+    }
+}
+
+fn next_second(at: Time) -> Time {
+    let at = at.since_origin();
+    let more = u64::from(at.subsec_nanos() > 0);
+    Time::new(Duration::from_secs(at.as_secs().saturating_add(more)))
+}
+
+/// A duration as the JSON mapping of protobuf writes it: `"30s"`, `"1.5s"`.
+fn parse(text: &[u8]) -> Option<Duration> {
+    let text: String = serde_json::from_slice(text).ok()?;
+    let (whole, part) = match text.strip_suffix('s')?.split_once('.') {
+        Some((whole, part)) => (whole, part),
+        None => (text.strip_suffix('s')?, "0"),
+    };
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || !digits(part) || whole.len() > 12 || part.len() > 9 {
+        return None;
+    }
+    let nanos = format!("{part:0<9}").parse().ok()?;
+    Some(Duration::new(whole.parse().ok()?, nanos))
+}
+
+fn bad_ttl() -> Status {
+    let message = "ttl is negative or no duration; send for example \"30s\"";
+    Status::new(Reason::BadConfig, message).with_field("ttl", "a duration of 0 or more")
+}
+
+const DURATION: &str = "google.protobuf.Duration";
