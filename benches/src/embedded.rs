@@ -195,13 +195,6 @@ impl Random {
     }
 }
 
-/// The middle of some figures.
-#[must_use]
-pub fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
 /// Processor time of this process's living threads so far, in seconds (Linux). Beside wall time this is what a busy
 /// machine blurs less.
 ///

@@ -5,4 +5,5 @@
 #[cfg(feature = "embedded")]
 pub mod embedded;
 pub mod evergreen;
+pub mod measure;
 pub mod report;

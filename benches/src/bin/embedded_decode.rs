@@ -18,8 +18,9 @@ use futures::StreamExt;
 use futures::executor::block_on;
 use futures::future::join_all;
 use sapwood_benches::embedded::{
-    PROMPT_TOKENS, TEMPERATURE, TOP_K, bare, median, model, processor_seconds, prompt,
+    PROMPT_TOKENS, TEMPERATURE, TOP_K, bare, model, processor_seconds, prompt,
 };
+use sapwood_benches::measure::median;
 use sapwood_benches::report::Report;
 use sapwood_engine::api::{Kind, Prompt, Request, Usage};
 use sapwood_engine::embedded::{Embedded, Options};

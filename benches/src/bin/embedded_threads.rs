@@ -12,7 +12,8 @@ use std::process::{Child, Command};
 
 use anyhow::Result;
 use clap::Parser;
-use sapwood_benches::embedded::{bare, median, model, processor_seconds};
+use sapwood_benches::embedded::{bare, model, processor_seconds};
+use sapwood_benches::measure::median;
 use sapwood_engine::embedded::Options;
 use serde_json::json;
 

@@ -9,6 +9,7 @@
 use std::time::Duration;
 
 use clap::Parser;
+use sapwood_benches::measure::{core_time, median};
 use sapwood_engine::api::{Prompt, Request};
 use sapwood_engine::model::{Entry, Model, Opening, Row};
 use sapwood_engine::scripted::{Config as Script, Script as Name, Scripted};
@@ -53,13 +54,6 @@ fn model() -> anyhow::Result<Scripted> {
         ..Script::default()
     };
     Ok(Scripted::new(script)?)
-}
-
-/// How long this thread has run on a core.
-fn core_time() -> anyhow::Result<Duration> {
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat")?;
-    let nanoseconds = told.split_ascii_whitespace().next().unwrap_or_default();
-    Ok(Duration::from_nanos(nanoseconds.parse()?))
 }
 
 fn per_token(spent: Duration, sequences: u32) -> f64 {
@@ -146,11 +140,6 @@ fn drain(handle: &mut Handle) {
     while let Some(event) = handle.try_next() {
         std::hint::black_box(event);
     }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn measure(sequences: u32) -> anyhow::Result<Figures> {

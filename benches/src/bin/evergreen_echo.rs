@@ -1,10 +1,11 @@
 //! Session echo over gRPC against a bare tonic echo of the same messages (EV-981, EV-982, EV-984).
 //!
 //! Owns: the alternating rounds, the medians, the gate. Refuses to know: how either server works inside. Both run in
-//! processes of their own with the same settings; one client drives them in turn, one fragment per message.
+//! processes of their own with the same settings; one client drives them in turn, one fragment per message (`--coalesced`:
+//! the session joins ready fragments, as it does by default).
 //!
 //! ```text
-//! evergreen_echo [--quick] [--json] [--gate] [--rounds N] [--seconds S] [--case WORDS] [--idle SESSIONS]
+//! evergreen_echo [--quick] [--json] [--gate] [--coalesced] [--rounds N] [--seconds S] [--case WORDS] [--idle SESSIONS]
 //! ```
 
 use std::io::Write;
@@ -16,6 +17,7 @@ use clap::Parser;
 use sapwood_benches::evergreen::child::Server;
 use sapwood_benches::evergreen::load::{self, Shape};
 use sapwood_benches::evergreen::{bare, session};
+use sapwood_benches::measure::median;
 use sapwood_benches::report::Report;
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -32,7 +34,7 @@ const CASES: [(&str, usize, usize, f64); 4] = [
 /// Session echo over gRPC against a bare echo of the same messages
 #[derive(Debug, Parser)]
 struct Args {
-    /// Be one of the servers instead: `bare` or `session`
+    /// Be one of the servers instead: `bare`, `session` or `coalesced`
     #[arg(long, hide = true)]
     serve: Option<String>,
     /// Rounds that count
@@ -44,6 +46,9 @@ struct Args {
     /// Fewer and shorter rounds
     #[arg(long)]
     quick: bool,
+    /// Let the session join ready fragments into messages; the goals are those without
+    #[arg(long)]
+    coalesced: bool,
     /// Only cases whose names contain this, for whoever profiles one
     #[arg(
         long,
@@ -72,7 +77,8 @@ async fn main() -> Result<ExitCode> {
         writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
         match which.as_str() {
             "bare" => bare::serve(listener).await?,
-            "session" => session::serve(listener).await?,
+            "session" => session::serve(listener, false).await?,
+            "coalesced" => session::serve(listener, true).await?,
             other => bail!("no server is called {other}"),
         }
         return Ok(ExitCode::SUCCESS);
@@ -91,9 +97,14 @@ struct Figures {
 }
 
 async fn echo(args: &Args) -> Result<ExitCode> {
+    let ours = if args.coalesced {
+        "coalesced"
+    } else {
+        "session"
+    };
     let servers = [
         Server::start(&["--serve", "bare"])?,
-        Server::start(&["--serve", "session"])?,
+        Server::start(&["--serve", ours])?,
     ];
     let channels = [
         load::connect(servers[0].address).await?,
@@ -195,11 +206,6 @@ async fn idle(args: &Args) -> Result<ExitCode> {
         )?;
     }
     Ok(args.report.exit(each <= GOAL_IDLE_BYTES))
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 const PER_CONNECTION: usize = 100;

@@ -1,6 +1,6 @@
 //! The server under test: a kernel with the test functions behind the Evergreen face and our own listener.
 //!
-//! Owns: its settings; one fragment per message, as the anchor has it (D-33). Refuses to know: the load.
+//! Owns: its settings: one fragment per message, as the anchor has it (D-33), or as many as are ready. Refuses to know: the load.
 
 use anyhow::Result;
 use sapwood_kernel::Kernel;
@@ -9,16 +9,16 @@ use sapwood_server::evergreen;
 use sapwood_server::server::{Config, Server};
 use tokio::net::TcpListener;
 
-/// Serves until the process ends.
+/// Serves until the process ends; `coalesce` joins ready fragments into messages.
 ///
 /// # Errors
 /// If the server cannot be put together.
-pub async fn serve(listener: TcpListener) -> Result<()> {
+pub async fn serve(listener: TcpListener, coalesce: bool) -> Result<()> {
     let kernel = Kernel::new();
     kernel.add_all(test_functions())?;
     let builder = Server::builder(Config::default(), Vec::new())?;
     let config = evergreen::Config {
-        coalesce: false,
+        coalesce,
         ..evergreen::Config::default()
     };
     let face = evergreen::face(builder.shared().clone(), kernel, config);

@@ -9,11 +9,6 @@
 //!                                        └─ steer: pre, mid, post
 //! ```
 
-#![allow(
-    dead_code,
-    reason = "the owner that calls the rest follows in the next change"
-)]
-
 pub mod api;
 #[cfg(feature = "embedded")]
 pub mod embedded;

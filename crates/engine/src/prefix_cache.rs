@@ -90,10 +90,6 @@ impl PrefixCache {
         self.cells.len() - self.free.len()
     }
 
-    pub(crate) fn capacity(&self) -> usize {
-        self.cells.len()
-    }
-
     /// How many tokens a slot holds.
     pub(crate) fn len(&self, slot: Slot) -> usize {
         self.place(slot).tokens.len()
