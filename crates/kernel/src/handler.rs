@@ -55,11 +55,7 @@ where
     }
 
     fn call(self: Arc<Self>, call: Call) -> Chunks {
-        let chunks = async move {
-            let args = call.args::<A>().await?;
-            Ok::<_, Error>(self(args).await.into_chunks())
-        };
-        chunks.into_stream().try_flatten().boxed()
+        with_args(call, move |args, _| self(args))
     }
 }
 
@@ -79,12 +75,22 @@ where
     }
 
     fn call(self: Arc<Self>, call: Call) -> Chunks {
-        let chunks = async move {
-            let args = call.args::<A>().await?;
-            Ok::<_, Error>(self(args, call).await.into_chunks())
-        };
-        chunks.into_stream().try_flatten().boxed()
+        with_args(call, move |args, call| self(args, call))
     }
+}
+
+/// What `f` gives for the arguments of `call`, once they have been read.
+fn with_args<A, Fut>(call: Call, f: impl FnOnce(A, Call) -> Fut + Send + 'static) -> Chunks
+where
+    A: DeserializeOwned + JsonSchema + Send + 'static,
+    Fut: Future + Send + 'static,
+    Fut::Output: IntoChunks,
+{
+    let chunks = async move {
+        let args = call.args().await?;
+        Ok::<_, Error>(f(args, call).await.into_chunks())
+    };
+    chunks.into_stream().try_flatten().boxed()
 }
 
 fn output_of<O: IntoChunks>() -> Output {

@@ -60,12 +60,24 @@ pub trait IntoChunk: Send + 'static {
 #[derive(Clone, Debug)]
 pub struct Items<S>(pub S);
 
+/// The promise of one type as that of another: of the value within, or of the same value under the other trait.
+macro_rules! promises_as {
+    ($type:ty, $trait:ident) => {
+        fn mimes() -> Vec<Mime> {
+            <$type as $trait>::mimes()
+        }
+        fn schema() -> Option<Value> {
+            <$type as $trait>::schema()
+        }
+    };
+}
+
 /// Both traits for a value that always gives one chunk.
 macro_rules! plain {
-    ($type:ty, [$($mime:expr),*], $schema:expr, $value:ident => $chunk:expr) => {
-        impl IntoChunk for $type {
+    ([$($generics:tt)*] $type:ty, $mime:expr, $schema:expr, $value:ident => $chunk:expr) => {
+        impl<$($generics)*> IntoChunk for $type {
             fn mimes() -> Vec<Mime> {
-                vec![$($mime),*]
+                vec![$mime]
             }
             fn schema() -> Option<Value> {
                 $schema
@@ -75,16 +87,8 @@ macro_rules! plain {
                 $chunk.map(Some)
             }
         }
-        plain!(chunks $type);
-    };
-    (chunks $type:ty) => {
-        impl IntoChunks for $type {
-            fn mimes() -> Vec<Mime> {
-                <Self as IntoChunk>::mimes()
-            }
-            fn schema() -> Option<Value> {
-                <Self as IntoChunk>::schema()
-            }
+        impl<$($generics)*> IntoChunks for $type {
+            promises_as!(Self, IntoChunk);
             fn into_chunks(self) -> Chunks {
                 one(self.into_chunk())
             }
@@ -94,51 +98,27 @@ macro_rules! plain {
 
 macro_rules! json {
     ($($type:ty),*) => {$(
-        plain!($type, [Mime::JSON], Some(schema_of::<$type>()), value => Chunk::json(&value));
+        plain!([] $type, Mime::JSON, Some(schema_of::<$type>()), value => Chunk::json(&value));
     )*};
 }
 
-plain!(String, [Mime::TEXT], None, text => Ok(Chunk::text(text)));
-plain!(&'static str, [Mime::TEXT], None, text => Ok(Chunk::text(text)));
-plain!(Text, [Mime::TEXT], None, text => Ok(Chunk::text(text)));
-plain!(Bytes, [Mime::BYTES], None, bytes => Ok(Chunk::bytes(bytes)));
-plain!(Vec<u8>, [Mime::BYTES], None, bytes => Ok(Chunk::bytes(bytes)));
-plain!(Chunk, [Mime::ANY], None, chunk => Ok::<_, Error>(chunk));
+plain!([] String, Mime::TEXT, None, text => Ok(Chunk::text(text)));
+plain!([] &'static str, Mime::TEXT, None, text => Ok(Chunk::text(text)));
+plain!([] Text, Mime::TEXT, None, text => Ok(Chunk::text(text)));
+plain!([] Bytes, Mime::BYTES, None, bytes => Ok(Chunk::bytes(bytes)));
+plain!([] Vec<u8>, Mime::BYTES, None, bytes => Ok(Chunk::bytes(bytes)));
+plain!([] Chunk, Mime::ANY, None, chunk => Ok::<_, Error>(chunk));
 json!(
     bool, i8, i16, i32, i64, i128, isize, u8, u16, u32, u64, u128, usize
 );
-plain!(f64, [Mime::JSON], Some(schema_of::<f64>()), number => finite(number));
-plain!(f32, [Mime::JSON], Some(schema_of::<f32>()), number => finite_f32(number));
-plain!(Value, [Mime::JSON], Some(Value::Bool(true)), value => Chunk::json(&value));
-plain!(Part, [Mime::ANY], None, part => Ok::<_, Error>(part_chunk(part)));
-
-impl<T: Serialize + JsonSchema + Send + 'static> IntoChunk for Json<T> {
-    fn mimes() -> Vec<Mime> {
-        vec![Mime::JSON]
-    }
-
-    fn schema() -> Option<Value> {
-        Some(schema_of::<T>())
-    }
-
-    fn into_chunk(self) -> Result<Option<Chunk>> {
-        Chunk::json(&self.0).map(Some)
-    }
-}
-
-impl<T: Serialize + JsonSchema + Send + 'static> IntoChunks for Json<T> {
-    fn mimes() -> Vec<Mime> {
-        <Self as IntoChunk>::mimes()
-    }
-
-    fn schema() -> Option<Value> {
-        <Self as IntoChunk>::schema()
-    }
-
-    fn into_chunks(self) -> Chunks {
-        one(self.into_chunk())
-    }
-}
+plain!([] f64, Mime::JSON, Some(schema_of::<f64>()), number => finite(number));
+plain!([] f32, Mime::JSON, Some(schema_of::<f32>()), number => finite_f32(number));
+plain!([] Value, Mime::JSON, Some(Value::Bool(true)), value => Chunk::json(&value));
+plain!([] Part, Mime::ANY, None, part => Ok::<_, Error>(part_chunk(part)));
+plain!(
+    [T: Serialize + JsonSchema + Send + 'static] Json<T>,
+    Mime::JSON, Some(schema_of::<T>()), value => Chunk::json(&value.0)
+);
 
 impl IntoChunks for Chunks {
     fn mimes() -> Vec<Mime> {
@@ -173,13 +153,7 @@ impl IntoChunks for () {
 }
 
 impl<V: IntoChunks> IntoChunks for Option<V> {
-    fn mimes() -> Vec<Mime> {
-        V::mimes()
-    }
-
-    fn schema() -> Option<Value> {
-        V::schema()
-    }
+    promises_as!(V, IntoChunks);
 
     fn many() -> bool {
         V::many()
@@ -195,13 +169,7 @@ where
     V: IntoChunks,
     E: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
 {
-    fn mimes() -> Vec<Mime> {
-        V::mimes()
-    }
-
-    fn schema() -> Option<Value> {
-        V::schema()
-    }
+    promises_as!(V, IntoChunks);
 
     fn many() -> bool {
         V::many()
@@ -216,13 +184,7 @@ where
 }
 
 impl<V: IntoChunk> IntoChunk for Option<V> {
-    fn mimes() -> Vec<Mime> {
-        V::mimes()
-    }
-
-    fn schema() -> Option<Value> {
-        V::schema()
-    }
+    promises_as!(V, IntoChunk);
 
     fn into_chunk(self) -> Result<Option<Chunk>> {
         self.map_or(Ok(None), V::into_chunk)
@@ -234,13 +196,7 @@ where
     V: IntoChunk,
     E: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
 {
-    fn mimes() -> Vec<Mime> {
-        V::mimes()
-    }
-
-    fn schema() -> Option<Value> {
-        V::schema()
-    }
+    promises_as!(V, IntoChunk);
 
     fn into_chunk(self) -> Result<Option<Chunk>> {
         self.map_err(Error::function)?.into_chunk()

@@ -173,8 +173,8 @@ impl Input {
         self
     }
 
-    fn answers_to(&self, name: &str) -> bool {
-        self.name == *name || self.aliases.iter().any(|alias| *alias == *name)
+    fn names(&self) -> impl Iterator<Item = &Name> {
+        std::iter::once(&self.name).chain(&self.aliases)
     }
 }
 
@@ -215,6 +215,10 @@ impl Output {
     pub const fn many(mut self) -> Self {
         self.many = true;
         self
+    }
+
+    fn names(&self) -> impl Iterator<Item = &Name> {
+        std::iter::once(&self.wire).chain(&self.aliases)
     }
 }
 
@@ -259,7 +263,8 @@ impl Spec {
     /// The input of this name or alias.
     #[must_use]
     pub fn input(&self, name: &str) -> Option<&Input> {
-        self.inputs.iter().find(|input| input.answers_to(name))
+        let named = |input: &&Input| input.names().any(|mine| *mine == *name);
+        self.inputs.iter().find(named)
     }
 
     /// The output on this port.
@@ -271,9 +276,7 @@ impl Spec {
     /// The output with this wire name or alias; `""` is the main one.
     #[must_use]
     pub fn output_on_wire(&self, wire: &str) -> Option<&Output> {
-        let named = |output: &&Output| {
-            output.wire == *wire || output.aliases.iter().any(|alias| *alias == *wire)
-        };
+        let named = |output: &&Output| output.names().any(|mine| *mine == *wire);
         match wire {
             "" => self.outputs.first(),
             _ => self.outputs.iter().find(named),
@@ -327,25 +330,15 @@ impl Spec {
         if self.inputs.len() > limits::INPUTS {
             return Some(format!("at most {} inputs", limits::INPUTS));
         }
-        let names: Vec<&Name> = self
-            .inputs
-            .iter()
-            .flat_map(|input| std::iter::once(&input.name).chain(&input.aliases))
-            .collect();
-        bad_list(&names, "input")
+        bad_names(self.inputs.iter().flat_map(Input::names), "input")
     }
 
     fn bad_outputs(&self) -> Option<String> {
         if self.outputs.len() > limits::PORTS {
             return Some(format!("at most {} ports", limits::PORTS));
         }
-        let main_elsewhere = self.outputs.iter().skip(1).any(|output| output.port == *"");
-        if main_elsewhere
-            || self
-                .outputs
-                .first()
-                .is_some_and(|output| output.port != *"")
-        {
+        let mut outputs = self.outputs.iter().enumerate();
+        if outputs.any(|(index, output)| (output.port == *"") != (index == 0)) {
             return Some("the main output, port \"\", comes first and once".into());
         }
         let bad_port = self
@@ -363,16 +356,12 @@ impl Spec {
         if let Some(port) = first_twice(&ports) {
             return Some(format!("the port {port:?} is declared twice"));
         }
-        let wires: Vec<&Name> = self
-            .outputs
-            .iter()
-            .flat_map(|output| std::iter::once(&output.wire).chain(&output.aliases))
-            .collect();
-        bad_list(&wires, "output")
+        bad_names(self.outputs.iter().flat_map(Output::names), "output")
     }
 }
 
-fn bad_list(names: &[&Name], what: &str) -> Option<String> {
+fn bad_names<'a>(names: impl Iterator<Item = &'a Name>, what: &str) -> Option<String> {
+    let names: Vec<&Name> = names.collect();
     if let Some(name) = names
         .iter()
         .find(|name| name.is_empty() || name.len() > limits::NAME_BYTES)
@@ -382,7 +371,7 @@ fn bad_list(names: &[&Name], what: &str) -> Option<String> {
             limits::NAME_BYTES
         ));
     }
-    first_twice(names).map(|name| format!("the {what} name {name:?} is used twice"))
+    first_twice(&names).map(|name| format!("the {what} name {name:?} is used twice"))
 }
 
 fn first_twice<'a, T: PartialEq>(list: &[&'a T]) -> Option<&'a T> {
