@@ -12,7 +12,7 @@ use clap::Parser;
 use sapwood_benches::measure::{core_time, median};
 use sapwood_engine::api::{ModelInfo, Prompt, Request, Sampling, SharedVocabulary};
 use sapwood_engine::model::{Capacity, Entry, Model, Opening, Row, Slot, Stop};
-use sapwood_engine::scripted::{Config as Script, Script as Name, Scripted};
+use sapwood_engine::scripted::{Config as Script, Script as Name, Scripted, Tokenizer};
 use sapwood_engine::{Config, Owner};
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
@@ -43,6 +43,7 @@ impl Logits {
         let script = Script {
             script: Name::Tokens,
             count: u32::MAX,
+            tokenizer: Some(Tokenizer::Words),
             context_tokens: 4096,
             parallel: 1,
             kept_prefixes: 0,

@@ -201,50 +201,53 @@ impl Sampler {
         if !limited {
             return vector::draw_from_all(row, best.1, heat, uniform);
         }
-        self.shortlist(row, heat, top_k as usize, top_p);
-        if min_p > 0.0 {
-            let floor = heat.max + temperature * min_p.ln();
-            let kept = self
-                .candidates
-                .partition_point(|&(logit, _)| logit >= floor);
-            self.candidates.truncate(kept.max(1));
+        let floor = if min_p > 0.0 {
+            heat.max + temperature * min_p.ln()
+        } else {
+            f32::NEG_INFINITY
+        };
+        if top_k > 0 && (top_k as usize) < row.len() {
+            self.shortlist_by_count(row, heat, top_k as usize, top_p);
+        } else {
+            self.shortlist_by_floor(row, heat, floor, top_p);
         }
+        let kept = self
+            .candidates
+            .partition_point(|&(logit, _)| logit >= floor);
+        self.candidates.truncate(kept.max(1));
         vector::draw_from_sorted(&self.candidates, heat, uniform)
     }
 
-    /// The candidates that top-k and top-p leave, best first.
-    fn shortlist(&mut self, row: &[f32], heat: Heat, top_k: usize, top_p: f32) {
-        if top_k > 0 && top_k < row.len() {
-            self.blocks.top(row, top_k, &mut self.candidates);
-            if top_p < 1.0 {
-                let total: f64 = self
-                    .candidates
-                    .iter()
-                    .map(|&(logit, _)| heat.weight(logit))
-                    .sum();
-                let kept = nucleus(&self.candidates, heat, f64::from(top_p) * total);
-                self.candidates
-                    .truncate(kept.unwrap_or(self.candidates.len()));
-            }
-            return;
+    /// The candidates that top-k and then top-p leave, best first.
+    fn shortlist_by_count(&mut self, row: &[f32], heat: Heat, top_k: usize, top_p: f32) {
+        self.blocks.top(row, top_k, &mut self.candidates);
+        if top_p < 1.0 {
+            let total = heat.total(&self.candidates);
+            nucleus(&mut self.candidates, heat, f64::from(top_p) * total);
         }
+    }
+
+    /// The candidates that reach `floor`, as far as top-p leaves them, best first.
+    fn shortlist_by_floor(&mut self, row: &[f32], heat: Heat, floor: f32, top_p: f32) {
         if top_p >= 1.0 {
-            self.blocks.top(row, row.len(), &mut self.candidates);
+            self.blocks.reaching(row, floor, &mut self.candidates);
+            vector::sort(&mut self.candidates);
             return;
         }
-        // The nucleus of a confident row is small: look at a few best tokens first, then at more.
+        // The nucleus of a confident row is small: look at what is near the best token first, then further down.
         let wanted = f64::from(top_p) * vector::heat_total(row, heat);
-        let mut count = 64;
+        let mut reach = 2.0;
         loop {
-            self.blocks.top(row, count, &mut self.candidates);
-            if let Some(kept) = nucleus(&self.candidates, heat, wanted) {
-                self.candidates.truncate(kept);
+            let near = heat.max - reach / heat.scale;
+            self.blocks
+                .reaching(row, near.max(floor), &mut self.candidates);
+            let everything = near <= floor || reach > vector::EXP_REACH;
+            if everything || heat.total(&self.candidates) >= wanted {
+                vector::sort(&mut self.candidates);
+                nucleus(&mut self.candidates, heat, wanted);
                 return;
             }
-            if count >= row.len() {
-                return;
-            }
-            count *= 8;
+            reach *= 1.5;
         }
     }
 }
@@ -260,18 +263,23 @@ impl Heat {
     fn weight(self, logit: f32) -> f64 {
         f64::from(vector::exp((logit - self.max) * self.scale))
     }
+
+    fn total(self, candidates: &[Candidate]) -> f64 {
+        let weights = candidates.iter().map(|&(logit, _)| self.weight(logit));
+        weights.sum()
+    }
 }
 
-/// How many of the sorted candidates have `wanted` weight together, if all of them have.
-fn nucleus(sorted: &[Candidate], heat: Heat, wanted: f64) -> Option<usize> {
+/// Keeps as many of the sorted candidates as have `wanted` weight together, all if that is less.
+fn nucleus(sorted: &mut Vec<Candidate>, heat: Heat, wanted: f64) {
     let mut total = 0.0;
-    sorted
-        .iter()
-        .position(|&(logit, _)| {
-            total += heat.weight(logit);
-            total >= wanted
-        })
-        .map(|index| index + 1)
+    let reached = sorted.iter().position(|&(logit, _)| {
+        total += heat.weight(logit);
+        total >= wanted
+    });
+    if let Some(last) = reached {
+        sorted.truncate(last + 1);
+    }
 }
 
 /// Bias and masks: what the log-probabilities already see.

@@ -64,6 +64,17 @@ impl Blocks {
             return;
         }
         let floor = self.floor(count);
+        self.reaching(row, floor, out);
+        if out.len() > count {
+            out.select_nth_unstable_by(count - 1, better);
+            out.truncate(count);
+        }
+        sort(out);
+    }
+
+    /// The tokens of the row surveyed whose logits reach `floor`, in order of their ids.
+    pub(super) fn reaching(&self, row: &[f32], floor: f32, out: &mut Vec<Candidate>) {
+        out.clear();
         for (index, block) in row.chunks(BLOCK).enumerate() {
             if self.maxima[index] < floor {
                 continue;
@@ -75,11 +86,6 @@ impl Blocks {
                 .filter(|&(&logit, _)| logit >= floor && logit > f32::NEG_INFINITY);
             out.extend(good.map(|(&logit, index)| (logit, token(index))));
         }
-        if out.len() > count {
-            out.select_nth_unstable_by(count - 1, better);
-            out.truncate(count);
-        }
-        out.sort_unstable_by(better);
     }
 
     /// A logit that at least `count` tokens reach: each block whose maximum reaches it has one.
@@ -91,6 +97,11 @@ impl Blocks {
         let descending = |left: &f32, right: &f32| right.total_cmp(left);
         *self.scratch.select_nth_unstable_by(count - 1, descending).1
     }
+}
+
+/// Best first, lowest token first among equals.
+pub(super) fn sort(candidates: &mut [Candidate]) {
+    candidates.sort_unstable_by(better);
 }
 
 /// Orders candidates: larger logit first, then lower token.
@@ -194,8 +205,7 @@ pub(super) fn draw_from_all(row: &[f32], best: Token, heat: Heat, uniform: f64) 
 
 /// Draws from candidates, best first.
 pub(super) fn draw_from_sorted(sorted: &[Candidate], heat: Heat, uniform: f64) -> Token {
-    let total: f64 = sorted.iter().map(|&(logit, _)| heat.weight(logit)).sum();
-    let mut left = uniform * total;
+    let mut left = uniform * heat.total(sorted);
     for &(logit, token) in sorted {
         left -= heat.weight(logit);
         if left < 0.0 {
@@ -206,13 +216,16 @@ pub(super) fn draw_from_sorted(sorted: &[Candidate], heat: Heat, uniform: f64) -
     sorted[0].1
 }
 
+/// How far below 0 [`exp`] is more than 0.
+pub(super) const EXP_REACH: f32 = 87.0;
+
 /// `e^x` for `x` at most 0, within 3e-7 of it; 0 below -87, where single precision ends.
 pub(super) fn exp(x: f32) -> f32 {
     // Adding this rounds to an integer, which then stands in the low bits.
     const ROUND: f32 = 12_582_912.0;
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    let bounded = if x > -87.0 { x } else { -87.0 };
+    let bounded = if x > -EXP_REACH { x } else { -EXP_REACH };
     let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
     let whole = shifted - ROUND;
     let rest = bounded - whole * LN_2_HIGH - whole * LN_2_LOW;
@@ -225,7 +238,7 @@ pub(super) fn exp(x: f32) -> f32 {
         .wrapping_sub(ROUND.to_bits())
         .wrapping_add(127);
     let power = sum * f32::from_bits(exponent << 23);
-    if x > -87.0 { power } else { 0.0 }
+    if x > -EXP_REACH { power } else { 0.0 }
 }
 
 #[cfg(test)]
