@@ -35,6 +35,7 @@ mod produce;
 mod read;
 mod release;
 mod reserved;
+mod resume;
 mod search;
 mod serve;
 mod slab;
@@ -51,6 +52,7 @@ use self::cursor::Cursor;
 use self::flow::Inbound;
 use self::leaves::Leaf;
 use self::outbound::Outbound;
+use self::resume::{Line, Resume};
 use self::search::Search;
 use self::slab::Slab;
 use self::store::{Owner, Piece as Fragmented, Store};
@@ -95,6 +97,8 @@ pub struct Session {
     /// Whether one of them may go on.
     leaves_ready: bool,
     ttls: Ttls,
+    /// What is remembered for a connection that comes back.
+    resume: Option<Box<Resume>>,
     outbound: Outbound,
     inbound: Inbound,
     clock: Clock,
@@ -117,7 +121,7 @@ impl Session {
         Self {
             side,
             phase: Phase::Open,
-            store: Store::new(config.entropy, config.retain),
+            store: Store::new(config.entropy, config.kept()),
             search: Search::default(),
             cursors: Slab::new(),
             parked: 0,
@@ -125,6 +129,7 @@ impl Session {
             leaves: Vec::new(),
             leaves_ready: false,
             ttls: Ttls::default(),
+            resume: config.resume.then(|| Box::new(Resume::new())),
             outbound: Outbound::default(),
             inbound: Inbound::default(),
             clock: Clock::new(now),
@@ -143,7 +148,10 @@ impl Session {
     /// # Errors
     /// The rule that the message breaks. The session is aborted then, [`Output::Close`] says so as well.
     pub fn handle(&mut self, message: Message, now: Time) -> Result<(), Arc<Status>> {
-        if self.phase != Phase::Open {
+        // Who comes back after its last word has still to say what it has.
+        let returning = matches!(self.line(), Line::Returning(_));
+        let heard = self.phase == Phase::Open || self.phase == Phase::HalfClosed && returning;
+        if !heard || self.is_down() {
             return Ok(());
         }
         self.clock.heard(now);
@@ -161,8 +169,8 @@ impl Session {
         let mut fragments = message.fragments.into_iter();
         let mut outcome = fragments.try_for_each(|fragment| self.take(fragment, copy_below));
         let mut actions = message.actions;
-        // Stable: false comes before true.
-        actions.sort_by_key(|action| reserved::is_reserved(&action.name));
+        // Stable: those of the same rank keep their order.
+        actions.sort_by_key(|action| reserved::rank(&action.name));
         for action in actions {
             // A failed action aborts on its own (EV-107).
             if outcome.is_ok() && !self.is_closed() {
@@ -206,7 +214,7 @@ impl Session {
         }
         let status = status.into();
         self.phase = Phase::Aborted(Arc::clone(&status));
-        self.store = Store::new(self.config.entropy, self.config.retain);
+        self.store = Store::new(self.config.entropy, self.config.kept());
         self.search = Search::default();
         self.cursors = Slab::new();
         self.actions = Actions::new();
@@ -234,6 +242,9 @@ impl Session {
         if !matches!(self.phase, Phase::Open | Phase::HalfClosed) {
             return None;
         }
+        if self.line() != Line::Up {
+            return self.hello();
+        }
         let coalesce = self.config.coalesce;
         let message = self.outbound.message(
             &mut self.store,
@@ -249,7 +260,12 @@ impl Session {
     /// Whether [`Self::next_message`] may give one.
     #[must_use]
     pub fn has_message(&self) -> bool {
-        !self.is_closed() && self.outbound.is_sendable()
+        let sendable = if self.line() == Line::Up {
+            self.outbound.is_sendable()
+        } else {
+            self.has_hello()
+        };
+        sendable && !self.is_closed()
     }
 
     /// The node with this id, mentioned by this call if it was not known.

@@ -57,6 +57,8 @@ pub struct Limits {
     pub inbound_low_bytes: u64,
     /// The longest time to live that SET_TTL can give; what is longer is clipped (EV-912).
     pub max_ttl: Duration,
+    /// Time without a connection after which a session that could be resumed ends (EV-940).
+    pub resume_grace: Duration,
     /// Nodes that one eager search for a cycle visits (EV-217).
     pub cycle_visits: u32,
     /// Edges that the eager searches of one message follow together (D-27).
@@ -91,6 +93,7 @@ impl Default for Limits {
             inbound_low_bytes: 1 << 20,
             // The session's end is what ends everything else.
             max_ttl: Duration::MAX,
+            resume_grace: Duration::from_secs(60),
             cycle_visits: 10_000,
             cycle_edges_per_message: 65_536,
         }

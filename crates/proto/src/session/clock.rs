@@ -29,6 +29,11 @@ impl Clock {
         self.idle_since = Some(now);
     }
 
+    /// Timers of stalls stand still while nobody could read (D-29).
+    pub(super) const fn disconnected(&mut self) {
+        self.stalled_since = None;
+    }
+
     pub(super) const fn sent(&mut self, now: Time) {
         self.stalled_since = Some(now);
     }
@@ -49,6 +54,7 @@ impl Session {
             self.actions.deadline().map(|(deadline, _)| deadline),
             self.config.deadline,
             self.ttls.next(),
+            self.resume_until(),
         ];
         times.into_iter().flatten().min()
     }
@@ -59,6 +65,13 @@ impl Session {
             return;
         }
         self.anchor(now);
+        if self.resume_until().is_some_and(|until| now >= until) {
+            self.abort_for(
+                Reason::Cancelled,
+                "the connection was lost, and nobody came back in time",
+            );
+            return;
+        }
         if self.config.deadline.is_some_and(|deadline| now >= deadline) {
             self.abort_for(
                 Reason::Deadline,
@@ -94,7 +107,7 @@ impl Session {
         } else {
             Some(self.clock.idle_since.unwrap_or(now))
         };
-        self.clock.stalled_since = if self.outbound.is_sendable() {
+        self.clock.stalled_since = if self.has_message() {
             Some(self.clock.stalled_since.unwrap_or(now))
         } else {
             None

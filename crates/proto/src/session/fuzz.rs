@@ -107,6 +107,7 @@ impl<'a> Play<'a> {
             metadata: modes[usize::from(mode)],
             partial_failure,
             coalesce: sending & 1 == 1,
+            resume: sending & 4 == 4,
             retain: [Retain::Session, Retain::Unread][usize::from(sending >> 1 & 1)],
             deadline: tape.flag().then(|| Time::from_millis(500_000)),
             ..Config::default()
@@ -142,6 +143,12 @@ impl<'a> Play<'a> {
                 0 => self.server.end_of_input(self.now),
                 1 => self.server.drain(),
                 2 => self.server.finish_sending(),
+                3 => self.server.lost(self.now),
+                4 => {
+                    self.server.returned(self.now);
+                    // The end of a session that may be resumed is not for ever.
+                    self.closed = self.server.is_closed();
+                }
                 _ => {
                     if let Some(at) = self.pick(self.running.len()) {
                         let waiting = self.tape.flag();
@@ -196,7 +203,8 @@ impl<'a> Play<'a> {
             "",
             "FINISH",
             "SET_TTL",
-        ][usize::from(tape.below(8))];
+            "RESUME",
+        ][usize::from(tape.below(9))];
         let mut params = |most: u8| -> Vec<Param> {
             let count = tape.below(most);
             let names = [
@@ -209,9 +217,10 @@ impl<'a> Play<'a> {
                 "tree",
                 "node.1",
                 "ttl",
+                "have",
             ];
             (0..count)
-                .map(|_| Param::new(names[usize::from(tape.below(9))], tape.id()))
+                .map(|_| Param::new(names[usize::from(tape.below(10))], tape.id()))
                 .collect()
         };
         let action = Action {
@@ -396,7 +405,7 @@ impl<'a> Play<'a> {
             held + configs,
             "what is held is counted"
         );
-        if session.config.retain == Retain::Unread {
+        if session.config.kept() == Retain::Unread {
             let inside: usize = nodes.clone().map(|node| node.inside()).sum();
             let places: usize = session
                 .cursors
@@ -426,7 +435,7 @@ impl<'a> Play<'a> {
     fn nothing_was_slept_through(&mut self) {
         for reader in std::mem::take(&mut self.readers) {
             // What was released cannot be read again.
-            let kept = self.server.config.retain == Retain::Session;
+            let kept = self.server.config.kept() == Retain::Session;
             if !reader.pending || !kept || self.server.is_closed() {
                 continue;
             }
@@ -477,6 +486,9 @@ fn chunk(tape: &mut Tape<'_>, seq: i32) -> Chunk {
             "theirs",
         ))))),
         4 => Some(Payload::Data(Bytes::from_static(b"\"2s\""))),
+        5 => Some(Payload::Data(Bytes::from_static(
+            br#"{"nodes":{"n1":1,"n2":9},"actions":1}"#,
+        ))),
         _ => Some(Payload::Data(Bytes::from(vec![
             b'y';
             usize::from(tape.below(40))

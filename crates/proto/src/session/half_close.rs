@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::closure::Closure;
 use super::port::{ActionKey, CursorId, NodeKey, Output, Side};
+use super::resume::Line;
 use super::store::Owner;
 use super::{Phase, Session};
 use crate::evergreen::{Reason, Status};
@@ -163,7 +164,9 @@ impl Session {
             return;
         }
         let done = match self.side {
-            Side::Server => self.actions.len() == 0 && self.outbound.is_empty(),
+            Side::Server => {
+                self.actions.len() == 0 && self.outbound.is_empty() && self.line() == Line::Up
+            }
             // Nobody is left to send to.
             Side::Client => true,
         };

@@ -13,12 +13,17 @@ use crate::time::Time;
 pub(super) enum Wanted {
     /// How long this node is to live (EV-912).
     Ttl(Option<NodeKey>),
+    /// What a client has that comes back (EV-942).
+    Have,
+    /// What the server has to which we come back.
+    Answer,
 }
 
 /// An input that is being read.
 #[derive(Debug)]
 pub(super) struct Leaf {
-    action: ActionKey,
+    /// Whose input it is; of none where we read an answer.
+    action: Option<ActionKey>,
     cursor: CursorId,
     text: Vec<u8>,
     wanted: Wanted,
@@ -28,7 +33,7 @@ pub(super) struct Leaf {
 impl Leaf {
     /// Whether it is an input of this action.
     pub(super) fn is_of(&self, action: ActionKey) -> bool {
-        self.action == action
+        self.action == Some(action)
     }
 }
 
@@ -36,7 +41,7 @@ impl Session {
     /// Reads the input `id` of a reserved action; gives its answer if that could be done at once.
     pub(super) fn read_leaf(
         &mut self,
-        action: ActionKey,
+        action: Option<ActionKey>,
         id: &str,
         wanted: Wanted,
         since: Time,
@@ -48,11 +53,11 @@ impl Session {
             Err(status) => return Some(Err(status)),
         };
         self.store.get_mut(node).referenced = true;
-        if let Some(entry) = self.actions.get_mut(action) {
+        if let Some(entry) = action.and_then(|action| self.actions.get_mut(action)) {
             entry.inputs.push(node);
         }
         self.inbound.closures_changed();
-        let cursor = self.open(node, Some(action));
+        let cursor = self.open(node, action);
         if let Some(cursor) = self.cursors.get_mut(cursor.0) {
             cursor.ours = true;
         }
@@ -71,8 +76,14 @@ impl Session {
         self.leaves_ready = false;
         for leaf in std::mem::take(&mut self.leaves) {
             let action = leaf.action;
-            if let Some(answer) = self.read_on(leaf) {
-                self.answer(action, answer);
+            match (action, self.read_on(leaf)) {
+                (Some(action), Some(answer)) => self.answer(action, answer),
+                // What the server has is known, or it will not be.
+                (None, Some(Err(status))) => {
+                    self.abort(status);
+                }
+                (None, Some(Ok(_))) => self.send_again(None),
+                (_, None) => {}
             }
         }
     }
@@ -85,24 +96,43 @@ impl Session {
         }
     }
 
+    /// The connection is lost, and with it whoever was just coming back.
+    pub(super) fn stop_resuming(&mut self) {
+        let is_resuming = |leaf: &Leaf| !matches!(leaf.wanted, Wanted::Ttl(_));
+        while let Some(at) = self.leaves.iter().position(is_resuming) {
+            let leaf = self.leaves.swap_remove(at);
+            self.close(leaf.cursor);
+            if let Some(action) = leaf.action {
+                self.finish(action);
+            }
+        }
+    }
+
     fn read_on(&mut self, mut leaf: Leaf) -> Option<Result<String, Status>> {
+        let most = match leaf.wanted {
+            Wanted::Ttl(_) => TEXT_BYTES,
+            Wanted::Have | Wanted::Answer => self.config.limits.max_message_bytes,
+        };
         let answer = loop {
             match self.read(leaf.cursor) {
-                Read::Piece(piece) if leaf.text.len() + piece.data.len() > TEXT_BYTES => {
-                    let message = format!("an input has more than {TEXT_BYTES} bytes");
+                Read::Piece(piece) if leaf.text.len() + piece.data.len() > most => {
+                    let message = format!("an input has more than {most} bytes");
                     break Err(Status::new(Reason::BadConfig, message));
                 }
                 Read::Piece(piece) => leaf.text.extend_from_slice(&piece.data),
                 Read::Pending => {
                     let action = leaf.action;
                     self.leaves.push(leaf);
-                    self.waiting(action, true);
+                    if let Some(action) = action {
+                        self.waiting(action, true);
+                    }
                     return None;
                 }
                 Read::Failed(status) => break Err(Status::clone(&status)),
                 Read::End => {
                     break match leaf.wanted {
                         Wanted::Ttl(node) => self.ttl_was_read(node, &leaf.text, leaf.since),
+                        Wanted::Have | Wanted::Answer => self.have_was_read(&leaf.text),
                     };
                 }
             }
@@ -113,5 +143,5 @@ impl Session {
     }
 }
 
-/// The most that such an input may have.
+/// The most that an input of a few words may have.
 const TEXT_BYTES: usize = 1024;

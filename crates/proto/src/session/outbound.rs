@@ -44,6 +44,23 @@ impl Outbound {
         self.queue(key, store);
     }
 
+    /// Forgets what waits, to be told anew.
+    pub(super) fn clear(&mut self) {
+        self.turns.clear();
+        self.actions.clear();
+        self.bytes = 0;
+    }
+
+    /// Everything of a node from this seq on waits.
+    pub(super) fn queue_from(&mut self, key: NodeKey, from: u32, store: &mut Store) {
+        let node = store.get(key);
+        let pieces = (from..node.next_seq()).filter_map(|seq| node.piece(seq));
+        self.bytes += pieces
+            .map(|piece| piece.len() + FRAGMENT_BYTES)
+            .sum::<usize>();
+        self.queue(key, store);
+    }
+
     /// Gives a node its place in the turn.
     pub(super) fn queue(&mut self, key: NodeKey, store: &mut Store) {
         let producer = store.get_mut(key).producer.get_or_insert_default();

@@ -63,11 +63,25 @@ pub struct Config {
     pub retain: Retain,
     /// What the peer's dialect cannot do without.
     pub manners: Manners,
+    /// Whether the session outlives its connection for a while (EV-940). It keeps everything then, whatever `retain`
+    /// says: what was sent may have to be sent again.
+    pub resume: bool,
     /// When the session ends whatever happens (EV-950).
     pub deadline: Option<Time>,
     /// A random number: it makes ids of ours unguessable and hashing of ids unpredictable. The machine has no
     /// randomness of its own.
     pub entropy: u64,
+}
+
+impl Config {
+    /// Which pieces are kept in truth.
+    pub(super) fn kept(&self) -> Retain {
+        if self.resume {
+            Retain::Session
+        } else {
+            self.retain
+        }
+    }
 }
 
 impl Default for Config {
@@ -78,6 +92,7 @@ impl Default for Config {
             partial_failure: false,
             coalesce: true,
             retain: Retain::Session,
+            resume: false,
             manners: Manners::default(),
             deadline: None,
             entropy: 0,

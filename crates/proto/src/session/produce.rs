@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use super::dropping::Fate;
 use super::port::{ActionKey, NodeKey, WriteError};
+use super::resume::Line;
 use super::store::{Kind, Owner, Piece};
 use super::{Phase, Session};
 use crate::evergreen::{Metadata, Status};
@@ -73,6 +74,17 @@ impl Session {
         if !self.has_room() {
             return Err(WriteError::Full);
         }
+        self.put(node, metadata, data)
+    }
+
+    /// The same, whatever else waits.
+    pub(super) fn put(
+        &mut self,
+        node: NodeKey,
+        metadata: &Arc<Metadata>,
+        data: Bytes,
+    ) -> Result<(), WriteError> {
+        self.check_writable(node, Kind::Leaf)?;
         let most = self.config.limits.max_fragment_bytes.max(1);
         let mut rest = data;
         loop {
@@ -298,8 +310,12 @@ impl Session {
             self.outbound.refused = false;
             self.emit(super::Output::Writable);
         }
-        if self.sending_finished && self.outbound.is_empty() && !self.is_closed() {
+        let sent = self.outbound.is_empty() && self.line() == Line::Up;
+        if self.sending_finished && sent && !self.is_closed() {
             self.sending_finished = false;
+            if let Some(resume) = &mut self.resume {
+                resume.half_closed = true;
+            }
             self.emit(super::Output::HalfClose);
         }
         self.close_if_finished();

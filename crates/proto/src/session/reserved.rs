@@ -1,7 +1,7 @@
 //! Actions with a meaning of their own.
 //!
 //! Owns: which names they are, what they take, and the answers of those that are about the session itself: CANCEL
-//! (EV-913), DROP (EV-911), SET_TTL (EV-912), FINISH (EV-924). Refuses to know: what LIST_ACTIONS and SESSION_INFO answer; the shell knows
+//! (EV-913), DROP (EV-911), SET_TTL (EV-912), FINISH (EV-924), RESUME (EV-942). Refuses to know: what LIST_ACTIONS and SESSION_INFO answer; the shell knows
 //! functions, so those are started like any other action.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use bytes::Bytes;
 use super::port::{ActionKey, CancelledBy, NodeKey, Output};
 use super::store::Owner;
 use super::{Phase, Session};
-use crate::evergreen::{Action, Metadata, Reason, Status};
+use crate::evergreen::{Action, Metadata, Param, Reason, Status};
 use crate::time::Time;
 
 /// Cancels an action.
@@ -22,6 +22,10 @@ pub(super) const CANCEL_INPUT: &str = "action";
 const DROP: &str = "DROP";
 /// Lets nodes go after a time.
 const SET_TTL: &str = "SET_TTL";
+/// Comes back to a session on a new connection.
+pub(super) const RESUME: &str = "RESUME";
+/// Its input and its output: what each side holds.
+pub(super) const HAVE: &str = "have";
 /// Says that the sender sends nothing more, where the transport cannot.
 const FINISH: &str = "FINISH";
 
@@ -33,16 +37,25 @@ const RESERVED: &[&str] = &[
     DROP,
     SET_TTL,
     FINISH,
-    "RESUME",
+    RESUME,
     "OFFER_ACTIONS",
 ];
 /// Those of them that take names of nodes and never read them.
-const BY_NODE: &[&str] = &[CANCEL, DROP, SET_TTL];
+const BY_NODE: &[&str] = &[CANCEL, DROP, SET_TTL, RESUME];
 /// Those that are not built yet.
-const UNBUILT: &[&str] = &["RESUME", "OFFER_ACTIONS"];
+const UNBUILT: &[&str] = &["OFFER_ACTIONS"];
 
 pub(super) fn is_reserved(name: &str) -> bool {
     RESERVED.contains(&name)
+}
+
+/// In which order the actions of a message are applied (D-26); coming back is before everything.
+pub(super) fn rank(name: &str) -> u8 {
+    match name {
+        RESUME => 0,
+        name if is_reserved(name) => 2,
+        _ => 1,
+    }
 }
 
 pub(super) fn is_known_by_node(name: &str) -> bool {
@@ -63,6 +76,14 @@ impl Session {
                 let Some(answer) = ttl else { return true };
                 answer
             }
+            RESUME => {
+                let answer = check(action, |name| name == HAVE).map_or_else(
+                    |status| Some(Err(status)),
+                    |()| self.resume_asked(key, action, now),
+                );
+                let Some(answer) = answer else { return true };
+                answer
+            }
             FINISH => check(action, |_| false).map(|()| "{}".to_owned()),
             name if UNBUILT.contains(&name) => Err(Status::new(
                 Reason::Unimplemented,
@@ -81,7 +102,8 @@ impl Session {
     pub(super) fn answer(&mut self, key: ActionKey, answer: Result<String, Status>) {
         match answer {
             Ok(result) => {
-                self.write_result(key, result);
+                let node = self.write_result(key, result);
+                self.send_again(node);
                 self.finish(key);
             }
             Err(status) => self.fail(key, status),
@@ -139,16 +161,13 @@ impl Session {
         Ok(format!("{{\"dropped\":{dropped},\"bytes\":{bytes}}}"))
     }
 
-    fn write_result(&mut self, key: ActionKey, result: String) {
-        let node = self
-            .actions
-            .get(key)
-            .and_then(|entry| entry.outputs.first());
-        if let Some(&node) = node {
-            let metadata = Arc::new(Metadata::of("application/json"));
-            // A result that does not fit the queue is left out: the output still ends.
-            let _ = self.write(node, &metadata, Bytes::from(result));
-        }
+    fn write_result(&mut self, key: ActionKey, result: String) -> Option<NodeKey> {
+        let node = *self.actions.get(key)?.outputs.first()?;
+        let metadata = Arc::new(Metadata::of("application/json"));
+        // It is written whatever else waits: what is said of the session itself is little, and somebody waits for it.
+        // Where the node was dropped meanwhile there is nobody to be told.
+        let _ = self.put(node, &metadata, Bytes::from(result));
+        Some(node)
     }
 }
 
@@ -169,12 +188,21 @@ fn check(action: &Action, is_input: impl Fn(&str) -> bool) -> Result<(), Status>
     let unknown_output = action
         .outputs
         .iter()
-        .find(|param| !matches!(&*param.name, "result" | "__status__"));
+        .find(|param| !is_answer(action, param));
     let Some(param) = unknown_input.or(unknown_output) else {
         return Ok(());
     };
     let message = format!("{} has no parameter {:?}", action.name, param.name);
     Err(Status::new(Reason::UnknownParam, message).with("param", &param.name))
+}
+
+/// The output of RESUME has a name of its own.
+fn is_answer(action: &Action, param: &Param) -> bool {
+    match &*param.name {
+        "__status__" => true,
+        "result" => &*action.name != RESUME,
+        name => name == HAVE && &*action.name == RESUME,
+    }
 }
 
 fn cancelled(any: bool) -> String {

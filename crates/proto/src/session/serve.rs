@@ -38,7 +38,7 @@ impl Session {
             }
         }
         let id = |node: NodeKey| self.store.get(node).id.clone();
-        self.outbound.push_action(Action {
+        self.ask(Action {
             name: call.name.clone(),
             target: call.target,
             inputs: port::params(&call.inputs, id),
@@ -71,7 +71,7 @@ impl Session {
         };
         let id = self.store.get(output).id.clone();
         let inputs = vec![Param::new(reserved::CANCEL_INPUT, id)];
-        self.outbound.push_action(Action {
+        self.ask(Action {
             name: reserved::CANCEL.into(),
             inputs,
             ..Action::default()
@@ -157,6 +157,7 @@ impl Session {
 
     /// Takes in an action of the peer's.
     pub(super) fn serve(&mut self, action: Action, now: Time) -> Result<(), Status> {
+        self.note_received(&action)?;
         self.stats.actions += 1;
         // Held by the shell as long as the action runs, so the quota counts it.
         let config_bytes = action
@@ -215,8 +216,11 @@ impl Session {
         Ok(())
     }
 
-    /// EV-510 and EV-960; CANCEL always has room.
+    /// EV-510 and EV-960; CANCEL always has room, and coming back is nothing new.
     fn has_room_for(&self, name: &str) -> Result<(), Status> {
+        if name == reserved::RESUME {
+            return Ok(());
+        }
         if self.draining {
             let status = Status::new(
                 Reason::GoingAway,

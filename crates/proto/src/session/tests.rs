@@ -12,5 +12,6 @@ mod nodes;
 mod properties;
 mod reading;
 mod release;
+mod resume;
 mod transcripts;
 mod ttl;

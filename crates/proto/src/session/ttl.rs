@@ -80,7 +80,7 @@ impl Session {
         };
         let node = self.store.find(&node.id);
         match (given("ttl"), action.configs.first()) {
-            (Some(Param { id, .. }), _) => self.read_leaf(key, id, Wanted::Ttl(node), now),
+            (Some(Param { id, .. }), _) => self.read_leaf(Some(key), id, Wanted::Ttl(node), now),
             (None, Some(any)) if type_name(any) == DURATION => {
                 let sent = prost_types::Duration::decode(&*any.value).ok();
                 let ttl = sent.and_then(|sent| Duration::try_from(sent).ok());

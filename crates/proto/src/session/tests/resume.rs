@@ -1,0 +1,368 @@
+//! EV-940 to EV-943: a connection that is cut anywhere comes back, and nobody notices.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::harness::*;
+use crate::evergreen::{Limits, Message, Reason};
+use crate::session::{
+    ActionKey, Call, Config, CursorId, NodeKey, Output, Read, Session, Side, Start,
+};
+use crate::time::Time;
+
+fn config(entropy: u64) -> Config {
+    Config {
+        entropy,
+        resume: true,
+        limits: std::sync::Arc::new(Limits {
+            // Many small messages: many places to cut.
+            coalesce_bytes: 150,
+            outbound_queue_bytes: 700,
+            ..Limits::default()
+        }),
+        ..Config::default()
+    }
+}
+
+/// A client, a server and what is on its way between them.
+struct Pair {
+    client: Session,
+    server: Session,
+    up: VecDeque<Message>,
+    down: VecDeque<Message>,
+    /// Echoes that the server runs.
+    runs: Vec<(Start, CursorId, bool)>,
+    started: Vec<String>,
+    /// A reader at the client that reads while it comes, and what it got.
+    reader: Option<CursorId>,
+    items: Vec<Item>,
+    /// Whether the client's half-close has been said on this connection, and has arrived.
+    half_close: bool,
+    over: bool,
+}
+
+impl Pair {
+    fn new() -> Self {
+        Self {
+            client: Session::new(Side::Client, config(1), T0),
+            server: Session::new(Side::Server, config(2), T0),
+            up: VecDeque::new(),
+            down: VecDeque::new(),
+            runs: Vec::new(),
+            started: Vec::new(),
+            reader: None,
+            items: Vec::new(),
+            half_close: false,
+            over: false,
+        }
+    }
+
+    /// Everybody does what can be done without the connection, and puts one message on it, each.
+    fn work(&mut self) {
+        while let Some(output) = self.client.poll() {
+            match output {
+                Output::HalfClose => self.half_close = true,
+                Output::Close(status) => assert!(status.is_none(), "{status:?}"),
+                _ => {}
+            }
+        }
+        if let Some(cursor) = self.reader {
+            drain(&mut self.client, cursor, &mut self.items);
+        }
+        self.serve();
+        self.up.extend(self.client.next_message(T0));
+        self.down.extend(self.server.next_message(T0));
+        self.serve();
+    }
+
+    /// The client may write again.
+    fn make_room(&mut self) {
+        while !self.client.has_room() {
+            self.up.extend(self.client.next_message(T0));
+        }
+    }
+
+    fn serve(&mut self) {
+        while let Some(output) = self.server.poll() {
+            match output {
+                Output::Start(start) => {
+                    self.started.push(start.name.to_string());
+                    let cursor = self.server.open(start.inputs[0].1, Some(start.action));
+                    self.runs.push((*start, cursor, false));
+                }
+                Output::Close(status) => {
+                    assert!(status.is_none(), "{status:?}");
+                    self.over = true;
+                }
+                _ => {}
+            }
+        }
+        let server = &mut self.server;
+        for (start, cursor, done) in &mut self.runs {
+            while !*done && server.has_room() {
+                match server.read(*cursor) {
+                    Read::Piece(piece) => {
+                        let output = start.outputs[0].1;
+                        server.write(output, &piece.metadata, piece.data).unwrap();
+                    }
+                    Read::Pending => break,
+                    Read::End => {
+                        server.finish(start.action);
+                        *done = true;
+                    }
+                    Read::Failed(status) => panic!("{status:?}"),
+                }
+            }
+        }
+    }
+
+    /// One message arrives; `false` if none is on its way.
+    fn arrive(&mut self, upwards: bool) -> bool {
+        let (queue, side) = if upwards {
+            (&mut self.up, &mut self.server)
+        } else {
+            (&mut self.down, &mut self.client)
+        };
+        let Some(message) = queue.pop_front() else {
+            return false;
+        };
+        side.handle(message, T0).unwrap();
+        true
+    }
+
+    /// The connection is cut and comes back. The server may go on for a while before it knows.
+    fn cut(&mut self, unaware: usize) {
+        self.client.lost(T0);
+        for _ in 0..unaware {
+            self.serve();
+            let _ = self.server.next_message(T0);
+        }
+        self.server.lost(T0);
+        assert!(self.client.next_message(T0).is_none() && self.server.next_message(T0).is_none());
+        (self.up, self.down) = (VecDeque::new(), VecDeque::new());
+        (self.half_close, self.over) = (false, false);
+        self.client.returned(T0);
+        self.server.returned(T0);
+    }
+
+    /// Plays to the end, with the connection cut whenever so many messages have arrived on it; how many there were.
+    fn play(&mut self, cuts: &[usize], unaware: usize) -> usize {
+        let (mut cuts, mut arrived) = (cuts.iter().copied().peekable(), 0);
+        let mut total = 0;
+        loop {
+            self.work();
+            if cuts.peek() == Some(&arrived) {
+                cuts.next();
+                arrived = 0;
+                self.cut(unaware);
+                continue;
+            }
+            // Both ways in turn.
+            let first = arrived % 2 == 0;
+            if self.arrive(first) || self.arrive(!first) {
+                (arrived, total) = (arrived + 1, total + 1);
+                continue;
+            }
+            if self.half_close {
+                self.half_close = false;
+                self.server.end_of_input(T0);
+                continue;
+            }
+            if self.over && self.up.is_empty() && self.down.is_empty() {
+                self.client.end_of_input(T0);
+                return total;
+            }
+            assert!(self.client.aborted().is_none() && self.server.aborted().is_none());
+            let unsent = self.client.has_message() || self.server.has_message();
+            assert!(unsent || self.over, "nothing moves any more");
+        }
+    }
+}
+
+fn call(client: &mut Session, input: NodeKey, output: &str) -> (ActionKey, NodeKey) {
+    let node = client.node(output).unwrap();
+    let call = Call {
+        name: format!("echo to {output}").into(),
+        inputs: vec![("text".into(), input)],
+        outputs: vec![("response".into(), node)],
+        ..Call::default()
+    };
+    (client.call(call).unwrap(), node)
+}
+
+/// A session of three echoes, one of another's output and one of a tree; what its readers got, and what ran.
+fn session(cuts: &[usize], unaware: usize) -> (Vec<Vec<Item>>, Vec<String>, usize) {
+    let mut pair = Pair::new();
+    let client = &mut pair.client;
+    let text = of("text/plain", "USER").unwrap();
+    let input = client.make(None).unwrap();
+    let (_, first) = call(client, input, "first");
+    let (_, second) = call(client, first, "second");
+    let list = client.make(None).unwrap();
+    let (_, third) = call(client, list, "third");
+    // Read while it comes: what was delivered before a cut must not be delivered again.
+    let cursor = client.open(second, None);
+    pair.reader = Some(cursor);
+    for word in 0..6 {
+        pair.make_room();
+        let data = Bytes::from(format!("word {word} ").repeat(9));
+        pair.client.write(input, &text, data).unwrap();
+    }
+    pair.make_room();
+    let client = &mut pair.client;
+    client.end(input, &text).unwrap();
+    client.list(list, &[input, first]).unwrap();
+    client.end(list, &text).unwrap();
+    client.finish_sending();
+    let total = pair.play(cuts, unaware);
+    let stop = drain(&mut pair.client, cursor, &mut pair.items);
+    assert_eq!(stop, Stop::End, "{cuts:?}");
+    let mut all = vec![pair.items];
+    for node in [first, third] {
+        let (items, stop) = read_node(&mut pair.client, node, None);
+        assert_eq!(stop, Stop::End, "{cuts:?}");
+        all.push(items);
+    }
+    pair.started.sort();
+    (all, pair.started, total)
+}
+
+/// EV-109, EV-204, EV-940, EV-942
+#[test]
+fn ev_943_a_session_cut_at_any_message_gives_what_an_uncut_one_gives_and_runs_nothing_twice() {
+    let (contents, started, total) = session(&[], 0);
+    assert_eq!(
+        started,
+        ["echo to first", "echo to second", "echo to third"]
+    );
+    assert!(contents.iter().all(|items| !items.is_empty()));
+    assert!(total > 30, "{total} messages are not many places to cut");
+    // Messages that are lost half-way are lost: transports give whole ones only.
+    for unaware in [0, 1, 50] {
+        for at in 0..=total {
+            let cut = session(&[at], unaware);
+            assert_eq!(
+                (&cut.0, &cut.1),
+                (&contents, &started),
+                "cut at {at}, {unaware}"
+            );
+        }
+    }
+    // Cut again while it is coming back, and over and over.
+    for at in 0..total {
+        for again in 0..3 {
+            let cut = session(&[at, again, 0, 5, 2], 2);
+            assert_eq!(
+                (&cut.0, &cut.1),
+                (&contents, &started),
+                "cut at {at} and {again}"
+            );
+        }
+    }
+}
+
+#[test]
+fn ev_940_a_session_waits_for_its_connection_as_long_as_it_is_allowed_to() {
+    let at = |seconds| Time::new(Duration::from_secs(seconds));
+    let mut server = server_with(|config, _| config.resume = true);
+    act(&mut server, action("f", "", "o=o")).unwrap();
+    let run = start(&mut server);
+    let text = of("text/plain", "").unwrap();
+    server.lost(at(10));
+    // The action goes on up to the bounds of the queue; nothing is sent, and no stall is counted.
+    server
+        .write(run.outputs[0].1, &text, Bytes::from_static(b"meanwhile"))
+        .unwrap();
+    assert!(server.next_message(at(11)).is_none() && !server.has_message());
+    assert_eq!(server.wake_at(at(11)), Some(at(70)));
+    server.tick(at(69));
+    assert!(server.aborted().is_none());
+    let mut other = server_with(|config, _| config.resume = true);
+    other.lost(at(10));
+    other.tick(at(70));
+    assert_eq!(reason(other.aborted().unwrap()), Reason::Cancelled);
+    // D-29: nothing is sent before RESUME, for which there are five seconds.
+    server.returned(at(69));
+    assert!(server.next_message(at(69)).is_none());
+    assert_eq!(server.wake_at(at(69)), Some(at(74)));
+    let mut silent = server_with(|config, _| config.resume = true);
+    silent.lost(at(1));
+    silent.returned(at(2));
+    silent.tick(at(7));
+    assert!(silent.aborted().is_some());
+    // Another action cannot be told from one that was sent before.
+    let mut hasty = server_with(|config, _| config.resume = true);
+    hasty.lost(T0);
+    hasty.returned(T0);
+    assert_eq!(
+        act(&mut hasty, action("g", "", "o=o")),
+        Err(Reason::BadMessage)
+    );
+    let have = leaf("h", 0, "{\"nodes\":{\"o\":0},\"actions\":0}");
+    feed(&mut server, [have]).unwrap();
+    act(&mut server, action("RESUME", "have=h", "have=mine")).unwrap();
+    let sent = sent(&mut server);
+    assert_eq!(&*sent[0].id, "mine", "what the client waits for goes first");
+    let texts = texts(&mut server, "mine").concat();
+    assert_eq!(
+        texts, "{\"nodes\":{\"h\":1},\"actions\":1}",
+        "RESUME itself is not counted"
+    );
+    assert!(sent.iter().any(|fragment| &*fragment.id == "o"));
+    // Without the option the end of the connection is the end.
+    let mut server = server_with(|_, _| {});
+    server.lost(T0);
+    assert_eq!(reason(server.aborted().unwrap()), Reason::Cancelled);
+}
+
+#[test]
+fn ev_942_what_is_no_have_is_refused_and_resume_is_for_who_comes_back() {
+    let refused = act(&mut server(), action("RESUME", "have=h", "have=m"));
+    assert_eq!(refused, Err(Reason::Unimplemented));
+    let back = || {
+        let mut server = server_with(|config, _| config.resume = true);
+        server.lost(T0);
+        server.returned(T0);
+        server
+    };
+    assert_eq!(
+        act(&mut back(), action("RESUME", "", "")),
+        Err(Reason::MissingInput)
+    );
+    assert_eq!(
+        act(&mut back(), action("RESUME", "had=h", "")),
+        Err(Reason::UnknownParam)
+    );
+    assert_eq!(
+        act(&mut back(), action("RESUME", "have=h", "result=r")),
+        Err(Reason::UnknownParam)
+    );
+    for text in [
+        "",
+        "[]",
+        "{\"nodes\":[]}",
+        "{\"nodes\":{\"a\":-1}}",
+        "{\"actions\":\"1\"}",
+    ] {
+        let mut server = back();
+        feed(&mut server, [leaf("h", 0, text)]).unwrap();
+        let refused = act(&mut server, action("RESUME", "have=h", "have=m"));
+        assert_eq!(refused, Err(Reason::BadConfig), "{text}");
+    }
+    // It claims what never was: nothing is sent, and nothing breaks.
+    let mut server = back();
+    feed(
+        &mut server,
+        [leaf(
+            "h",
+            0,
+            "{\"nodes\":{\"x\":9,\"m\":99},\"actions\":77}",
+        )],
+    )
+    .unwrap();
+    act(&mut server, action("RESUME", "have=h", "")).unwrap();
+    assert!(sent(&mut server).is_empty());
+    assert_eq!(act(&mut server, action("f", "", "o=o")), Ok(()));
+}
