@@ -97,7 +97,7 @@ impl End {
         }
         self.began = Some(Instant::now());
         if let Some(trail) = &self.trail {
-            trail.called(&self.model);
+            trail.note(|entry| entry.sums.called(&self.model));
         }
     }
 
@@ -112,7 +112,8 @@ impl End {
         }
         self.answered = true;
         if let (Some(trail), Some(began)) = (&self.trail, self.began) {
-            trail.first_output(began.elapsed());
+            let waited = began.elapsed();
+            trail.note(|entry| entry.sums.first_output = entry.sums.first_output.or(Some(waited)));
         }
     }
 }
@@ -120,7 +121,7 @@ impl End {
 impl Drop for End {
     fn drop(&mut self) {
         if let (Some(trail), Some(usage)) = (&self.trail, self.usage) {
-            trail.cost(usage);
+            trail.note(|entry| entry.sums.cost(usage));
         }
         if self.began.is_some() {
             let labels = [self.counting.face.name(), self.model.as_str(), self.code];

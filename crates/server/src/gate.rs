@@ -13,18 +13,16 @@ use futures::FutureExt;
 use http::header::{CONNECTION, HeaderValue};
 use http::{HeaderMap, Response};
 use sapwood_proto::code::Code;
-use tokio::time::Instant;
 
-use crate::access::{Entry, Logged, grpc_status};
+use crate::access::Entry;
 use crate::activity::Activity;
 use crate::auth::Caller;
 use crate::drain::Phase;
-use crate::metrics;
 use crate::origin;
 use crate::refusal::Refusal;
 use crate::request_id::{self, RequestId};
 use crate::shared::Shared;
-use crate::trail::Trail;
+use crate::trail::{Trail, Trailed, grpc_status};
 
 /// What the checks need.
 pub(crate) struct Gate {
@@ -38,7 +36,6 @@ pub(crate) async fn pass(
     request: Request,
     next: Next,
 ) -> Response<Body> {
-    let began = Instant::now();
     let id = RequestId::of(request.headers());
     let (mut parts, body) = request.into_parts();
     let checked = gate.check(&parts);
@@ -46,21 +43,8 @@ pub(crate) async fn pass(
         Ok(caller) => Arc::clone(&caller.name),
         Err(_) => Arc::from("-"),
     };
-    let span = tracing::info_span!("request", request = id.as_str(), key = &*key);
-    let trail = Trail::new(span);
-    let mut entry = Entry {
-        id: id.clone(),
-        key,
-        face: None,
-        trail: trail.clone(),
-        method: parts.method.clone(),
-        path: parts.uri.path().to_owned(),
-        status: 0,
-        grpc: None,
-        began,
-        ended: false,
-        _in_flight: parts.extensions.get::<Activity>().map(Activity::begin),
-    };
+    let trail = Trail::new(Entry::new(id.clone(), key, &parts));
+    let in_flight = parts.extensions.get::<Activity>().map(Activity::begin);
     let asked = parts.headers.clone();
     let mut answer = match (checked, gate.origin.preflight(&parts)) {
         (Err(refusal), _) => refusal.answer(&asked),
@@ -69,7 +53,7 @@ pub(crate) async fn pass(
             parts.extensions.insert(caller);
             parts.extensions.insert(id.clone());
             let handled = AssertUnwindSafe(next.run(Request::from_parts(parts, body)));
-            match trail.follow(handled.catch_unwind()).await {
+            match trail.clone().follow(handled.catch_unwind()).await {
                 Ok(answer) => answer,
                 Err(_) => gate.panicked(&id, &asked),
             }
@@ -84,10 +68,12 @@ pub(crate) async fn pass(
             .headers_mut()
             .insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    entry.face = answer.extensions().get::<metrics::Face>().copied();
-    entry.status = answer.status().as_u16();
-    entry.grpc = grpc_status(answer.headers());
-    answer.map(|body| Body::new(Logged::new(body, entry)))
+    trail.note(|entry| {
+        entry.face = answer.extensions().get().copied();
+        entry.status = answer.status().as_u16();
+        entry.grpc = grpc_status(answer.headers());
+    });
+    answer.map(|body| Body::new(Trailed::new(body, trail, in_flight)))
 }
 
 impl Gate {

@@ -1,18 +1,26 @@
-//! What a request leaves behind in the logs: the span of its lines, and what models did for it (OA-804).
+//! What a request leaves behind in the logs: the span of its lines, and its line in the access log (OA-804).
 //!
-//! Owns: [`Trail`], how it goes with the request's work from task to task, and its [`Sums`]. Refuses to know: who
-//! writes the lines; no payload comes by here.
+//! Owns: [`Trail`], and how it goes with the request's work from task to task. Refuses to know: what the lines say; no
+//! payload comes by here.
 //!
 //! ```text
-//!   gate ─► route, answer's body ─► tasks begun for them (`carry`)      all within one trail
-//!                                      └─ calls of models add to its sums ─► access line
+//!   gate ─► route ─► answer ([`Trailed`])              each holds the trail; models that are called add to it;
+//!             └────► tasks begun for it ([`carry`])    the line is written when the last holder has gone
 //! ```
+//!
+//! So the line of a session comes at the session's end, also where the answer to its request was over long before: a
+//! WebSocket's.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 
-use sapwood_kernel::{Name, Usage};
+use axum::body::{Body, Bytes};
+use hyper::body::{Body as _, Frame, SizeHint};
 use tracing::{Instrument, Span};
+
+use crate::access::Entry;
+use crate::activity::InFlight;
 
 tokio::task_local! {
     static PRESENT: Trail;
@@ -22,25 +30,14 @@ tokio::task_local! {
 #[derive(Clone, Debug)]
 pub(crate) struct Trail {
     span: Span,
-    sums: Arc<Mutex<Sums>>,
-}
-
-/// What models did for one request: a session may call several, and each often.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Sums {
-    /// The models that were called, each once; there are no more than the kernel knows.
-    pub(crate) models: Vec<Name>,
-    /// From the beginning of a call to its first output, for the first call that had one.
-    pub(crate) first_output: Option<Duration>,
-    /// What the calls cost, as far as their models said; a call that is cut short says nothing.
-    pub(crate) usage: Option<Usage>,
+    entry: Arc<Mutex<Entry>>,
 }
 
 impl Trail {
-    pub(crate) fn new(span: Span) -> Self {
+    pub(crate) fn new(entry: Entry) -> Self {
         Self {
-            span,
-            sums: Arc::default(),
+            span: tracing::info_span!("request", request = entry.id.as_str(), key = &*entry.key),
+            entry: Arc::new(Mutex::new(entry)),
         }
     }
 
@@ -55,41 +52,15 @@ impl Trail {
         PRESENT.scope(self, work.instrument(span)).await
     }
 
+    /// Does something to the line that will be written.
+    pub(crate) fn note<R>(&self, write: impl FnOnce(&mut Entry) -> R) -> R {
+        write(&mut self.entry.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// What is done at once within this trail.
-    pub(crate) fn within<R>(&self, act: impl FnOnce() -> R) -> R {
+    fn within<R>(&self, act: impl FnOnce() -> R) -> R {
         let _entered = self.span.enter();
         PRESENT.sync_scope(self.clone(), act)
-    }
-
-    /// What has come together so far.
-    pub(crate) fn sums(&self) -> Sums {
-        self.lock().clone()
-    }
-
-    /// A model is called.
-    pub(crate) fn called(&self, model: &Name) {
-        let models = &mut self.lock().models;
-        if !models.contains(model) {
-            models.push(model.clone());
-        }
-    }
-
-    /// The call of a model has its first output, so long after its beginning.
-    pub(crate) fn first_output(&self, after: Duration) {
-        self.lock().first_output.get_or_insert(after);
-    }
-
-    /// The call of a model has cost this.
-    pub(crate) fn cost(&self, usage: Usage) {
-        let sum = &mut self.lock().usage;
-        let sum = sum.get_or_insert_default();
-        sum.prompt_tokens += usage.prompt_tokens;
-        sum.cached_tokens += usage.cached_tokens;
-        sum.completion_tokens += usage.completion_tokens;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Sums> {
-        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -104,34 +75,106 @@ pub(crate) fn carry<F: Future>(work: F) -> impl Future<Output = F::Output> {
     }
 }
 
+/// Reads a gRPC status out of headers or trailers.
+pub(crate) fn grpc_status(headers: &http::HeaderMap) -> Option<i32> {
+    headers.get("grpc-status")?.to_str().ok()?.parse().ok()
+}
+
+/// An answer's body, within the trail of its request.
+pub(crate) struct Trailed {
+    body: Body,
+    trail: Trail,
+    /// Keeps the connection from counting as idle until the answer is out.
+    _in_flight: Option<InFlight>,
+}
+
+impl Trailed {
+    pub(crate) fn new(body: Body, trail: Trail, in_flight: Option<InFlight>) -> Self {
+        trail.note(|entry| entry.ended = body.is_end_stream());
+        Self {
+            body,
+            trail,
+            _in_flight: in_flight,
+        }
+    }
+}
+
+impl hyper::body::Body for Trailed {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let Self { body, trail, .. } = &mut *self;
+        // A face that makes its answer while it is read does so here.
+        let polled = trail.within(|| Pin::new(&mut *body).poll_frame(cx));
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) => trail.note(|entry| {
+                let trailers = frame.trailers_ref();
+                entry.grpc = trailers.and_then(grpc_status).or(entry.grpc);
+                entry.ended = trailers.is_some() || body.is_end_stream();
+            }),
+            Poll::Ready(None) => trail.note(|entry| entry.ended = true),
+            Poll::Ready(Some(Err(_))) | Poll::Pending => {}
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use sapwood_kernel::{Name, Usage};
+
     use super::*;
+    use crate::access::Sums;
+    use crate::request_id::RequestId;
 
     #[tokio::test]
-    async fn a_task_begun_for_a_request_adds_to_its_sums() {
-        let trail = Trail::new(Span::none());
-        let work = async {
-            let work = carry(async {
-                let trail = Trail::present().unwrap();
-                trail.called(&Name::new("parrot"));
-                trail.cost(Usage::of(3, 4));
+    async fn a_task_begun_for_a_request_adds_to_its_line_and_holds_it_back() {
+        let (request, ()) = http::Request::new(()).into_parts();
+        let trail = Trail::new(Entry::new(RequestId::fresh(), "anna".into(), &request));
+        let line = Arc::downgrade(&trail.entry);
+        let called = |prompt| {
+            Trail::present().unwrap().note(|entry| {
+                entry.sums.called(&Name::new("parrot"));
+                entry.sums.cost(Usage::of(prompt, 4));
+                let first = &mut entry.sums.first_output;
+                first.get_or_insert(Duration::from_millis(prompt));
             });
-            tokio::spawn(work).await.unwrap();
         };
-        trail.clone().follow(work).await;
-        trail.within(|| Trail::present().unwrap().called(&Name::new("parrot")));
-        trail.cost(Usage::of(1, 1));
-        for milliseconds in [7, 9] {
-            trail.first_output(Duration::from_millis(milliseconds));
-        }
+        let (go, gone) = tokio::sync::oneshot::channel::<()>();
+        let work = async move {
+            called(3);
+            let _ = gone.await;
+            called(1);
+        };
+        let task = trail.within(|| tokio::spawn(carry(work)));
+        tokio::task::yield_now().await;
+        let answer = Trailed::new(Body::empty(), trail, None);
+        answer.trail.within(|| called(5));
         let expect = Sums {
             models: vec![Name::new("parrot")],
-            first_output: Some(Duration::from_millis(7)),
-            usage: Some(Usage::of(4, 5)),
+            first_output: Some(Duration::from_millis(3)),
+            usage: Some(Usage::of(8, 8)),
         };
-        assert_eq!(trail.sums(), expect);
-        assert!(Trail::present().is_none());
+        answer.trail.note(|entry| assert_eq!(entry.sums, expect));
+        drop(answer);
+        assert!(line.upgrade().is_some(), "the task goes on");
+        go.send(()).unwrap();
+        task.await.unwrap();
+        assert!(line.upgrade().is_none() && Trail::present().is_none());
         assert_eq!(carry(async { 1 }).await, 1);
     }
 }

@@ -1,5 +1,8 @@
 //! Calls and conversations with a server, and what happens when there is none.
 
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -177,6 +180,36 @@ fn ctrl_c_cancels_an_answer_on_the_server_too() {
     ] {
         assert!(metrics.contains(line), "{line} is missing in\n{metrics}");
     }
+}
+
+#[test]
+fn oa_804_the_line_of_a_websocket_comes_when_it_closes() {
+    let here = with_echo("access-websocket", "");
+    let mut serving = Serving::start(&here, &[]);
+    let mut socket = TcpStream::connect(serving.address()).unwrap();
+    let ask = "GET /evergreen HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+               sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n";
+    socket.write_all(ask.as_bytes()).unwrap();
+    let mut head = String::new();
+    BufReader::new(&socket).read_line(&mut head).unwrap();
+    assert!(head.starts_with("HTTP/1.1 101"), "{head}");
+    // Another request's line comes first: that of the session is not due yet.
+    serving.get("/livez", "");
+    assert_eq!(serving.wait_for("request")["route"], "/livez");
+    // A masked Close without a reason.
+    socket.write_all(&[0x88, 0x80, 0, 0, 0, 0]).unwrap();
+    let line = serving.wait_for("request");
+    let (face, route) = (&line["face"], &line["route"]);
+    assert_eq!(
+        (face, route),
+        (&"evergreen".into(), &"/evergreen".into()),
+        "{line}"
+    );
+    assert_eq!(
+        (&line["status"], &line["end"]),
+        (&101.into(), &"sent".into()),
+        "{line}"
+    );
 }
 
 /// The access line of the session that a client has just closed.
