@@ -170,6 +170,7 @@ pub fn open<W: Observe>(kernel: Kernel, options: Options, observer: W) -> (Sessi
             partial_failure: options.partial_failure,
             coalesce: options.coalesce,
             retain: options.retain,
+            resume: false,
             manners: options.dialect.manners(),
             deadline: options.timeout.map(|timeout| now + timeout),
             entropy: options.entropy,
