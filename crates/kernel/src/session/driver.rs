@@ -142,7 +142,7 @@ where
             machine.retained_bytes()
         });
         self.account(retained);
-        more
+        more || self.intake.is_waiting()
     }
 
     fn poll_chores(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {

@@ -61,10 +61,15 @@ impl<I: Stream<Item = Result<Message, Status>>> Intake<I> {
         self.end = Some(end);
     }
 
-    /// Gives the machine what was taken, as far as it wants to have it.
+    /// Gives the machine what was taken, as far as it wants to have it; the end by itself, because nobody counts what a
+    /// session holds once it is over (EV-801).
     pub(super) fn hand_over(&mut self, machine: &mut Session, now: Time) {
+        let mut handed = false;
         while !machine.inbound_paused() {
             let Some(message) = self.taken.pop_front() else {
+                if handed {
+                    return;
+                }
                 match self.end.take() {
                     None => {}
                     Some(Ok(())) => machine.end_of_input(now),
@@ -76,6 +81,7 @@ impl<I: Stream<Item = Result<Message, Status>>> Intake<I> {
             };
             // An error of handling is an abort: the machine says so itself, as a chore.
             let _ = machine.handle(message, now);
+            handed = true;
         }
     }
 
