@@ -337,13 +337,20 @@ impl Session {
         self.side
     }
 
-    fn take(&mut self, fragment: Fragment, copy_below: usize) -> Result<(), Status> {
+    fn take(&mut self, mut fragment: Fragment, copy_below: usize) -> Result<(), Status> {
         self.stats.fragments_in += 1;
         let payload = fragment
             .chunk
             .as_ref()
             .and_then(|chunk| chunk.payload.as_ref());
         self.stats.bytes_in += payload.map_or(0, Payload::len) as u64;
+        if self.config.manners.lax_seq {
+            let Some(seq) = self.store.lax_seq(&fragment) else {
+                self.stats.discarded += 1;
+                return Ok(());
+            };
+            fragment.seq = seq;
+        }
         let seq = u32::try_from(fragment.seq).unwrap_or_default();
         let lists = !fragment.children.is_empty();
         let rules = Rules {

@@ -169,6 +169,10 @@ where
         } else {
             bind::bind(&self.kernel, &self.options, &self.link, start)
                 .map(|bound| self.serve(start, bound))
+                .inspect(|()| {
+                    self.link
+                        .with(|live| live.machine().dispatched(start.action));
+                })
                 .map_err(|error| failure::status(&error, &start.name))
         };
         if let Err(status) = failed {

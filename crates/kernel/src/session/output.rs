@@ -12,8 +12,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use bytes::{Bytes, BytesMut};
 use bytestring::ByteString;
-use sapwood_proto::evergreen::Metadata;
+use sapwood_proto::evergreen::{Manners, Metadata, msgpack};
 use sapwood_proto::session::{ActionKey, NodeKey, Session, WriteError};
 
 use super::wire;
@@ -25,6 +26,7 @@ use crate::spec;
 pub(super) struct Outputs {
     action: ActionKey,
     list: Vec<Output>,
+    manners: Manners,
     /// How many answers were asked for; known once the config has been read, which is before the first chunk.
     choices: Arc<AtomicU32>,
 }
@@ -41,6 +43,8 @@ struct Output {
 struct Slot {
     node: NodeKey,
     shape: Shape,
+    /// The beginning of a JSON value whose end has not come (EV-722).
+    begun: BytesMut,
 }
 
 enum Shape {
@@ -58,10 +62,11 @@ enum Shape {
 type Written = Result<(), WriteError>;
 
 impl Outputs {
-    pub(super) const fn new(action: ActionKey, choices: Arc<AtomicU32>) -> Self {
+    pub(super) const fn new(action: ActionKey, manners: Manners, choices: Arc<AtomicU32>) -> Self {
         Self {
             action,
             list: Vec::new(),
+            manners,
             choices,
         }
     }
@@ -78,10 +83,7 @@ impl Outputs {
                 .map_or("application/octet-stream", |mime| mime.as_str())
                 .into(),
             many: output.many,
-            top: Slot {
-                node,
-                shape: Shape::Open,
-            },
+            top: Slot::new(node),
         });
     }
 
@@ -114,14 +116,15 @@ impl Outputs {
         else {
             return Ok(());
         };
-        output.write(
-            &mut Pen {
-                session,
-                action: self.action,
-            },
-            chunk,
-            choices,
-        )
+        let mut pen = Pen {
+            session,
+            action: self.action,
+            whole_json: self.manners.whole_json,
+        };
+        if self.manners.flat {
+            return output.write_flat(&mut pen, chunk, choices);
+        }
+        output.write(&mut pen, chunk, choices)
     }
 
     /// Ends every output, those that stayed empty included (EV-508).
@@ -129,6 +132,7 @@ impl Outputs {
         let mut pen = Pen {
             session,
             action: self.action,
+            whole_json: self.manners.whole_json,
         };
         self.list
             .iter_mut()
@@ -140,6 +144,8 @@ impl Outputs {
 struct Pen<'a> {
     session: &'a mut Session,
     action: ActionKey,
+    /// JSON values are not cut (EV-722).
+    whole_json: bool,
 }
 
 impl Pen<'_> {
@@ -158,6 +164,26 @@ impl Pen<'_> {
 }
 
 impl Output {
+    /// One leaf whatever the shape: each chunk is a fragment of its own, and says which answer it belongs to (EV-733,
+    /// EV-740).
+    fn write_flat(&mut self, pen: &mut Pen<'_>, chunk: &Chunk, choices: u32) -> Written {
+        let mut metadata = wire::metadata(chunk);
+        let is_plain = metadata.mimetype.starts_with("text/") || metadata.mimetype == DEFAULT_MIME;
+        if chunk.data.is_empty() && is_plain {
+            return Ok(());
+        }
+        let about_all = ABOUT_ALL.contains(&self.port.as_str());
+        if !about_all && (choices > 1 || chunk.choice > 0) {
+            let choice = msgpack::attribute("choice", chunk.choice.to_string());
+            metadata.experimental.push(choice);
+        }
+        let metadata = Arc::new(metadata);
+        pen.session
+            .write(self.top.node, &metadata, chunk.data.clone())?;
+        self.top.shape = Shape::Leaf(metadata);
+        Ok(())
+    }
+
     fn write(&mut self, pen: &mut Pen<'_>, chunk: &Chunk, choices: u32) -> Written {
         let about_all = ABOUT_ALL.contains(&self.port.as_str());
         if matches!(self.top.shape, Shape::Open) && !about_all && (choices > 1 || chunk.choice > 0)
@@ -183,6 +209,14 @@ impl Output {
 }
 
 impl Slot {
+    fn new(node: NodeKey) -> Self {
+        Self {
+            node,
+            shape: Shape::Open,
+            begun: BytesMut::new(),
+        }
+    }
+
     /// Makes children up to `count`, announced in one fragment before any of them is written.
     fn grow(&mut self, pen: &mut Pen<'_>, count: usize) -> Written {
         let (Shape::Choices(children) | Shape::Parts(children)) = &mut self.shape else {
@@ -193,10 +227,7 @@ impl Slot {
             return Ok(());
         }
         let made = pen.children(self.node, missing)?;
-        children.extend(made.into_iter().map(|node| Self {
-            node,
-            shape: Shape::Open,
-        }));
+        children.extend(made.into_iter().map(Self::new));
         Ok(())
     }
 
@@ -226,18 +257,39 @@ impl Slot {
     }
 
     fn write_leaf(&mut self, pen: &mut Pen<'_>, chunk: &Chunk) -> Written {
-        match &self.shape {
-            Shape::Leaf(_) if chunk.data.is_empty() => Ok(()),
-            Shape::Leaf(metadata) => pen.session.write(self.node, metadata, chunk.data.clone()),
-            Shape::Open => {
-                let metadata = Arc::new(wire::metadata(chunk));
-                pen.session
-                    .write(self.node, &metadata, chunk.data.clone())?;
-                self.shape = Shape::Leaf(metadata);
-                Ok(())
+        let metadata = match &self.shape {
+            Shape::Leaf(_) if chunk.data.is_empty() => return Ok(()),
+            Shape::Leaf(metadata) => Arc::clone(metadata),
+            Shape::Open => Arc::new(wire::metadata(chunk)),
+            _ => return Err(WriteError::Refused),
+        };
+        let data = if pen.whole_json && is_json(&metadata.mimetype) {
+            // What is taken in here is not taken in twice.
+            if !pen.session.has_room() {
+                return Err(WriteError::Full);
             }
-            _ => Err(WriteError::Refused),
+            self.whole_values(&metadata.mimetype, &chunk.data)
+        } else {
+            Some(chunk.data.clone())
+        };
+        if let Some(data) = data {
+            pen.session.write(self.node, &metadata, data)?;
         }
+        self.shape = Shape::Leaf(metadata);
+        Ok(())
+    }
+
+    /// What can be sent of JSON without cutting a value: whole lines, or nothing before the end.
+    fn whole_values(&mut self, mimetype: &str, data: &[u8]) -> Option<Bytes> {
+        self.begun.extend_from_slice(data);
+        let lines = mimetype.contains("ndjson") || mimetype.contains("jsonl");
+        let end = if self.begun.len() > WHOLE_BYTES_MAX {
+            Some(self.begun.len())
+        } else {
+            let newline = self.begun.iter().rposition(|&byte| byte == b'\n');
+            newline.filter(|_| lines).map(|at| at + 1)
+        };
+        end.map(|end| self.begun.split_to(end).freeze())
     }
 
     /// Ends this node and everything below it, children first.
@@ -251,12 +303,23 @@ impl Slot {
                     .try_for_each(|child| child.finish(pen, mime))?;
             }
         }
-        self.shape = Shape::Ended;
+        let shape = std::mem::replace(&mut self.shape, Shape::Ended);
+        if let (Shape::Leaf(metadata), false) = (shape, self.begun.is_empty()) {
+            let rest = self.begun.split().freeze();
+            return pen.session.end_with_data(self.node, &metadata, rest);
+        }
         pen.session
             .end(self.node, &Arc::new(Metadata::of(mime.clone())))
     }
 }
 
+fn is_json(mimetype: &str) -> bool {
+    let kind = mimetype.split(';').next().unwrap_or_default().trim();
+    kind.ends_with("json") || kind.ends_with("jsonl")
+}
+
 /// Outputs that speak about all answers together and are one leaf however many there are.
 const ABOUT_ALL: [&str; 4] = ["meta", "events", "progress", "controller_log"];
+/// A JSON value that is larger is cut all the same: it would not fit a fragment.
+const WHOLE_BYTES_MAX: usize = 4 << 20;
 const DEFAULT_MIME: ByteString = ByteString::from_static("application/octet-stream");

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use sapwood_proto::evergreen::{Metadata, Reason, Status};
+use sapwood_proto::evergreen::{Dialect, Metadata, Reason, Status};
 use sapwood_proto::session::Start;
 use serde_json::Value;
 
@@ -21,6 +21,8 @@ pub(super) fn answer(
     let (output, value) = match &*start.name {
         "LIST_ACTIONS" => ("actions", listing::actions(kernel, options)),
         "SESSION_INFO" => ("info", listing::session(options)),
+        // Whether anybody is there, in Action Engine's words (EV-742).
+        "__ping__" if options.dialect == Dialect::Msgpack => ("result", Value::Null),
         _ => return None,
     };
     let unknown = start

@@ -108,6 +108,16 @@ pub fn encode(message: &Message, context: Context<'_>, out: &mut BytesMut) {
     }
 }
 
+/// Metadata that this dialect carries as the attribute `name` (EV-740).
+#[must_use]
+pub fn attribute(name: &str, value: impl Into<Vec<u8>>) -> Any {
+    let attributes = BTreeMap::from([(name.to_owned(), value.into())]);
+    Any {
+        type_url: ATTRIBUTES.to_owned(),
+        value: Attributes { attributes }.encode_to_vec(),
+    }
+}
+
 /// How many more parts may be read.
 struct Budget(usize);
 

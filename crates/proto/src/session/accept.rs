@@ -84,6 +84,33 @@ impl Store {
         self.place(key, seq, last, piece, rules)
     }
 
+    /// Where a fragment goes in a dialect that is lax about it: after the highest, if it names no place (EV-731), and
+    /// nowhere past the final one (EV-740). What stands past a final one that comes late goes.
+    pub(super) fn lax_seq(&mut self, fragment: &Fragment) -> Option<i32> {
+        let Some(key) = self.find(&fragment.id) else {
+            return Some(fragment.seq.max(0));
+        };
+        let node = self.get_mut(key);
+        let append = || {
+            node.highest()
+                .map_or(0, |highest| highest.saturating_add(1))
+        };
+        let seq = u32::try_from(fragment.seq).unwrap_or_else(|_| append());
+        if node.last.is_some_and(|last| seq > last) {
+            return None;
+        }
+        if fragment.last && !node.has(seq) {
+            let past = node.early.split_off(&seq);
+            for (seq, piece) in past {
+                let bytes = piece.len() as u64;
+                self.get_mut(key).unread -= bytes;
+                self.unread -= bytes;
+                self.give_back(piece.cost(seq));
+            }
+        }
+        i32::try_from(seq).ok()
+    }
+
     fn mention_all(
         &mut self,
         key: NodeKey,

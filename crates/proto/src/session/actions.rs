@@ -20,10 +20,12 @@ use crate::time::Time;
 pub(super) struct Entry {
     pub(super) name: ByteString,
     pub(super) inputs: Vec<NodeKey>,
-    /// Bound outputs, `__status__` not among them.
+    /// Bound outputs, those for statuses not among them.
     pub(super) outputs: Vec<NodeKey>,
     /// The output `__status__` (EV-921).
     pub(super) status: Option<NodeKey>,
+    /// The output `__dispatch_status__`: whether the action could be begun (EV-736).
+    pub(super) dispatch: Option<NodeKey>,
     /// Nodes made below its outputs.
     pub(super) made: Vec<NodeKey>,
     pub(super) deadline: Option<Time>,
@@ -48,6 +50,7 @@ impl Entry {
             inputs: Vec::new(),
             outputs: Vec::new(),
             status: None,
+            dispatch: None,
             made: Vec::new(),
             deadline: None,
             served,

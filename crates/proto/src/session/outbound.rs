@@ -40,8 +40,16 @@ impl Outbound {
 
     /// A piece was appended to a node of ours.
     pub(super) fn push(&mut self, key: NodeKey, bytes: usize, store: &mut Store) {
-        self.bytes += bytes + FRAGMENT_BYTES;
-        self.queue(key, store);
+        let bytes = bytes + FRAGMENT_BYTES;
+        let producer = store.get_mut(key).producer.get_or_insert_default();
+        match &mut producer.held {
+            // Nobody waits for room that only this node's end can make: the quota alone bounds what is held.
+            Some(held) => *held += bytes,
+            None => {
+                self.bytes += bytes;
+                self.queue(key, store);
+            }
+        }
     }
 
     /// Forgets what waits, to be told anew.
@@ -64,7 +72,7 @@ impl Outbound {
     /// Gives a node its place in the turn.
     pub(super) fn queue(&mut self, key: NodeKey, store: &mut Store) {
         let producer = store.get_mut(key).producer.get_or_insert_default();
-        if !producer.queued {
+        if !producer.queued && producer.held.is_none() {
             producer.queued = true;
             self.turns.push_back(key);
         }
@@ -149,12 +157,22 @@ impl Outbound {
                     .iter()
                     .map(|&child| store.get(child).id.clone())
                     .collect();
+                let children = children.clone();
+                self.announced(key, &children, store);
             }
             Some(Piece::Status(status)) => {
                 let payload = Some(Payload::Status(status.clone()));
                 fragment.chunk = Some(Chunk {
                     metadata: None,
                     payload,
+                });
+            }
+            // The end of a leaf says once more what it was, for dialects that need that (EV-721).
+            Some(Piece::Empty) if node.kind == Kind::Leaf => {
+                let metadata = node.metadata.clone();
+                fragment.chunk = metadata.map(|metadata| Chunk {
+                    metadata: Some(metadata),
+                    payload: None,
                 });
             }
             Some(Piece::Empty | Piece::Ref(_)) | None => {}
@@ -181,6 +199,42 @@ impl Outbound {
         if next_bytes(parent, store).is_some() {
             self.queue(parent, store);
         }
+        self.next_turn(parent, Some(key), store);
+    }
+
+    /// The peer knows these children of a tree now: the first of them may be sent.
+    fn announced(&mut self, tree: NodeKey, children: &[NodeKey], store: &mut Store) {
+        let waiting = |child: &&NodeKey| {
+            let producer = store.get(**child).producer.as_ref();
+            producer
+                .is_some_and(|producer| producer.parent == Some(tree) && producer.held.is_some())
+        };
+        let count = children.iter().filter(waiting).count();
+        if let Some(producer) = &mut store.get_mut(tree).producer {
+            producer.announced += count;
+        }
+        self.next_turn(tree, None, store);
+    }
+
+    /// Leaves of one tree go one after the other, where the peer needs that (EV-722).
+    fn next_turn(&mut self, tree: NodeKey, ended: Option<NodeKey>, store: &mut Store) {
+        let Some(producer) = &mut store.get_mut(tree).producer else {
+            return;
+        };
+        if producer.turn != ended || producer.announced == 0 {
+            producer.turn = producer.turn.filter(|turn| Some(*turn) != ended);
+            return;
+        }
+        producer.announced -= 1;
+        producer.turn = producer.line.pop_front();
+        let Some(next) = producer.turn else { return };
+        let held = store.get_mut(next).producer.as_mut();
+        self.bytes += held
+            .and_then(|producer| producer.held.take())
+            .unwrap_or_default();
+        if next_bytes(next, store).is_some() {
+            self.queue(next, store);
+        }
     }
 }
 
@@ -189,9 +243,8 @@ fn next_bytes(key: NodeKey, store: &Store) -> Option<usize> {
     let node = store.get(key);
     let producer = node.producer.as_ref()?;
     let piece = node.piece(producer.sent)?;
-    // A tree ends after everything below it (EV-508).
-    let held =
-        node.kind == Kind::Tree && node.last == Some(producer.sent) && producer.open_children > 0;
+    // A tree ends after everything below it (EV-508), and so does the status of an action (EV-735).
+    let held = node.last == Some(producer.sent) && producer.open_children > 0;
     (!held).then_some(piece.len() + FRAGMENT_BYTES)
 }
 

@@ -55,7 +55,8 @@ impl Session {
         Ok(())
     }
 
-    /// Appends bytes to a leaf. The first write fixes its metadata; later ones only add. Payloads above
+    /// Appends bytes to a leaf. The first write fixes its metadata; later ones only add, unless the dialect takes each
+    /// for itself ([`crate::evergreen::Manners::flat`]). Payloads above
     /// `max_fragment_bytes` are cut, which means nothing (EV-211).
     ///
     /// # Errors
@@ -70,14 +71,31 @@ impl Session {
         if self.is_dropped(node) {
             return Ok(());
         }
-        self.check_writable(node, Kind::Leaf)?;
         if !self.has_room() {
+            self.check_writable(node, Kind::Leaf)?;
             return Err(WriteError::Full);
         }
         self.put(node, metadata, data)
     }
 
-    /// The same, whatever else waits.
+    /// The last bytes of a leaf. Needs no room, as an end does not, so it is for what cannot be said before the end.
+    ///
+    /// # Errors
+    /// The node or the session cannot take it.
+    pub fn end_with_data(
+        &mut self,
+        node: NodeKey,
+        metadata: &Arc<Metadata>,
+        data: Bytes,
+    ) -> Result<(), WriteError> {
+        if self.is_dropped(node) {
+            return Ok(());
+        }
+        self.put(node, metadata, data)?;
+        self.end(node, metadata)
+    }
+
+    /// The same as [`Self::write`], whatever else waits.
     pub(super) fn put(
         &mut self,
         node: NodeKey,
@@ -90,7 +108,8 @@ impl Session {
         loop {
             let part = rest.split_to(rest.len().min(most));
             let known = self.store.get_mut(node);
-            let piece = if known.metadata.is_none() {
+            let first = known.metadata.is_none();
+            let piece = if first || (self.config.manners.flat && !part.is_empty()) {
                 known.metadata = Some(Arc::clone(metadata));
                 Piece::Begin(Arc::clone(metadata), part)
             } else if part.is_empty() {
@@ -246,8 +265,10 @@ impl Session {
     }
 
     /// Notes which children of ours have to be sent before the tree may end.
-    fn adopt(&mut self, tree: NodeKey, children: &[NodeKey]) {
+    pub(super) fn adopt(&mut self, tree: NodeKey, children: &[NodeKey]) {
+        let in_line = self.config.manners.in_order && self.store.get(tree).kind == Kind::Tree;
         let mut open = 0;
+        let mut line = Vec::new();
         for &child in children {
             let node = self.store.get_mut(child);
             node.referenced = true;
@@ -259,17 +280,20 @@ impl Session {
             if !node.owner.is_local() || wholly_sent || child == tree {
                 continue;
             }
+            let unwritten = node.next_seq() == 0;
             let producer = node.producer.get_or_insert_default();
             if producer.parent.is_none() {
                 producer.parent = Some(tree);
                 open += 1;
+                if in_line && unwritten {
+                    producer.held = Some(0);
+                    line.push(child);
+                }
             }
         }
-        self.store
-            .get_mut(tree)
-            .producer
-            .get_or_insert_default()
-            .open_children += open;
+        let producer = self.store.get_mut(tree).producer.get_or_insert_default();
+        producer.open_children += open;
+        producer.line.extend(line);
     }
 
     fn append_last(&mut self, node: NodeKey, piece: Piece) -> Result<(), WriteError> {

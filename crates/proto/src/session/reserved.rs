@@ -199,7 +199,7 @@ fn check(action: &Action, is_input: impl Fn(&str) -> bool) -> Result<(), Status>
 /// The output of RESUME has a name of its own.
 fn is_answer(action: &Action, param: &Param) -> bool {
     match &*param.name {
-        "__status__" => true,
+        "__status__" | "__dispatch_status__" => true,
         "result" => &*action.name != RESUME,
         name => name == HAVE && &*action.name == RESUME,
     }

@@ -100,9 +100,10 @@ impl Session {
             // Those that ended before refuse, which is fine.
             let _ = self.end(node, &metadata);
         }
-        if let Some(node) = entry.status {
-            let _ = self.end_with(node, None);
+        for &node in entry.dispatch.iter().chain(&entry.status) {
+            self.conclude(node, &entry, None);
         }
+        self.let_go_of(&entry);
         self.action_is_gone();
     }
 
@@ -130,13 +131,57 @@ impl Session {
             self.abort(status);
             return;
         }
+        if let Some(node) = entry.dispatch {
+            self.conclude(node, &entry, Some(Arc::clone(&status)));
+        }
         // Outputs last, so that a tree ends after what is below it.
-        for &node in entry.made.iter().chain(&entry.outputs).chain(&entry.status) {
+        for &node in entry.made.iter().chain(&entry.outputs) {
             if !self.is_closed() && !self.store.get(node).is_complete() {
                 let _ = self.end_with(node, Some(Arc::clone(&status)));
             }
         }
+        if let Some(node) = entry.status {
+            self.conclude(node, &entry, Some(status));
+        }
+        self.let_go_of(&entry);
         self.action_is_gone();
+    }
+
+    /// The shell says that it has begun an action of the peer's (EV-736).
+    pub fn dispatched(&mut self, action: ActionKey) {
+        let node = self.actions.get(action).and_then(|entry| entry.dispatch);
+        if let Some(node) = node.filter(|_| !self.is_closed()) {
+            let _ = self.end_with(node, None);
+        }
+    }
+
+    /// Writes a status of an action, unless it is written. That of its end goes behind all of its outputs (EV-735).
+    fn conclude(&mut self, node: NodeKey, entry: &Entry, status: Option<Arc<Status>>) {
+        if self.is_closed() || self.store.get(node).is_complete() {
+            return;
+        }
+        if entry.status == Some(node) {
+            self.adopt(node, &entry.outputs);
+        }
+        let _ = self.end_with(node, status);
+    }
+
+    /// In a dialect whose sessions last for years, what an action leaves is dropped with it (EV-741).
+    fn let_go_of(&mut self, entry: &Entry) {
+        if !self.config.manners.flat || self.is_closed() {
+            return;
+        }
+        let all = entry.inputs.iter().chain(&entry.outputs);
+        let all = all.chain(&entry.dispatch).chain(&entry.status);
+        let read_by_others = |node: &NodeKey| {
+            let mut others = self.actions.iter();
+            others.any(|(_, other)| other.inputs.contains(node))
+        };
+        let named: Vec<(NodeKey, bool)> = all
+            .filter(|node| !read_by_others(node))
+            .map(|&node| (node, false))
+            .collect();
+        self.drop_nodes(&named);
     }
 
     /// Takes an action of the peer's off the books; what it held and had still to read is free.
@@ -273,6 +318,8 @@ impl Session {
             };
             if &**name == STATUS_OUTPUT && entry.status.is_none() {
                 entry.status = Some(node);
+            } else if &**name == DISPATCH_OUTPUT && entry.dispatch.is_none() {
+                entry.dispatch = Some(node);
             } else {
                 entry.outputs.push(node);
                 outputs.push((copy(name), node));
@@ -418,4 +465,6 @@ fn copy(text: &bytestring::ByteString) -> bytestring::ByteString {
 
 /// The output that every action accepts (EV-921).
 const STATUS_OUTPUT: &str = "__status__";
+/// The output that a dialect with two statuses lists besides (EV-736).
+const DISPATCH_OUTPUT: &str = "__dispatch_status__";
 const OPTIONS: &str = "sapwood.v1.ActionOptions";

@@ -9,7 +9,7 @@
 //!                             └─┘ fragments, some ahead of their turn
 //! ```
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use ahash::RandomState;
@@ -107,6 +107,14 @@ pub(super) struct Producer {
     pub(super) parent: Option<NodeKey>,
     /// Children of ours that are not wholly sent.
     pub(super) open_children: u32,
+    /// Set while its turn has not come, for peers that take leaves as they arrive (EV-722): the bytes that wait with it.
+    pub(super) held: Option<usize>,
+    /// Children of ours whose turn has not come, in reading order.
+    pub(super) line: VecDeque<NodeKey>,
+    /// How many of those the peer has been told about.
+    pub(super) announced: usize,
+    /// The child whose turn it is.
+    pub(super) turn: Option<NodeKey>,
 }
 
 #[derive(Debug)]
