@@ -2,5 +2,7 @@
 //!
 //! Owns: nothing; a file per dialect. Refuses to know: the codecs, which are tested where they stand.
 
+mod json;
+mod msgpack;
 mod protobuf;
 mod transport;

@@ -1,0 +1,175 @@
+//! proto3-JSON as the TypeScript client speaks it (section 7.2).
+
+use sapwood_engine::scripted;
+use sapwood_tests::socket::{Said, Socket};
+use sapwood_tests::{Running, spawned, with_model};
+use serde_json::Value;
+
+fn json(said: &Said) -> Value {
+    match said {
+        Said::Text(text) => serde_json::from_str(text).unwrap(),
+        other => panic!("{other:?} is no text"),
+    }
+}
+
+fn fragments(said: &[Said]) -> Vec<Value> {
+    let lists = said.iter().map(|said| json(said)["nodeFragments"].clone());
+    lists
+        .flat_map(|list| list.as_array().cloned().unwrap_or_default())
+        .collect()
+}
+
+async fn generating() -> Running {
+    let model = scripted::Config::default();
+    Running::over(with_model(spawned(model))).await
+}
+
+const FINISH: &str = r#"{"actions":[{"name":"FINISH"}]}"#;
+
+/// EV-720, EV-721
+#[tokio::test]
+async fn ev_723_exactly_the_messages_of_the_client_are_answered_as_it_reads_them() {
+    let server = generating().await;
+    let mut socket = Socket::open(&server, "/", &[]).await.unwrap();
+    for text in [
+        r#"{"actions":[{"targetSpec":{"id":"evergreen://parrot"},"name":"GENERATE","inputs":[{"name":"prompt","id":"u1"}],"outputs":[{"name":"response","id":"u2"}]}]}"#,
+        r#"{"nodeFragments":[{"id":"u1","chunkFragment":{"metadata":{"mimetype":"text/plain","role":"USER"},"data":"SGkh"},"seq":0,"continued":true}]}"#,
+        r#"{"nodeFragments":[{"id":"u1","seq":1,"continued":false}]}"#,
+        FINISH,
+    ] {
+        socket.say(text).await;
+    }
+    let (said, close) = socket.rest().await;
+    assert_eq!(close, Some((1000, String::new())));
+    let all = fragments(&said);
+    assert!(all.len() > 1);
+    for (seq, fragment) in all.iter().enumerate() {
+        assert_eq!(fragment["id"], "u2");
+        assert_eq!(fragment["seq"], seq);
+        assert_eq!(fragment["continued"], seq + 1 < all.len());
+        let metadata = &fragment["chunkFragment"]["metadata"];
+        assert_eq!(
+            metadata["mimetype"], "text/plain",
+            "on every one, {fragment}"
+        );
+        assert_eq!(metadata["role"], "ASSISTANT", "on every one, {fragment}");
+        assert_eq!(fragment.get("childIds"), None);
+    }
+}
+
+/// EV-903
+#[tokio::test]
+async fn ev_720_what_is_wrong_is_said_in_json_and_closed() {
+    let server = Running::with_test_functions().await;
+    for (text, reason, code) in [
+        (r#"{"actions":"#, "BAD_MESSAGE", 1007),
+        (
+            r#"{"nodeFragments":[{"id":"p","chunkFragment":{"data":"*"}}]}"#,
+            "BAD_MESSAGE",
+            1007,
+        ),
+        (
+            r#"{"nodeFragments":[{"id":"p","seq":3},{"id":"p","seq":9}]}"#,
+            "SEQ_PAST_FINAL",
+            1008,
+        ),
+    ] {
+        let mut socket = Socket::speaking(&server, "evergreen.v2.json").await;
+        socket.say(text).await;
+        let (said, close) = socket.rest().await;
+        let error = &json(said.last().unwrap())["error"];
+        assert_eq!(error["code"], 3);
+        assert_eq!(error["status"], "INVALID_ARGUMENT");
+        let detail = &error["details"][0];
+        assert_eq!(detail["@type"], "type.googleapis.com/google.rpc.ErrorInfo");
+        assert_eq!(
+            (&detail["reason"], &detail["domain"]),
+            (&reason.into(), &"evergreen.sapwood".into())
+        );
+        assert_eq!(close, Some((code, format!("INVALID_ARGUMENT: {reason}"))));
+    }
+}
+
+#[tokio::test]
+async fn ev_722_answers_come_one_after_the_other_and_are_announced_before() {
+    let server = generating().await;
+    let mut socket = Socket::speaking(&server, "evergreen.v2.json").await;
+    socket
+        .say(
+            r#"{"actions":[{"name":"GENERATE","inputs":[{"name":"prompt","id":"p"},{"name":"config","id":"c"}],"outputs":[{"name":"response","id":"r"}]}],
+                "nodeFragments":[{"id":"p","chunkFragment":{"metadata":{"mimetype":"text/plain","role":"USER"},"data":"SGkh"}},
+                {"id":"c","chunkFragment":{"metadata":{"mimetype":"application/json"},"data":"eyJuIjozLCJtYXhfdG9rZW5zIjoxMn0="}}]}"#,
+        )
+        .await;
+    socket.say(FINISH).await;
+    let (said, close) = socket.rest().await;
+    assert_eq!(close, Some((1000, String::new())));
+    let all = fragments(&said);
+    let children: Vec<&Value> = all
+        .iter()
+        .filter_map(|fragment| fragment["childIds"].as_array())
+        .flatten()
+        .collect();
+    assert_eq!(children.len(), 3);
+    let mut order: Vec<&Value> = Vec::new();
+    let mut known: Vec<&Value> = Vec::new();
+    for fragment in &all {
+        known.extend(fragment["childIds"].as_array().into_iter().flatten());
+        let id = &fragment["id"];
+        if id == "r" {
+            continue;
+        }
+        assert!(known.contains(&id), "announced before, {fragment}");
+        if order.last() != Some(&id) {
+            order.push(id);
+        }
+    }
+    assert_eq!(order, children, "each from its beginning to its end");
+    assert_eq!(all.last().unwrap()["id"], "r");
+}
+
+#[tokio::test]
+async fn ev_722_json_values_are_not_cut() {
+    let server = Running::with_test_functions().await;
+    let mut socket = Socket::speaking(&server, "evergreen.v2.json").await;
+    let piece = |node: &str, mime: &str, seq: usize, data: &str, more: bool| {
+        format!(
+            r#"{{"id":"{node}","seq":{seq},"continued":{more},"chunkFragment":{{"metadata":{{"mimetype":"{mime}"}},"data":"{data}"}}}}"#
+        )
+    };
+    let whole = "application/json";
+    let lines = "application/x-ndjson";
+    let list = [
+        // {"a":  1}
+        piece("p", whole, 0, "eyJhIjo=", true),
+        // {"b":1}\n{"b"  :2}\n
+        piece("q", lines, 0, "eyJiIjoxfQp7ImIi", true),
+        piece("q", lines, 1, "OjJ9Cg==", false),
+    ];
+    let echo = |node: &str, out: &str| {
+        format!(
+            r#"{{"name":"echo","inputs":[{{"name":"text","id":"{node}"}}],"outputs":[{{"name":"response","id":"{out}"}}]}}"#
+        )
+    };
+    let text = format!(
+        r#"{{"actions":[{},{}],"nodeFragments":[{}]}}"#,
+        echo("p", "r"),
+        echo("q", "s"),
+        list.join(",")
+    );
+    socket.say(&text).await;
+    let last = piece("p", whole, 1, "MX0=", false);
+    socket
+        .say(&format!(r#"{{"nodeFragments":[{last}]}}"#))
+        .await;
+    socket.say(FINISH).await;
+    let (said, _) = socket.rest().await;
+    let all = fragments(&said);
+    let data = |node: &str| {
+        let of = all.iter().filter(|fragment| fragment["id"] == *node);
+        of.filter_map(|fragment| fragment["chunkFragment"]["data"].as_str())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(data("r"), ["eyJhIjoxfQ=="]);
+    assert_eq!(data("s"), ["eyJiIjoxfQo=", "eyJiIjoyfQo="]);
+}
