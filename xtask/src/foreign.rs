@@ -1,10 +1,11 @@
 //! The lane `foreign`: clients of other languages against a running server.
 //!
-//! Owns: one virtual environment per client (their pins conflict), the server they talk to, and starting them. Refuses
-//! to know: what they check.
+//! Owns: one environment per client (their pins conflict), the server they talk to, and starting them. Refuses to know:
+//! what they check.
 //!
-//! A client is a folder `tests/foreign/NAME` with `requirements.txt` and `check.py`. The script is called with
-//! `--server HOST:PORT` and ends with a line `N passed, N failed`. The server runs with `tests/foreign/sapwood.toml`.
+//! A client is a folder `tests/foreign/NAME` with `requirements.txt` and `check.py`, or with `package.json` and
+//! `check.mjs`. The script is called with `--server HOST:PORT` and ends with a line `N passed, N failed`. The server runs
+//! with `tests/foreign/sapwood.toml`.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -33,15 +34,18 @@ pub(crate) fn run() -> Result<Outcome> {
             .unwrap_or_default()
             .to_string_lossy()
             .into_owned();
-        let venv = root().join("target/foreign").join(&name);
-        if prepare(&client, &venv).is_err() {
+        let place = root().join("target/foreign").join(&name);
+        let prepared = if client.join("check.py").exists() {
+            python(&client, &place)
+        } else {
+            node(&client, &place)
+        };
+        let Ok((program, script)) = prepared else {
             skipped.push(name);
             continue;
-        }
-        let script = client.join("check.py").display().to_string();
-        let python = venv.join("bin/python").display().to_string();
+        };
         process::run(&mut process::program(
-            &python,
+            &program,
             &[&script, "--server", &server.address],
         ))?;
     }
@@ -60,13 +64,14 @@ fn clients(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut clients: Vec<_> = entries
         .flatten()
         .map(|entry| entry.path())
-        .filter(|path| path.join("check.py").exists())
+        .filter(|path| path.join("check.py").exists() || path.join("check.mjs").exists())
         .collect();
     clients.sort();
     Ok(clients)
 }
 
-fn prepare(client: &Path, venv: &Path) -> Result<()> {
+/// A virtual environment with what the client needs: its interpreter, and the script.
+fn python(client: &Path, venv: &Path) -> Result<(String, String)> {
     let python = venv.join("bin/python").display().to_string();
     if !Path::new(&python).exists() {
         let folder = venv.display().to_string();
@@ -84,6 +89,31 @@ fn prepare(client: &Path, venv: &Path) -> Result<()> {
             "-r",
             &requirements,
         ],
+    ))?;
+    Ok((python, client.join("check.py").display().to_string()))
+}
+
+/// The same for Node, which finds packages beside the script: a copy of it stands among them.
+fn node(client: &Path, place: &Path) -> Result<(String, String)> {
+    std::fs::create_dir_all(place)?;
+    for name in ["package.json", "check.mjs"] {
+        std::fs::copy(client.join(name), place.join(name))?;
+    }
+    let folder = place.display().to_string();
+    process::run(&mut process::program(
+        "npm",
+        &[
+            "install",
+            "--silent",
+            "--no-audit",
+            "--no-fund",
+            "--prefix",
+            &folder,
+        ],
+    ))?;
+    Ok((
+        "node".to_owned(),
+        place.join("check.mjs").display().to_string(),
     ))
 }
 

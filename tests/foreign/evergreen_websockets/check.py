@@ -1,0 +1,215 @@
+"""Evergreen over a plain WebSocket, as a program writes it by hand: PyPI websockets, protobuf and JSON.
+
+Owns: both dialects against protobuf's own encoding and JSON mapping, detection, half-close, last words, small frames.
+Refuses to know: anything of the Rust code but its .proto files.
+
+    python tests/foreign/evergreen_websockets/check.py --server 127.0.0.1:8000 [--key SECRET]
+
+Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing failed.
+"""
+
+import argparse
+import importlib
+import json
+import pathlib
+import sys
+import tempfile
+import traceback
+
+import grpc_tools
+from google.protobuf import json_format
+from grpc_tools import protoc
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+TIMEOUT_S = 30
+
+
+def make_messages(root):
+    """Generates the messages into a scratch folder and imports them."""
+    out = tempfile.mkdtemp(prefix="evergreen-messages-")
+    well_known = str(pathlib.Path(grpc_tools.__file__).parent / "_proto")
+    files = ["evergreen/v2/evergreen.proto", "evergreen/v2/evergreen_service.proto", "sapwood/v1/config.proto"]
+    if protoc.main(["protoc", f"-I{root}", f"-I{well_known}", f"--python_out={out}", *files]) != 0:
+        raise SystemExit("the .proto files do not compile")
+    sys.path.insert(0, out)
+    # Known to protobuf's JSON mapping by being imported.
+    importlib.import_module("sapwood.v1.config_pb2")
+    return importlib.import_module("evergreen.v2.evergreen_service_pb2")
+
+
+class World:
+    def __init__(self, options):
+        self.pb = make_messages(options.proto)
+        self.server = options.server
+        self.headers = {"Authorization": f"Bearer {options.key}"} if options.key else {}
+
+    def open(self, path="/evergreen", subprotocol=None):
+        return connect(
+            f"ws://{self.server}{path}",
+            subprotocols=[subprotocol] if subprotocol else None,
+            additional_headers=self.headers,
+            open_timeout=TIMEOUT_S,
+            max_size=None,
+        )
+
+    def message(self, actions=(), fragments=()):
+        message = self.pb.SessionMessage()
+        for name, inputs, outputs in actions:
+            action = message.actions.add(name=name)
+            for param, node in inputs.items():
+                action.inputs.add(name=param, id=node)
+            for param, node in outputs.items():
+                action.outputs.add(name=param, id=node)
+        for node, seq, data, continued in fragments:
+            fragment = message.node_fragments.add(id=node, seq=seq, continued=continued)
+            fragment.chunk_fragment.data = data
+            if seq == 0:
+                fragment.chunk_fragment.metadata.mimetype = "text/plain"
+                fragment.chunk_fragment.metadata.role = "USER"
+        return message
+
+    def rest(self, socket):
+        """Everything until the Close, and how that reads."""
+        said = []
+        while True:
+            try:
+                said.append(socket.recv(timeout=TIMEOUT_S))
+            except ConnectionClosed as closed:
+                return said, (closed.rcvd.code, closed.rcvd.reason)
+
+
+FINISH = ("FINISH", {}, {})
+
+
+def content(messages, node):
+    fragments = [f for message in messages for f in message.node_fragments if f.id == node]
+    assert [f.seq for f in fragments] == list(range(len(fragments)))
+    assert [f.continued for f in fragments] == [True] * (len(fragments) - 1) + [False]
+    return b"".join(f.chunk_fragment.data for f in fragments)
+
+
+def protobuf_echo(world):
+    for path, subprotocol in (("/", None), ("/evergreen", None), ("/evergreen", "evergreen.v2.proto")):
+        with world.open(path, subprotocol) as socket:
+            assert socket.subprotocol == subprotocol
+            echo = ("echo", {"text": "p"}, {"response": "r"})
+            fragments = [("p", 0, b"hello ", True), ("p", 1, b"world", False)]
+            socket.send(world.message([echo, FINISH], fragments).SerializeToString())
+            said, close = world.rest(socket)
+            answers = [world.pb.SessionMessage.FromString(bytes(one)) for one in said]
+            assert content(answers, "r") == b"hello world" and close == (1000, ""), close
+
+
+def json_echo_in_protobufs_own_mapping(world):
+    for names in (False, True):
+        with world.open("/evergreen", "evergreen.v2.json") as socket:
+            echo = ("echo", {"text": "p"}, {"response": "r"})
+            message = world.message([echo, FINISH], [("p", 0, "größe".encode(), False)])
+            socket.send(json_format.MessageToJson(message, preserving_proto_field_name=names))
+            said, close = world.rest(socket)
+            assert all(isinstance(one, str) for one in said)
+            answers = [json_format.Parse(one, world.pb.SessionMessage()) for one in said]
+            assert content(answers, "r") == "größe".encode() and close == (1000, ""), close
+
+
+def generate_in_json(world):
+    with world.open("/") as socket:
+        action = {
+            "name": "GENERATE",
+            "inputs": [{"name": "prompt", "id": "p"}],
+            "outputs": [{"name": "response", "id": "r"}, {"name": "meta", "id": "m"}],
+            "configs": [{"@type": "type.googleapis.com/sapwood.v1.GenerateConfig", "maxTokens": 8}],
+        }
+        chunk = {"metadata": {"mimetype": "text/plain", "role": "USER"}, "data": "SGkh"}
+        socket.send(json.dumps({"actions": [action], "nodeFragments": [{"id": "p", "chunkFragment": chunk}]}))
+        socket.send(json.dumps({"actions": [{"name": "FINISH"}]}))
+        said, close = world.rest(socket)
+        answers = [json_format.Parse(one, world.pb.SessionMessage()) for one in said]
+        assert content(answers, "r").strip() and close == (1000, ""), close
+        assert json.loads(content(answers, "m"))["usage"], said
+
+
+def pieces_of_16_bytes(world):
+    with world.open() as socket:
+        echo = ("echo", {"text": "p"}, {"response": "r"})
+        data = world.message([echo, FINISH], [("p", 0, b"x" * 65_536, False)]).SerializeToString()
+        socket.send(data[at : at + 16] for at in range(0, len(data), 16))
+        said, close = world.rest(socket)
+        answers = [world.pb.SessionMessage.FromString(bytes(one)) for one in said]
+        assert content(answers, "r") == b"x" * 65_536 and close == (1000, ""), close
+
+
+def a_wrong_message_has_last_words(world):
+    past = world.message(fragments=[("p", 0, b"x", False), ("p", 5, b"x", False)])
+    with world.open() as socket:
+        socket.send(past.SerializeToString())
+        said, close = world.rest(socket)
+        last = world.pb.SessionMessage.FromString(bytes(said[-1])).node_fragments[0]
+        assert last.id == "__abort__" and not last.continued
+        assert close == (1008, "INVALID_ARGUMENT: SEQ_PAST_FINAL"), close
+    with world.open() as socket:
+        socket.send(json_format.MessageToJson(past))
+        said, close = world.rest(socket)
+        assert json.loads(said[-1])["error"]["details"][0]["reason"] == "SEQ_PAST_FINAL"
+        assert close == (1008, "INVALID_ARGUMENT: SEQ_PAST_FINAL"), close
+
+
+def what_is_no_dialect_is_closed(world):
+    for text, code in (("HELLO 1", 1003), ("[]", 1007)):
+        with world.open("/") as socket:
+            socket.send(text)
+            assert world.rest(socket)[1][0] == code
+    with world.open() as socket:
+        socket.send(b"\x90")
+        assert world.rest(socket)[1][0] == 1007
+
+
+def options_are_checked_before_the_upgrade(world):
+    try:
+        world.open("/evergreen?evergreen-metadata=sloppy")
+    except InvalidStatus as refused:
+        assert refused.response.status_code == 400
+    else:
+        raise AssertionError("accepted")
+
+
+def pings_are_answered(world):
+    with world.open() as socket:
+        assert socket.ping().wait(TIMEOUT_S)
+
+
+CHECKS = [
+    protobuf_echo,
+    json_echo_in_protobufs_own_mapping,
+    generate_in_json,
+    pieces_of_16_bytes,
+    a_wrong_message_has_last_words,
+    what_is_no_dialect_is_closed,
+    options_are_checked_before_the_upgrade,
+    pings_are_answered,
+]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--server", default="127.0.0.1:8000", help="host:port")
+    parser.add_argument("--key", default="", help="bearer key, if the server wants one")
+    here = pathlib.Path(__file__).resolve()
+    parser.add_argument("--proto", default=str(here.parents[3] / "crates/proto/proto"), help="our .proto files")
+    world = World(parser.parse_args())
+    failed = 0
+    for check in CHECKS:
+        try:
+            check(world)
+            print(f"ok      {check.__name__}")
+        except (Exception, AssertionError):  # noqa: BLE001 - every failure is reported and counted
+            failed += 1
+            print(f"FAILED  {check.__name__}")
+            traceback.print_exc(limit=3)
+    print(f"{len(CHECKS) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
