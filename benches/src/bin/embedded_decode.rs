@@ -60,7 +60,7 @@ fn main() -> Result<ExitCode> {
     // what keeping costs is a row of its own.
     let forgetful = Options {
         kept_prefixes: 0,
-        ..options.clone()
+        ..options
     };
     let mut alone = model(&forgetful)?;
     let engine = Engine::spawn(Box::new(model(&forgetful)?), Config::default())?;

@@ -127,7 +127,6 @@ pub(super) struct Facts {
     pub(super) description: String,
     pub(super) parameters: u64,
     pub(super) weight_bytes: u64,
-    pub(super) trained_tokens: u32,
     /// Its state is not a list of cells, so it cannot be cut back.
     pub(super) recurrent: bool,
     /// It turns a prefix into a next token, which is all we can serve.
@@ -213,7 +212,6 @@ impl Model {
                     .unwrap_or_default(),
                 parameters: sys::llama_model_n_params(model),
                 weight_bytes: sys::llama_model_size(model),
-                trained_tokens: u32::try_from(sys::llama_model_n_ctx_train(model)).unwrap_or(0),
                 recurrent: sys::llama_model_is_recurrent(model)
                     || sys::llama_model_is_hybrid(model),
                 generates: sys::llama_model_has_decoder(model)
