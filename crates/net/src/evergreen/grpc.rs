@@ -97,10 +97,10 @@ pub fn from_client(status: &tonic::Status) -> Status {
     from_grpc(status)
 }
 
-/// The connection to a server that broke, which the library calls unknown.
+/// The connection to a server that broke, which the library calls unknown or internal: what has a cause below gRPC was
+/// said by nobody.
 fn cut(status: &tonic::Status) -> Option<Status> {
-    let causes = std::iter::successors(std::error::Error::source(status), |cause| cause.source());
-    let broken = causes.filter(|cause| cause.is::<std::io::Error>()).count() > 0;
+    let broken = std::error::Error::source(status).is_some() && status.details().is_empty();
     let message = "the connection to the server was lost: try again";
     broken.then(|| Status::other(Code::Unavailable, "", message))
 }

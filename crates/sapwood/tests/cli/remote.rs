@@ -1,7 +1,8 @@
 //! Calls and conversations with a server, and what happens when there is none.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::process::Stdio;
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -259,7 +260,12 @@ fn a_command_takes_leave_of_the_server_on_every_way_out() {
     ];
     let mut child = sapwood(&here, &call).spawn().unwrap();
     let mut first = [0; 1];
-    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut first).unwrap();
+    child
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut first)
+        .unwrap();
     interrupt(&child, Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     ended_in_order(&mut serving);
@@ -283,7 +289,12 @@ fn oa_904_a_running_answer_is_finished_in_the_drain_or_cut_with_exit_code_3() {
         ];
         let mut child = sapwood(&here, &call).spawn().unwrap();
         let mut first = [0; 1];
-        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut first).unwrap();
+        child
+            .stdout
+            .as_mut()
+            .unwrap()
+            .read_exact(&mut first)
+            .unwrap();
         serving.signal(Signal::TERM);
         let ended = child.wait_with_output().unwrap();
         let (served, log) = serving.end();
@@ -344,8 +355,27 @@ fn an_upstream_s_models_and_functions_are_served_here_too() {
         (0, "and back"),
         "{ended:?}"
     );
-    // Gone, it is told of what was its own; what begins without it begins all the same.
+    // It goes away in the middle of a call.
+    let echo = ["run", "echo", "--server", &url, "--input", "text=-"];
+    let mut running = sapwood(&here, &echo).stdin(Stdio::piped()).spawn().unwrap();
+    let mut typed = running.stdin.take().unwrap();
+    typed.write_all(b"x").unwrap();
+    let mut first = [0; 1];
+    running
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut first)
+        .unwrap();
     drop(back);
+    let ended = running.wait_with_output().unwrap();
+    let told = String::from_utf8(ended.stderr).unwrap();
+    assert!(
+        told.contains("the connection to the server was lost"),
+        "{told}"
+    );
+    drop(typed);
+    // Later calls are told too, and a server that begins without it begins all the same.
     front.wait_for("lost an upstream; it is joined again when it answers");
     let ended = run(&here, &call);
     assert!(ended.code == 1 && ended.out.is_empty(), "{ended:?}");
