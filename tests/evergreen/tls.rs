@@ -38,13 +38,17 @@ async fn oa_907_an_evergreen_session_runs_inside_tls() {
     kernel.add_all(test_functions()).unwrap();
     let server = Running::start_with(config, kernel, Config::default(), Vec::new()).await;
 
-    let mut address = Address::new(format!("https://{}", server.address));
-    let stranger = Session::connect(&address, Options::default()).await;
-    assert_eq!(stranger.err().unwrap().code, Code::Unavailable);
-    address.authorities = Some(signed.cert.pem().into_bytes());
-    let session = Session::connect(&address, Options::default())
-        .await
-        .unwrap();
+    for scheme in ["https", "wss", "evergreen+wss"] {
+        let mut address = Address::new(format!("{scheme}://{}", server.address));
+        let stranger = Session::connect(&address, Options::default()).await;
+        assert_eq!(stranger.err().unwrap().code, Code::Unavailable, "{scheme}");
+        address.authorities = Some(signed.cert.pem().into_bytes());
+        echo(&address).await;
+    }
+}
+
+async fn echo(address: &Address) {
+    let session = Session::connect(address, Options::default()).await.unwrap();
     let metadata = Arc::new(Metadata::of("text/plain"));
     let mut input = session.write().unwrap();
     let call = session

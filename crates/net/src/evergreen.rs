@@ -6,6 +6,7 @@ pub mod grpc;
 mod link;
 mod session;
 mod transport;
+mod websocket;
 
 pub use session::{Call, Node, Options, Reader, Request, Session, Writer};
 pub use transport::Address;

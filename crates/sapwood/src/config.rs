@@ -329,13 +329,11 @@ impl Config {
 fn check_upstream(url: &str) -> Result<(), Failure> {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     match scheme {
-        "evergreen+http" | "evergreen+https" => Ok(()),
-        "evergreen+ws" | "evergreen+wss" | "lmtp" | "triton+http" | "triton+https"
-        | "triton+grpc" | "triton+grpcs" | "openai+http" | "openai+https" => {
-            Err(Failure::usage(format!(
-                "upstreams: {scheme}:// is not built yet; another Sapwood is reached by evergreen+http://HOST:PORT"
-            )))
-        }
+        "evergreen+http" | "evergreen+https" | "evergreen+ws" | "evergreen+wss" => Ok(()),
+        "lmtp" | "triton+http" | "triton+https" | "triton+grpc" | "triton+grpcs"
+        | "openai+http" | "openai+https" => Err(Failure::usage(format!(
+            "upstreams: {scheme}:// is not built yet; another Sapwood is reached by evergreen+http://HOST:PORT"
+        ))),
         _ => Err(Failure::usage(format!(
             "upstreams: `{url}` is no upstream; write evergreen+http://HOST:PORT"
         ))),

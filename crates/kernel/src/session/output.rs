@@ -177,7 +177,16 @@ impl Output {
             let choice = msgpack::attribute("choice", chunk.choice.to_string());
             metadata.experimental.push(choice);
         }
-        let metadata = Arc::new(metadata);
+        // A function says who speaks once.
+        if let Shape::Leaf(before) = &self.top.shape
+            && metadata.role.is_empty()
+        {
+            metadata.role = before.role.clone();
+        }
+        let metadata = match &self.top.shape {
+            Shape::Leaf(before) if **before == metadata => Arc::clone(before),
+            _ => Arc::new(metadata),
+        };
         pen.session
             .write(self.top.node, &metadata, chunk.data.clone())?;
         self.top.shape = Shape::Leaf(metadata);

@@ -14,15 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use futures::StreamExt;
 use prost_types::Any;
-use sapwood_proto::evergreen::{Limits, Metadata, Status};
+use sapwood_proto::evergreen::{Dialect, Limits, Manners, Metadata, MetadataMode, Status};
 use sapwood_proto::session::{
     self as machine, ActionKey, Config, CursorId, NodeKey, Piece, Read, Retain, Side, WriteError,
 };
 use tokio::task::AbortHandle;
 
-use super::grpc;
 use super::link::{self, Link, Outgoing, pump};
 use super::transport::{Address, Connection};
 
@@ -92,6 +90,7 @@ impl Session {
                 timeout.as_millis().max(1).to_string(),
             ));
         }
+        let dialect = connection.dialect();
         let link = Link::new(|now| {
             let config = Config {
                 // Nothing of ours ends a session that is merely quiet: the server has its own idle limit.
@@ -100,6 +99,11 @@ impl Session {
                     ..Limits::clone(&options.limits)
                 }),
                 partial_failure: true,
+                metadata: metadata(dialect),
+                manners: Manners {
+                    lax_seq: dialect.manners().lax_seq,
+                    ..Manners::default()
+                },
                 retain: if options.retain_unread {
                     Retain::Unread
                 } else {
@@ -113,10 +117,7 @@ impl Session {
         let opened = connection
             .call(&headers, Outgoing { link: link.clone() })
             .await?;
-        let incoming = opened
-            .incoming
-            .map(|item| item.map_err(|status| grpc::from_grpc(&status)));
-        let task = tokio::spawn(pump(link.clone(), incoming)).abort_handle();
+        let task = tokio::spawn(pump(link.clone(), opened.incoming)).abort_handle();
         Ok(Self(Arc::new(Inner {
             link,
             connection,
@@ -454,6 +455,14 @@ impl Drop for Reader {
             .0
             .link
             .with(|live| live.close_cursor(self.cursor));
+    }
+}
+
+/// How a server's metadata is judged. A server of the JSON dialect says the same on every fragment of a leaf (EV-721).
+const fn metadata(dialect: Dialect) -> MetadataMode {
+    match dialect {
+        Dialect::Json => MetadataMode::Lenient,
+        dialect => dialect.metadata(),
     }
 }
 

@@ -1,14 +1,15 @@
-//! Evergreen over gRPC as a pair of streams: messages go in, messages come out (EV-702, EV-703).
+//! Evergreen as a pair of streams: messages go in, messages come out (EV-702, EV-703, EV-970).
 //!
 //! Owns: addresses, the HTTP/2 connection and its settings, the bearer key, what the server announced. Refuses to know:
-//! what the messages mean; the session does.
+//! what the messages mean; the session does. WebSockets stand in `websocket`.
 
 use std::time::Duration;
 
-use futures::Stream;
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt};
 use http::uri::{PathAndQuery, Scheme};
 use sapwood_proto::code::Code;
-use sapwood_proto::evergreen::{Message, Status};
+use sapwood_proto::evergreen::{Dialect, Message, Status};
 use tonic::client::Grpc;
 use tonic::codec::CompressionEncoding;
 use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
@@ -16,11 +17,13 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Uri};
 use tonic::{Request, Streaming};
 
 use super::grpc::{self, Wire};
+use super::websocket::Place;
 
 /// Where a server is, and how to be let in.
 #[derive(Clone)]
 pub struct Address {
-    /// `http://HOST:PORT` or `https://HOST:PORT`, also spelled `evergreen+http://HOST:PORT` (D-40).
+    /// `http://HOST:PORT` or `https://HOST:PORT` for gRPC; `ws://` or `wss://` for WebSockets, in protobuf or as
+    /// `?dialect=json` or `?dialect=msgpack` says. All also with `evergreen+` in front (D-40).
     pub url: String,
     /// Sent as `authorization: Bearer KEY`; never logged.
     pub key: Option<String>,
@@ -49,13 +52,23 @@ impl Address {
         self
     }
 
+    fn plain(&self) -> &str {
+        self.url.strip_prefix("evergreen+").unwrap_or(&self.url)
+    }
+
     fn endpoint(&self) -> Result<Endpoint, Status> {
-        let plain = self.url.strip_prefix("evergreen+").unwrap_or(&self.url);
-        let uri: Uri = plain.parse().map_err(|_| bad_address("it is no URL"))?;
+        let uri: Uri = self
+            .plain()
+            .parse()
+            .map_err(|_| bad_address("it is no URL"))?;
         let secure = match uri.scheme() {
             Some(scheme) if *scheme == Scheme::HTTP => false,
             Some(scheme) if *scheme == Scheme::HTTPS => true,
-            _ => return Err(bad_address("it must begin with http:// or https://")),
+            _ => {
+                return Err(bad_address(
+                    "it must begin with http://, https://, ws:// or wss://",
+                ));
+            }
         };
         if uri
             .authority()
@@ -94,17 +107,22 @@ impl std::fmt::Debug for Address {
     }
 }
 
-/// An HTTP/2 connection that sessions share. Clones share it too.
+/// What sessions are opened over. Clones share it.
 #[derive(Clone, Debug)]
-pub(super) struct Connection {
-    channel: Channel,
-    key: Option<AsciiMetadataValue>,
+pub(super) enum Connection {
+    /// An HTTP/2 connection that sessions share.
+    Grpc {
+        channel: Channel,
+        key: Option<AsciiMetadataValue>,
+    },
+    /// Each session has a connection of its own.
+    WebSocket(Place, Box<Address>),
 }
 
 /// One accepted call.
 pub(super) struct Opened {
     /// What the server sends.
-    pub(super) incoming: Streaming<Message>,
+    pub(super) incoming: BoxStream<'static, Result<Message, Status>>,
     /// The extensions that the server announced.
     pub(super) extensions: Vec<String>,
 }
@@ -112,6 +130,9 @@ pub(super) struct Opened {
 impl Connection {
     /// Connects.
     pub(super) async fn open(address: &Address) -> Result<Self, Status> {
+        if let Some(place) = Place::of(address.plain()) {
+            return Ok(Self::WebSocket(place?, Box::new(address.clone())));
+        }
         let key = address.key.as_ref().map(|key| {
             let mut value =
                 AsciiMetadataValue::try_from(format!("Bearer {key}")).map_err(|_| {
@@ -133,15 +154,27 @@ impl Connection {
             );
             Status::other(Code::Unavailable, "", message)
         })?;
-        Ok(Self { channel, key })
+        Ok(Self::Grpc { channel, key })
+    }
+
+    /// In which dialect messages travel.
+    pub(super) const fn dialect(&self) -> Dialect {
+        match self {
+            Self::Grpc { .. } => Dialect::Grpc,
+            Self::WebSocket(place, _) => place.dialect(),
+        }
     }
 
     /// Begins a call. Returns when the server's headers have come, which is before it reads anything (EV-702).
     pub(super) async fn call(
         &self,
         options: &[(&'static str, String)],
-        outgoing: impl Stream<Item = Message> + Send + 'static,
+        outgoing: impl Stream<Item = Message> + Send + Unpin + 'static,
     ) -> Result<Opened, Status> {
+        let (channel, key) = match self {
+            Self::Grpc { channel, key } => (channel, key),
+            Self::WebSocket(place, address) => return place.call(address, options, outgoing).await,
+        };
         let mut request = Request::new(outgoing);
         for (name, value) in options {
             let value = value.parse().map_err(|_| bad_option(name))?;
@@ -149,10 +182,10 @@ impl Connection {
                 .metadata_mut()
                 .insert(AsciiMetadataKey::from_static(name), value);
         }
-        if let Some(key) = &self.key {
+        if let Some(key) = key {
             request.metadata_mut().insert("authorization", key.clone());
         }
-        let mut client = Grpc::new(self.channel.clone())
+        let mut client = Grpc::new(channel.clone())
             .accept_compressed(CompressionEncoding::Gzip)
             .max_decoding_message_size(grpc::MESSAGE_BYTES_MAX)
             .max_encoding_message_size(grpc::MESSAGE_BYTES_MAX);
@@ -179,13 +212,19 @@ impl Connection {
             .map(|name| name.trim().to_owned())
             .collect();
         Ok(Opened {
-            incoming: answer.into_inner(),
+            incoming: incoming(answer.into_inner()),
             extensions,
         })
     }
 }
 
-fn bad_address(why: &str) -> Status {
+fn incoming(messages: Streaming<Message>) -> BoxStream<'static, Result<Message, Status>> {
+    messages
+        .map(|item| item.map_err(|status| grpc::from_grpc(&status)))
+        .boxed()
+}
+
+pub(super) fn bad_address(why: &str) -> Status {
     Status::other(
         Code::InvalidRequest,
         "",

@@ -12,8 +12,8 @@ use super::{
     ActionKey, CancelledBy, Config, CursorId, NodeKey, Output, Phase, Read, Retain, Session, Side,
 };
 use crate::evergreen::{
-    Action, Chunk, Fragment, Id, Limits, Message, Metadata, MetadataMode, Param, Payload, Reason,
-    Status,
+    Action, Chunk, Dialect, Fragment, Id, Limits, Message, Metadata, MetadataMode, Param, Payload,
+    Reason, Status,
 };
 use crate::time::Time;
 
@@ -87,6 +87,7 @@ impl<'a> Play<'a> {
             MetadataMode::Lenient,
             MetadataMode::PerChunk,
         ];
+        let dialects = [Dialect::Grpc, Dialect::Json, Dialect::Msgpack];
         let limits = Limits {
             max_nodes: 64,
             max_depth: 6,
@@ -110,6 +111,7 @@ impl<'a> Play<'a> {
             resume: sending & 4 == 4,
             retain: [Retain::Session, Retain::Unread][usize::from(sending >> 1 & 1)],
             deadline: tape.flag().then(|| Time::from_millis(500_000)),
+            manners: dialects[usize::from(tape.below(3))].manners(),
             ..Config::default()
         };
         Self {

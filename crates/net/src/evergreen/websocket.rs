@@ -1,0 +1,380 @@
+//! Evergreen over WebSockets as a pair of streams, in every dialect of these (EV-970, EV-976).
+//!
+//! Owns: the address with its dialect, the connection, the handshake, a task that sends. Refuses to know: what messages
+//! mean, and how they are written (`proto::evergreen::socket`).
+//!
+//! ```text
+//!   ws://HOST:PORT/PATH?dialect=json ─► TCP, TLS ─► upgrade ─┬─ task: outgoing ─ codec ─► socket, half-close, pings
+//!                                                            └─ stream: socket ─ codec ─► messages, end or status
+//! ```
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::{Bytes, BytesMut};
+use futures::future::FutureExt;
+use futures::stream::{BoxStream, SplitSink, SplitStream};
+use futures::{Sink, SinkExt, Stream, StreamExt};
+use http::Uri;
+use http::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use sapwood_proto::code::Code;
+use sapwood_proto::evergreen::socket::{Codec, Heard, status_of_close};
+use sapwood_proto::evergreen::{Dialect, Frame, Message, Reason, Status};
+use sapwood_proto::session::Side;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::tungstenite::{self, Utf8Bytes};
+use tokio_tungstenite::{WebSocketStream, client_async_with_config};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::grpc::MESSAGE_BYTES_MAX;
+use super::transport::{Address, Opened, bad_address};
+
+/// Where a server is, and in which dialect it is spoken to.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    uri: Uri,
+    dialect: Dialect,
+    secure: bool,
+}
+
+trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+type Wire = WebSocketStream<Box<dyn Io>>;
+
+impl Place {
+    /// The place that `url` names; `None` if it is no address of a WebSocket.
+    pub(super) fn of(url: &str) -> Option<Result<Self, Status>> {
+        let secure = match url.split_once("://")?.0 {
+            "ws" => false,
+            "wss" => true,
+            _ => return None,
+        };
+        Some(Self::read(url, secure))
+    }
+
+    fn read(url: &str, secure: bool) -> Result<Self, Status> {
+        let uri: Uri = url.parse().map_err(|_| bad_address("it is no URL"))?;
+        let authority = uri.authority().map(http::uri::Authority::as_str);
+        if authority.is_some_and(|authority| authority.contains('@')) {
+            return Err(bad_address(
+                "a key belongs into the key option, not into the URL",
+            ));
+        }
+        let query = uri.query().unwrap_or_default();
+        let asked = query
+            .split('&')
+            .find_map(|pair| pair.strip_prefix("dialect="));
+        let dialect = match asked {
+            None | Some("protobuf") => Dialect::Protobuf,
+            Some("json") => Dialect::Json,
+            Some("msgpack") => Dialect::Msgpack,
+            Some(_) => {
+                let known = "the dialect of a WebSocket is protobuf, json or msgpack";
+                return Err(bad_address(known));
+            }
+        };
+        Ok(Self {
+            uri,
+            dialect,
+            secure,
+        })
+    }
+
+    /// The dialect.
+    pub(super) const fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    /// Connects and upgrades.
+    pub(super) async fn call(
+        &self,
+        address: &Address,
+        options: &[(&'static str, String)],
+        outgoing: impl Stream<Item = Message> + Send + Unpin + 'static,
+    ) -> Result<Opened, Status> {
+        let opening = async {
+            let io = self.connect(address).await?;
+            self.upgrade(io, address, options).await
+        };
+        let late = || unavailable(address, "no answer in time");
+        let (wire, extensions) = tokio::time::timeout(address.connect_timeout, opening)
+            .await
+            .map_err(|_| late())??;
+        let (sink, stream) = wire.split();
+        let codec = Shared(Arc::new(Mutex::new(Codec::new(self.dialect, Side::Client))));
+        let sending = tokio::spawn(send(sink, codec.clone(), outgoing));
+        Ok(Opened {
+            incoming: receive(stream, codec, AbortOnDropHandle::new(sending)),
+            extensions,
+        })
+    }
+
+    async fn connect(&self, address: &Address) -> Result<Box<dyn Io>, Status> {
+        let host = self
+            .uri
+            .host()
+            .ok_or_else(|| bad_address("it has no host"))?;
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let default = if self.secure { 443 } else { 80 };
+        let port = self.uri.port_u16().unwrap_or(default);
+        let gone = |cause: std::io::Error| {
+            tracing::debug!(%cause, "cannot connect");
+            unavailable(address, "is the server running there?")
+        };
+        let tcp = TcpStream::connect((host, port)).await.map_err(gone)?;
+        tcp.set_nodelay(true).map_err(gone)?;
+        if !self.secure {
+            return Ok(Box::new(tcp));
+        }
+        let name = ServerName::try_from(host.to_owned())
+            .map_err(|_| bad_address("its host is no name that a certificate could have"))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|_| bad_address("no version of TLS can be spoken"))?
+            .with_root_certificates(trusted(address)?)
+            .with_no_client_auth();
+        let tls = TlsConnector::from(Arc::new(config));
+        Ok(Box::new(tls.connect(name, tcp).await.map_err(gone)?))
+    }
+
+    async fn upgrade(
+        &self,
+        io: Box<dyn Io>,
+        address: &Address,
+        options: &[(&'static str, String)],
+    ) -> Result<(Wire, Vec<String>), Status> {
+        let path = match self.uri.path() {
+            "" | "/" => "/evergreen",
+            path => path,
+        };
+        let authority = self
+            .uri
+            .authority()
+            .map_or("", |authority| authority.as_str());
+        let scheme = if self.secure { "wss" } else { "ws" };
+        let mut request = format!("{scheme}://{authority}{path}")
+            .into_client_request()
+            .map_err(|_| bad_address("it is no URL of a WebSocket"))?;
+        let headers = request.headers_mut();
+        // 0.4.0 servers know no subprotocols, and a client may not insist on one that is not chosen: the first message
+        // tells.
+        if let (Some(name), false) = (self.dialect.subprotocol(), self.dialect == Dialect::Msgpack)
+        {
+            headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(name));
+        }
+        for (name, value) in options {
+            let value = HeaderValue::try_from(value)
+                .map_err(|_| bad_address("a session option cannot be sent as a header"))?;
+            headers.insert(HeaderName::from_static(name), value);
+        }
+        if let Some(key) = &address.key {
+            let mut value = HeaderValue::try_from(format!("Bearer {key}"))
+                .map_err(|_| bad_address("the key holds characters that no header can carry"))?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        let config = WebSocketConfig::default()
+            .read_buffer_size(BUFFER_BYTES)
+            .write_buffer_size(BUFFER_BYTES)
+            .max_message_size(Some(MESSAGE_BYTES_MAX))
+            .max_frame_size(Some(MESSAGE_BYTES_MAX));
+        let (wire, answer) = client_async_with_config(request, io, Some(config))
+            .await
+            .map_err(|error| refused(address, &error))?;
+        let announced = answer.headers().get("evergreen-extensions");
+        let announced = announced.and_then(|value| value.to_str().ok());
+        let names = announced.unwrap_or_default().split(',');
+        let names = names.map(|name| name.trim().to_owned());
+        Ok((wire, names.filter(|name| !name.is_empty()).collect()))
+    }
+}
+
+/// The codec of one connection, shared by both directions; held only while one message is read or written.
+#[derive(Clone)]
+struct Shared(Arc<Mutex<Codec>>);
+
+impl Shared {
+    fn codec(&self) -> MutexGuard<'_, Codec> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Sends messages, then the half-close. A peer that we do not read for a while still hears that we are there.
+async fn send(
+    mut sink: SplitSink<Wire, tungstenite::Message>,
+    shared: Shared,
+    mut outgoing: impl Stream<Item = Message> + Unpin,
+) {
+    let mut buf = BytesMut::new();
+    loop {
+        let Ok(first) = tokio::time::timeout(PING, outgoing.next()).await else {
+            let ping = tungstenite::Message::Ping(Bytes::new());
+            if sink.send(ping).await.is_err() {
+                return;
+            }
+            continue;
+        };
+        // What is ready goes out together.
+        let mut next = Some(first);
+        while let Some(item) = next {
+            let Some(message) = item else {
+                return finish(sink, shared, buf).await;
+            };
+            shared.codec().encode(&message, unix_micros(), &mut buf);
+            if feed(&mut sink, &shared, &mut buf).await.is_err() {
+                return;
+            }
+            next = outgoing.next().now_or_never();
+        }
+        if sink.flush().await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn finish(
+    mut sink: SplitSink<Wire, tungstenite::Message>,
+    shared: Shared,
+    mut buf: BytesMut,
+) {
+    let due = shared.codec().finish(unix_micros(), &mut buf);
+    if due && feed(&mut sink, &shared, &mut buf).await.is_err() {
+        return;
+    }
+    // The server closes once it has said everything. Until then it hears that we are there.
+    while sink.flush().await.is_ok() {
+        tokio::time::sleep(PING).await;
+        if sink
+            .feed(tungstenite::Message::Ping(Bytes::new()))
+            .await
+            .is_err()
+        {
+            return;
+        }
+    }
+}
+
+async fn feed(
+    sink: &mut (impl Sink<tungstenite::Message, Error = tungstenite::Error> + Unpin),
+    shared: &Shared,
+    buf: &mut BytesMut,
+) -> Result<(), tungstenite::Error> {
+    let bytes = buf.split().freeze();
+    let is_text = shared.codec().is_text();
+    let message = if is_text {
+        // JSON is UTF-8.
+        tungstenite::Message::Text(Utf8Bytes::try_from(bytes).unwrap_or_default())
+    } else {
+        tungstenite::Message::Binary(bytes)
+    };
+    sink.feed(message).await
+}
+
+/// What the server says. Its end is the end of the session; the task that sends goes with it.
+fn receive(
+    stream: SplitStream<Wire>,
+    shared: Shared,
+    sending: AbortOnDropHandle<()>,
+) -> BoxStream<'static, Result<Message, Status>> {
+    let state = Some((stream, shared, sending));
+    futures::stream::unfold(state, |state| async move {
+        let (mut stream, shared, sending) = state?;
+        loop {
+            let frame = match stream.next().await {
+                Some(Ok(tungstenite::Message::Text(text))) => Frame::Text(text.into()),
+                Some(Ok(tungstenite::Message::Binary(bytes))) => Frame::Binary(bytes),
+                Some(Ok(tungstenite::Message::Close(close))) => {
+                    let close =
+                        close.map(|frame| status_of_close(frame.code.into(), &frame.reason));
+                    return close.flatten().map(|status| (Err(status), None));
+                }
+                Some(Ok(_)) => continue,
+                Some(Err(error)) => return Some((Err(broken(&error)), None)),
+                None => return None,
+            };
+            let heard = shared.codec().decode(frame);
+            match heard {
+                Ok(Heard::Message(message)) => {
+                    return Some((Ok(message), Some((stream, shared, sending))));
+                }
+                Ok(Heard::Nothing) => {}
+                Ok(Heard::Finish) => return None,
+                Ok(Heard::Abort(status)) | Err(status) => return Some((Err(status), None)),
+            }
+        }
+    })
+    .boxed()
+}
+
+fn trusted(address: &Address) -> Result<RootCertStore, Status> {
+    let mut roots = RootCertStore {
+        roots: webpki_roots::TLS_SERVER_ROOTS.to_vec(),
+    };
+    if let Some(pem) = &address.authorities {
+        let bad = || bad_address("the authorities to trust are no PEM certificates");
+        for certificate in CertificateDer::pem_slice_iter(pem) {
+            let certificate = certificate.map_err(|_| bad())?;
+            roots.add(certificate).map_err(|_| bad())?;
+        }
+    }
+    Ok(roots)
+}
+
+fn unavailable(address: &Address, hint: &str) -> Status {
+    let message = format!("no answer from {}: {hint}", address.url);
+    Status::other(Code::Unavailable, "", message)
+}
+
+/// A server that does not upgrade says why in its own way; the number is what all have in common.
+fn refused(address: &Address, error: &tungstenite::Error) -> Status {
+    let tungstenite::Error::Http(answer) = error else {
+        tracing::debug!(%error, "no upgrade");
+        return unavailable(address, "it speaks no WebSocket there");
+    };
+    let number = answer.status().as_u16();
+    let code = match number {
+        401 => Code::Unauthenticated,
+        403 => Code::PermissionDenied,
+        404 | 405 | 426 => Code::NotFound,
+        429 | 500.. => Code::Unavailable,
+        _ => Code::InvalidRequest,
+    };
+    Status::other(
+        code,
+        "",
+        format!("the server refused the session ({number})"),
+    )
+}
+
+/// What the connection broke with.
+fn broken(error: &tungstenite::Error) -> Status {
+    match error {
+        tungstenite::Error::Capacity(_) => Status::new(
+            Reason::MessageTooLarge,
+            "the server sent a message that is larger than allowed",
+        ),
+        _ => Status::other(
+            Code::Unavailable,
+            "",
+            "the connection to the server was lost",
+        ),
+    }
+}
+
+fn unix_micros() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+    })
+}
+
+const PING: Duration = Duration::from_secs(20);
+const BUFFER_BYTES: usize = 16 * 1024;

@@ -1,0 +1,122 @@
+//! Our client in every dialect, against our server.
+
+use std::sync::Arc;
+
+use sapwood_engine::scripted;
+use sapwood_kernel::connect::evergreen::import;
+use sapwood_kernel::{Kernel, args};
+use sapwood_net::evergreen::{Address, Options, Session};
+use sapwood_proto::code::Code;
+use sapwood_proto::evergreen::Metadata;
+use sapwood_server::auth::{Fingerprint, Key, Scopes};
+use sapwood_server::evergreen::Config;
+use sapwood_tests::{Running, request, spawned, until, with_model};
+
+const URLS: [&str; 5] = [
+    "http://",
+    "ws://",
+    "evergreen+ws:///evergreen",
+    "ws://?dialect=json",
+    "ws:///?dialect=msgpack",
+];
+
+/// The address of a server, put into one of [`URLS`].
+fn at(server: &Running, url: &str) -> Address {
+    let (scheme, rest) = url.split_once("://").unwrap();
+    Address::new(format!("{scheme}://{}{rest}", server.address))
+}
+
+async fn session(server: &Running, url: &str) -> Session {
+    let options = Options {
+        partial_failure: true,
+        ..Options::default()
+    };
+    Session::connect(&at(server, url), options).await.unwrap()
+}
+
+/// EV-973, EV-976
+#[tokio::test]
+async fn ev_970_the_url_says_which_dialect_is_spoken_and_all_do_the_same() {
+    let server = Running::with_test_functions().await;
+    let text = Arc::new(Metadata::of("text/plain").with_role("USER"));
+    for url in URLS {
+        let session = session(&server, url).await;
+        assert!(session.announces("cancel"), "{url}");
+        let mut input = session.write().unwrap();
+        let echo = |node| request("echo", &[("text", node)], &["response"]);
+        let first = session.call(echo(input.node())).unwrap();
+        // An output is an input before it exists.
+        let between = first.output("response").unwrap();
+        let second = session.call(echo(&between)).unwrap();
+        let mut expect = Vec::new();
+        for index in 0..300 {
+            let word = format!("{index} ");
+            expect.extend_from_slice(word.as_bytes());
+            input.write(&text, word.into()).await.unwrap();
+        }
+        input.end(&text).unwrap();
+        let read = |call: &sapwood_net::evergreen::Call| call.output("response").unwrap().read();
+        assert_eq!(read(&second).whole().await.unwrap(), expect, "{url}");
+        assert_eq!(read(&first).whole().await.unwrap(), expect, "{url}");
+        drop((first, second));
+        session.close().await.unwrap();
+    }
+}
+
+/// EV-971
+#[tokio::test]
+async fn ev_971_functions_of_a_server_are_functions_here_in_every_dialect() {
+    let server = Running::over(with_model(spawned(scripted::Config::default()))).await;
+    for url in URLS {
+        let kernel = Kernel::new();
+        let session = session(&server, url).await;
+        kernel.add_all(import(&session).await.unwrap()).unwrap();
+        let said = kernel.run::<String>("concat", args! { a: "one", b: "two" });
+        assert_eq!(said.await.unwrap(), "onetwo", "{url}");
+        let failed = kernel.run::<String>("fail", ()).await.unwrap_err();
+        assert_eq!(failed.code(), Code::Internal, "{url}");
+        let answer = kernel.run::<String>("parrot", args! { prompt: "Guten Tag" });
+        assert_eq!(answer.await.unwrap(), "Guten Tag", "{url}");
+    }
+}
+
+/// EV-974
+#[tokio::test]
+async fn ev_975_refusals_aborts_and_a_server_that_goes_are_told_by_their_codes() {
+    let key = Key {
+        name: "anna".into(),
+        fingerprint: Fingerprint::of("one"),
+        scopes: Scopes::ALL,
+    };
+    let kernel = Kernel::new();
+    kernel
+        .add_all(sapwood_kernel::session::test_functions())
+        .unwrap();
+    let server = Running::start(kernel, Config::default(), vec![key]).await;
+    let running = &server.shared.metrics.evergreen.actions_open;
+    for url in URLS {
+        let refused = Session::connect(&at(&server, url), Options::default()).await;
+        assert_eq!(refused.err().unwrap().code, Code::Unauthenticated, "{url}");
+        let address = at(&server, url).with_key("one");
+        let session = Session::connect(&address, Options::default())
+            .await
+            .unwrap();
+        let slow = session.call(request("slow", &[], &["response"])).unwrap();
+        until("it runs", || running.get() == 1).await;
+        // Dropping the call stops it, and the session lives.
+        drop(slow);
+        until("it is cancelled", || running.get() == 0).await;
+        let unknown = request("nobody", &[], &["response"]);
+        let unknown = session.call(unknown).unwrap();
+        let read = unknown.output("response").unwrap().read().whole().await;
+        assert_eq!(read.unwrap_err().code, Code::NotFound, "{url}");
+    }
+    for url in [
+        "ws://x@localhost",
+        "ws://localhost?dialect=morse",
+        "ftp://localhost",
+    ] {
+        let bad = Session::connect(&Address::new(url), Options::default()).await;
+        assert_eq!(bad.err().unwrap().code, Code::InvalidRequest, "{url}");
+    }
+}
