@@ -260,9 +260,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
                 // One that cannot be sent is found by whoever sends next.
                 let _ = Pin::new(&mut self.stream).start_send(Message::Ping(Bytes::new()));
                 self.unflushed = true;
-                let _ = self.poll_sent(cx);
             }
         }
+        let _ = self.poll_sent(cx);
         Poll::Pending
     }
 

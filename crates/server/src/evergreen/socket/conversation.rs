@@ -43,6 +43,7 @@ pub(super) async fn run(
         buf: BytesMut::new(),
         wanted: false,
         heard_all: false,
+        broken: false,
         gone: false,
     })));
     let incoming = Incoming(line.clone());
@@ -112,6 +113,8 @@ struct Wire {
     wanted: bool,
     /// The session was told that nothing more comes.
     heard_all: bool,
+    /// What comes can no longer be read.
+    broken: bool,
     /// The peer is not there any more.
     gone: bool,
 }
@@ -131,13 +134,17 @@ impl Wire {
                         return Poll::Ready(item);
                     }
                 }
-                Err(lost) => match status(lost) {
-                    Some((_, status)) => return Poll::Ready(Some(Err(status))),
-                    None => {
+                Err(lost) => {
+                    let Some((_, status)) = status(lost) else {
                         self.gone = true;
                         return Poll::Pending;
+                    };
+                    // The socket says so for ever, the session is told once: what is left is to close.
+                    if std::mem::replace(&mut self.broken, true) {
+                        return Poll::Pending;
                     }
-                },
+                    return Poll::Ready(Some(Err(status)));
+                }
             }
         }
     }
