@@ -9,6 +9,7 @@ use sapwood_net::evergreen::{Node, Options, Session, Writer};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Metadata;
 use sapwood_proto::time::Time;
+use sapwood_server::allowance::{Allowance, Charging, Limits};
 use sapwood_server::auth::{Fingerprint, Key, Scopes};
 use sapwood_server::evergreen::Config;
 
@@ -286,6 +287,7 @@ async fn ev_704_without_the_key_there_is_no_session() {
         name: "anna".into(),
         fingerprint: Fingerprint::of("secret"),
         scopes: Scopes::ALL,
+        allowance: None,
     };
     let kernel = sapwood_kernel::Kernel::new();
     let server = Running::start(kernel, Config::default(), vec![key]).await;
@@ -298,6 +300,52 @@ async fn ev_704_without_the_key_there_is_no_session() {
         assert_eq!(got.err().map(|status| status.code), expect);
         assert!(!format!("{address:?}").contains("secret"));
     }
+}
+
+#[tokio::test]
+async fn oa_906_a_session_is_charged_to_its_key() {
+    let limits = Limits {
+        requests_per_minute: Some(1),
+        tokens_per_minute: Some(600),
+        ..Limits::default()
+    };
+    let allowance = Arc::new(Allowance::new(limits));
+    let key = Key {
+        name: "anna".into(),
+        fingerprint: Fingerprint::of("secret"),
+        scopes: Scopes::ALL,
+        allowance: Some(allowance),
+    };
+    let kernel = with_model(spawned(scripted::Config::default()));
+    kernel.layer(Charging);
+    let server = Running::start(kernel, Config::default(), vec![key]).await;
+    let options = Options {
+        partial_failure: true,
+        ..Options::default()
+    };
+    let session = Session::connect(&server.at().with_key("secret"), options)
+        .await
+        .unwrap();
+    let prompt = leaf(&session, "", "one two three").await;
+    let ask = || {
+        session
+            .call(request("GENERATE", &[("prompt", &prompt)], &["response"]))
+            .unwrap()
+    };
+    let first = ask();
+    assert!(!whole(first.output("response")).await.is_empty());
+    let second = ask();
+    let refused = second.output("response").unwrap().read().whole().await;
+    let status = refused.unwrap_err();
+    assert_eq!(
+        (status.code, &*status.reason),
+        (Code::RateLimited, "RATE_LIMITED")
+    );
+    assert!(
+        status
+            .retry_after
+            .is_some_and(|wait| wait > Duration::from_secs(30))
+    );
 }
 
 /// EV-902

@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::kernel::Kernel;
 use crate::name::{Mime, Name, Port};
 use crate::node::Node;
+use crate::payer::Payer;
 use crate::spec::{Input, Spec};
 use crate::{Chunks, Result};
 
@@ -214,6 +215,8 @@ pub struct Call {
     pub cancel: Cancel,
     /// What its callers handed down.
     pub context: Arc<Context>,
+    /// Who pays for the tokens, if anybody counts them. Calls made within this one are charged by their own layers.
+    pub payer: Option<Arc<dyn Payer>>,
     pub(crate) spec: Arc<Spec>,
     pub(crate) depth: u32,
 }

@@ -124,6 +124,14 @@ pub enum Error {
         /// When to ask again.
         retry_after: Option<Duration>,
     },
+    /// The caller has used up what it may use in a time (OA-906).
+    #[error("{why}")]
+    RateLimited {
+        /// Of what, and what to do.
+        why: String,
+        /// When there will be enough again; `None` if never for as much as was asked.
+        retry_after: Option<Duration>,
+    },
     /// Known, and not built or not switched on here (D-19).
     #[error("{what} is not supported here")]
     Unimplemented {
@@ -210,6 +218,7 @@ impl Error {
             Self::Denied { .. } => Code::PermissionDenied,
             Self::Remote { code, .. } | Self::Fault { code, .. } => *code,
             Self::Unavailable { .. } => Code::Unavailable,
+            Self::RateLimited { .. } => Code::RateLimited,
             Self::Unimplemented { .. } => Code::Unimplemented,
         }
     }
@@ -229,6 +238,7 @@ impl Error {
             Self::Remote { reason, .. } => reason,
             Self::Panicked { .. } | Self::Function(_) => "FUNCTION",
             Self::Deadline => "DEADLINE",
+            Self::RateLimited { .. } => "RATE_LIMITED",
             _ => "",
         }
     }
@@ -248,6 +258,7 @@ impl Error {
     pub fn retryable(&self) -> bool {
         match self {
             Self::Remote { retryable, .. } => *retryable,
+            Self::RateLimited { retry_after, .. } => retry_after.is_some(),
             other => other.code().retry() != Retry::No,
         }
     }
@@ -259,9 +270,9 @@ impl Error {
             Self::Fault { code, .. } if code.retry() == Retry::Later => {
                 Some(Duration::from_secs(1))
             }
-            Self::Remote { retry_after, .. } | Self::Unavailable { retry_after, .. } => {
-                *retry_after
-            }
+            Self::Remote { retry_after, .. }
+            | Self::Unavailable { retry_after, .. }
+            | Self::RateLimited { retry_after, .. } => *retry_after,
             _ => None,
         }
     }

@@ -49,6 +49,7 @@ mod meta;
 mod model;
 mod name;
 mod node;
+mod payer;
 #[cfg(test)]
 mod probe;
 mod run;
@@ -71,6 +72,7 @@ pub use self::meta::{Meta, Reason, Usage};
 pub use self::model::{CONFIG_CONTEXT, model};
 pub use self::name::{Mime, Name, Port};
 pub use self::node::{Keep, Node, NodeWriter};
+pub use self::payer::Payer;
 pub use self::run::{Folding, Run, Settled};
 pub use self::spec::{Effect, InnerType, Input, Output, Spec};
 

@@ -94,9 +94,14 @@ async fn begin(call: Call, engine: Engine) -> Result<Answer> {
         reasoning: markup,
         tools: markup && has_tools,
         began,
+        payer: call.payer.clone(),
     };
     let request = request(&call, config, prompt);
     let handle = engine.submit(request)?;
+    if let Some(payer) = &call.payer {
+        // A refusal drops the handle, and with it the request.
+        payer.prompt(handle.prompt_tokens())?;
+    }
     Ok(Answer::new(asked, handle))
 }
 
@@ -106,6 +111,7 @@ fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> Request {
     request.timeout = call
         .deadline
         .map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    request.caller = call.payer.as_ref().map_or(0, |payer| payer.turn());
     config.apply(&mut request);
     request
 }

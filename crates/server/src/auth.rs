@@ -14,6 +14,7 @@ use sapwood_proto::code::Code;
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
+use crate::allowance::Allowance;
 use crate::refusal::Refusal;
 use crate::tls::Subject;
 use crate::websocket;
@@ -126,6 +127,8 @@ pub struct Key {
     pub fingerprint: Fingerprint,
     /// What it may be used for.
     pub scopes: Scopes,
+    /// How much of it, and with which models; `None`: as much as there is.
+    pub allowance: Option<Arc<Allowance>>,
 }
 
 /// Whoever sent a request, as far as the server knows. Stands in the extensions of every request that passed the gate.
@@ -135,6 +138,8 @@ pub struct Caller {
     pub name: Arc<str>,
     /// What the caller may do.
     pub scopes: Scopes,
+    /// What its calls of models are charged to.
+    pub allowance: Option<Arc<Allowance>>,
 }
 
 impl Caller {
@@ -207,8 +212,20 @@ impl Auth {
         !self.keys().is_empty()
     }
 
-    /// Puts other keys in force; requests already let in are not affected.
-    pub fn replace(&self, keys: Vec<Key>) {
+    /// Puts other keys in force; requests already let in are not affected, and a key whose limits stay as they are has
+    /// used what it has used.
+    pub fn replace(&self, mut keys: Vec<Key>) {
+        let before = self.keys();
+        for key in &mut keys {
+            let same = before.iter().find(|old| old.name == key.name);
+            if let (Some(allowance), Some(old)) = (
+                &mut key.allowance,
+                same.and_then(|old| old.allowance.as_ref()),
+            ) && allowance.limits() == old.limits()
+            {
+                *allowance = Arc::clone(old);
+            }
+        }
         *self
             .keys
             .write()
@@ -240,7 +257,11 @@ impl Auth {
         if keys.is_empty() || self.is_open(method, path, headers) {
             let name = subject.map_or_else(|| Arc::from("anonymous"), |subject| subject.0.clone());
             let scopes = Scopes::ALL;
-            return Ok(Caller { name, scopes });
+            return Ok(Caller {
+                name,
+                scopes,
+                allowance: None,
+            });
         }
         let caller = presented(headers)
             .map_or_else(
@@ -277,6 +298,7 @@ fn certified(keys: &[Key], subject: &Subject) -> Caller {
     Caller {
         name: Arc::clone(&subject.0),
         scopes: key.map_or_else(|| [Scope::Infer].into_iter().collect(), |key| key.scopes),
+        allowance: key.and_then(|key| key.allowance.clone()),
     }
 }
 
@@ -304,6 +326,7 @@ fn matching(keys: &[Key], secret: &str) -> Option<Caller> {
     Some(Caller {
         name: Arc::clone(&key.name),
         scopes: key.scopes,
+        allowance: key.allowance.clone(),
     })
 }
 
@@ -316,6 +339,7 @@ mod tests {
             name: name.into(),
             fingerprint: Fingerprint::of(secret),
             scopes: scopes.iter().copied().collect(),
+            allowance: None,
         };
         let keys = vec![
             key("anna", "one", &Scope::ALL),

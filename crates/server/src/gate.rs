@@ -39,11 +39,11 @@ pub(crate) async fn pass(
     let id = RequestId::of(request.headers());
     let (mut parts, body) = request.into_parts();
     let checked = gate.check(&parts);
-    let key = match &checked {
-        Ok(caller) => Arc::clone(&caller.name),
-        Err(_) => Arc::from("-"),
+    let (key, allowance) = match &checked {
+        Ok(caller) => (Arc::clone(&caller.name), caller.allowance.clone()),
+        Err(_) => (Arc::from("-"), None),
     };
-    let trail = Trail::new(Entry::new(id.clone(), key, &parts));
+    let trail = Trail::new(Entry::new(id.clone(), key, &parts), allowance.clone());
     let in_flight = parts.extensions.get::<Activity>().map(Activity::begin);
     let asked = parts.headers.clone();
     let mut answer = match (checked, gate.origin.preflight(&parts)) {
@@ -61,6 +61,9 @@ pub(crate) async fn pass(
     };
     if let Some(value) = id.to_header() {
         answer.headers_mut().insert(request_id::HEADER, value);
+    }
+    if let Some(allowance) = &allowance {
+        allowance.tell(answer.headers_mut());
     }
     gate.origin.share(&asked, answer.headers_mut());
     if gate.shared.drain.phase() >= Phase::Refusing && answer.version() < http::Version::HTTP_2 {

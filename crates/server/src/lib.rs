@@ -9,6 +9,7 @@
 
 mod access;
 mod activity;
+pub mod allowance;
 pub mod auth;
 pub mod counting;
 pub mod descriptors;

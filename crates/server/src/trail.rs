@@ -1,6 +1,6 @@
 //! What a request leaves behind in the logs: the span of its lines, and its line in the access log (OA-804).
 //!
-//! Owns: [`Trail`], and how it goes with the request's work from task to task. Refuses to know: what the lines say; no
+//! Owns: [`Trail`], whose allowance it is charged to, and how it goes with the request's work from task to task. Refuses to know: what the lines say; no
 //! payload comes by here.
 //!
 //! ```text
@@ -21,6 +21,7 @@ use tracing::{Instrument, Span};
 
 use crate::access::Entry;
 use crate::activity::InFlight;
+use crate::allowance::Allowance;
 
 tokio::task_local! {
     static PRESENT: Trail;
@@ -31,13 +32,15 @@ tokio::task_local! {
 pub(crate) struct Trail {
     span: Span,
     entry: Arc<Mutex<Entry>>,
+    allowance: Option<Arc<Allowance>>,
 }
 
 impl Trail {
-    pub(crate) fn new(entry: Entry) -> Self {
+    pub(crate) fn new(entry: Entry, allowance: Option<Arc<Allowance>>) -> Self {
         Self {
             span: tracing::info_span!("request", request = entry.id.as_str(), key = &*entry.key),
             entry: Arc::new(Mutex::new(entry)),
+            allowance,
         }
     }
 
@@ -50,6 +53,11 @@ impl Trail {
     pub(crate) async fn follow<F: Future>(self, work: F) -> F::Output {
         let span = self.span.clone();
         PRESENT.scope(self, work.instrument(span)).await
+    }
+
+    /// What the models that are called for the request are charged to.
+    pub(crate) fn allowance(&self) -> Option<Arc<Allowance>> {
+        self.allowance.clone()
     }
 
     /// Does something to the line that will be written.
@@ -144,7 +152,10 @@ mod tests {
     #[tokio::test]
     async fn a_task_begun_for_a_request_adds_to_its_line_and_holds_it_back() {
         let (request, ()) = http::Request::new(()).into_parts();
-        let trail = Trail::new(Entry::new(RequestId::fresh(), "anna".into(), &request));
+        let trail = Trail::new(
+            Entry::new(RequestId::fresh(), "anna".into(), &request),
+            None,
+        );
         let line = Arc::downgrade(&trail.entry);
         let called = |prompt| {
             Trail::present().unwrap().note(|entry| {

@@ -123,6 +123,7 @@ async fn guarded(query_key: bool) -> Running {
         name: "anna".into(),
         fingerprint: Fingerprint::of("one"),
         scopes: Scopes::ALL,
+        allowance: None,
     };
     let config = server::Config {
         origin: origin::Config {

@@ -55,6 +55,10 @@ fn all() -> Vec<Error> {
             why: "draining".into(),
             retry_after: Some(Duration::from_secs(1)),
         },
+        Error::RateLimited {
+            why: "four requests at once are enough".into(),
+            retry_after: Some(Duration::from_millis(20)),
+        },
         Error::Unimplemented {
             what: "a controller".into(),
         },

@@ -27,6 +27,7 @@ use crate::error::Error;
 use crate::limits;
 use crate::meta::{Meta, Reason, Usage};
 use crate::name::{Mime, Name, Port};
+use crate::payer::Payer;
 
 /// What is known when the request is submitted.
 pub(super) struct Asked {
@@ -39,6 +40,7 @@ pub(super) struct Asked {
     pub(super) reasoning: bool,
     pub(super) tools: bool,
     pub(super) began: Instant,
+    pub(super) payer: Option<Arc<dyn Payer>>,
 }
 
 /// The chunks of one request.
@@ -137,6 +139,9 @@ impl Answer {
     fn tokens(&mut self, choice: u32, tokens: Tokens) -> Result<()> {
         if !tokens.tokens.is_empty() {
             self.first_token.get_or_insert_with(Instant::now);
+            if let Some(payer) = &self.asked.payer {
+                payer.output(u32::try_from(tokens.tokens.len()).unwrap_or(u32::MAX));
+            }
         }
         let before = self.ready.len();
         let text = tokens.text.clone();

@@ -255,6 +255,7 @@ impl Flow {
             deadline: self.deadline,
             cancel: self.cancel.clone(),
             context,
+            payer: None,
             spec: setup.spec,
             depth: setup.depth,
         };

@@ -166,6 +166,8 @@ reasons! {
     RefFetch = "REF_FETCH", UpstreamFailed, Action, 1013;
     /// The engine's queue is full.
     EngineBusy = "ENGINE_BUSY", Overloaded, Action, 1013;
+    /// A key has used up what it may use in a time (OA-906).
+    RateLimited = "RATE_LIMITED", RateLimited, Action, 1013;
     /// The server stops.
     GoingAway = "GOING_AWAY", Unavailable, Session, 1001;
     /// A stream ended without its final fragment (EV-972); seen by our readers, never sent.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use sapwood_kernel::Kernel;
+use sapwood_server::allowance::Charging;
 use sapwood_server::counting::Counting;
 use sapwood_server::tls::Tls;
 use sapwood_server::{Server, Shared, drain, evergreen, listener, metrics, origin};
@@ -104,6 +105,7 @@ impl Serve {
         let shared = builder.shared().clone();
         let kernel = serving::kernel(&config, &planned)?;
         let upstreams = Upstreams::join(&kernel, &config).await?;
+        kernel.layer(Charging);
         kernel.layer(Counting::new(&shared.metrics, metrics::Face::Evergreen));
         let face = evergreen::face(
             shared.clone(),

@@ -3,9 +3,12 @@
 //! Owns: the key file's format, making a new key. Refuses to know: how a key is checked.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde::Deserialize;
 
+use sapwood_kernel::Name;
+use sapwood_server::allowance::{self, Allowance};
 use sapwood_server::auth::{Fingerprint, Key, Scope, Scopes};
 
 use super::Auth;
@@ -27,6 +30,20 @@ struct Entry {
     sha256: String,
     #[serde(default)]
     scopes: Option<Vec<String>>,
+    /// Names of the models that it may call; without them, all.
+    #[serde(default)]
+    models: Option<Vec<String>>,
+    #[serde(default)]
+    limits: Limits,
+}
+
+/// How much a key may use; what is absent is not limited.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Limits {
+    requests_running: Option<u32>,
+    requests_per_minute: Option<u32>,
+    tokens_per_minute: Option<u32>,
 }
 
 /// All keys that `auth` names.
@@ -41,6 +58,7 @@ pub(crate) fn load(auth: &Auth) -> Result<Vec<Key>, Failure> {
             name: "default".into(),
             fingerprint,
             scopes: Scopes::ALL,
+            allowance: None,
         });
     }
     if let Some(path) = &auth.key_file {
@@ -83,10 +101,20 @@ impl Entry {
         let fingerprint = Fingerprint::from_hex(&self.sha256)
             .ok_or_else(|| format!("key `{}`: sha256 must be 64 hex digits", self.name))?;
         let scopes = scopes.collect::<Result<_, _>>()?;
+        let limits = allowance::Limits {
+            models: self
+                .models
+                .map(|models| models.into_iter().map(Name::from).collect()),
+            requests_running: self.limits.requests_running,
+            requests_per_minute: self.limits.requests_per_minute,
+            tokens_per_minute: self.limits.tokens_per_minute,
+        };
+        let limited = limits != allowance::Limits::default();
         Ok(Key {
             name: self.name.into(),
             fingerprint,
             scopes,
+            allowance: limited.then(|| Arc::new(Allowance::new(limits))),
         })
     }
 }

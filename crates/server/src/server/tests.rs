@@ -149,6 +149,7 @@ async fn oa_908_pages_of_allowed_origins_may_call_and_no_others() {
         name: "app".into(),
         fingerprint: Fingerprint::of("one"),
         scopes: Scope::ALL.into_iter().collect(),
+        allowance: None,
     };
     let config = |origins: &[&str]| Config {
         origin: origin::Config {
@@ -216,6 +217,7 @@ async fn oa_905_no_route_of_any_face_answers_without_a_key() {
         name: "anna".into(),
         fingerprint: Fingerprint::of("one"),
         scopes: Scope::ALL.into_iter().collect(),
+        allowance: None,
     };
     let server = Running::start(Config::default(), vec![key]).await;
     for path in ["/", "/work", "/version", "/load", "/metrics", "/nothing"] {

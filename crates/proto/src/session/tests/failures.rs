@@ -460,6 +460,8 @@ const REASONS: &[(u8, Scope, u16, &str)] = &[
     (4, Scope::Session, 1001, "IDLE_TIMEOUT"),
     (10, Scope::Connection, 1008, "SUPERSEDED"),
     (13, Scope::Action, 1011, "FUNCTION CONTROLLER"),
+    // Not on the page: limits of a key (OA-906).
+    (8, Scope::Action, 1013, "RATE_LIMITED"),
     (14, Scope::Action, 1013, "REF_FETCH ENGINE_BUSY"),
     (14, Scope::Session, 1001, "GOING_AWAY"),
     // Ours, not the page's.

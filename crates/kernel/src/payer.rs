@@ -1,0 +1,23 @@
+//! Who pays for what models do.
+//!
+//! Owns: the trait. Refuses to know: keys, prices, what happens to somebody who has nothing left.
+
+use std::fmt;
+
+use crate::error::Error;
+
+/// Whoever a call's tokens are charged to. A layer puts one into [`crate::Call::payer`]; the functions of models charge
+/// it as they go, so that a call that is cut short has paid for what it got.
+pub trait Payer: fmt::Debug + Send + Sync {
+    /// Whose requests take turns with those of others that wait (OA-906). 0 is nobody in particular.
+    fn turn(&self) -> u64;
+
+    /// A prompt of so many tokens is about to be computed.
+    ///
+    /// # Errors
+    /// [`Error::RateLimited`] if that is more than there is; then nothing is charged.
+    fn prompt(&self, tokens: u32) -> Result<(), Error>;
+
+    /// So many tokens were generated.
+    fn output(&self, tokens: u32);
+}

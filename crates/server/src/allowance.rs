@@ -1,0 +1,326 @@
+//! What one key may use: which models, and how much in a time (OA-905, OA-906).
+//!
+//! Owns: [`Allowance`] with its buckets, the headers that tell a client where it stands, and [`Charging`], the layer that
+//! holds calls of models to it. Refuses to know: how keys are checked, and whose a call is: that stands on the trail.
+//!
+//! ```text
+//!   call of a model ─► model allowed? running? a request left? ─► prompt charged when known ─► output as it is made
+//!                                                                  what an upstream reports is charged at its end
+//! ```
+
+use std::collections::HashSet;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures::{Stream, stream};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use sapwood_kernel::{Call, Chunk, Chunks, Error, Layer, Name, Next, Payer, Result, Usage};
+use tokio::time::Instant;
+
+use crate::trail::Trail;
+
+/// What a key may use. `None` is no limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// The models it may call.
+    pub models: Option<HashSet<Name>>,
+    /// Calls of models at once.
+    pub requests_running: Option<u32>,
+    /// Calls of models that may begin in a minute.
+    pub requests_per_minute: Option<u32>,
+    /// Tokens of prompts and of outputs in a minute.
+    pub tokens_per_minute: Option<u32>,
+}
+
+/// A key's limits and what is left of them.
+#[derive(Debug)]
+pub struct Allowance {
+    limits: Limits,
+    /// Whose turn it is in the queues of engines.
+    turn: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    running: u32,
+    requests: Option<Bucket>,
+    tokens: Option<Bucket>,
+}
+
+impl Allowance {
+    /// All of `limits`, unused.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        static TURNS: AtomicU64 = AtomicU64::new(1);
+        let bucket = |per_minute: Option<u32>| per_minute.map(Bucket::new);
+        let state = State {
+            running: 0,
+            requests: bucket(limits.requests_per_minute),
+            tokens: bucket(limits.tokens_per_minute),
+        };
+        Self {
+            limits,
+            turn: TURNS.fetch_add(1, Ordering::Relaxed),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// What it was made with.
+    #[must_use]
+    pub const fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Where a client stands, in the headers that clients of OpenAI read; nothing for what is not limited.
+    pub(crate) fn tell(&self, headers: &mut HeaderMap) {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let State {
+            requests, tokens, ..
+        } = &mut *state;
+        for (names, bucket) in [(&REQUESTS, requests), (&TOKENS, tokens)] {
+            let Some(bucket) = bucket else { continue };
+            bucket.refill(now);
+            let values = [
+                bucket.size.to_string(),
+                bucket.whole().to_string(),
+                spell(bucket.until(bucket.size)),
+            ];
+            for (name, value) in names.iter().zip(values) {
+                if let Ok(value) = HeaderValue::try_from(value) {
+                    headers.insert(name, value);
+                }
+            }
+        }
+    }
+
+    /// Begins a call of a model, which ends when what is returned is dropped.
+    fn begin(self: &Arc<Self>, model: &Name) -> Result<Running> {
+        if let Some(models) = &self.limits.models
+            && !models.contains(model)
+        {
+            return Err(Error::Fault {
+                code: sapwood_proto::code::Code::PermissionDenied,
+                reason: "insufficient_scope",
+                message: format!("this key may not call the model {model:?}"),
+            });
+        }
+        let mut state = self.lock();
+        if let Some(most) = self.limits.requests_running
+            && state.running >= most
+        {
+            return Err(Error::RateLimited {
+                why: format!(
+                    "this key may have {most} requests running at once: wait for one to end"
+                ),
+                retry_after: Some(Duration::from_secs(1)),
+            });
+        }
+        if let Some(requests) = &mut state.requests {
+            requests.take(1, "requests")?;
+        }
+        state.running += 1;
+        Ok(Running {
+            allowance: Arc::clone(self),
+            charged: AtomicU64::new(0),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Refills evenly, up to a minute's worth; may be overdrawn by what cannot be known before.
+#[derive(Debug)]
+struct Bucket {
+    size: u32,
+    level: f64,
+    filled: Instant,
+}
+
+impl Bucket {
+    fn new(size: u32) -> Self {
+        Self {
+            size,
+            level: f64::from(size),
+            filled: Instant::now(),
+        }
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let minutes = now.saturating_duration_since(self.filled).as_secs_f64() / 60.0;
+        self.level = (self.level + minutes * f64::from(self.size)).min(f64::from(self.size));
+        self.filled = now;
+    }
+
+    /// How long until there is `amount`.
+    fn until(&self, amount: u32) -> Duration {
+        let missing = (f64::from(amount) - self.level).max(0.0);
+        Duration::from_secs_f64(missing * 60.0 / f64::from(self.size.max(1)))
+    }
+
+    /// What is left, in whole.
+    fn whole(&self) -> u32 {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "between 0 and a u32"
+        )]
+        let whole = self.level.max(0.0) as u32;
+        whole
+    }
+
+    fn take(&mut self, amount: u32, what: &str) -> Result<()> {
+        self.refill(Instant::now());
+        let size = self.size;
+        if amount > size {
+            return Err(Error::RateLimited {
+                why: format!("this takes {amount} {what}, and this key may use {size} in a minute"),
+                retry_after: None,
+            });
+        }
+        if self.level < f64::from(amount) {
+            let wait = self.until(amount);
+            return Err(Error::RateLimited {
+                why: format!(
+                    "this key may use {size} {what} in a minute, and {} are left: ask again in {}",
+                    self.whole(),
+                    spell(wait)
+                ),
+                retry_after: Some(wait),
+            });
+        }
+        self.level -= f64::from(amount);
+        Ok(())
+    }
+
+    fn overdraw(&mut self, amount: u32) {
+        self.refill(Instant::now());
+        self.level -= f64::from(amount);
+    }
+}
+
+/// A call of a model that is charged to an allowance.
+#[derive(Debug)]
+struct Running {
+    allowance: Arc<Allowance>,
+    /// Tokens charged so far.
+    charged: AtomicU64,
+}
+
+impl Running {
+    /// Charges what a model elsewhere says it used, beyond what was charged as it went.
+    fn settle(&self, usage: Usage) {
+        let used = usage.prompt_tokens.saturating_add(usage.completion_tokens);
+        let owed = used.saturating_sub(self.charged.load(Ordering::Relaxed));
+        self.output(u32::try_from(owed).unwrap_or(u32::MAX));
+    }
+}
+
+impl Payer for Running {
+    fn turn(&self) -> u64 {
+        self.allowance.turn
+    }
+
+    fn prompt(&self, tokens: u32) -> Result<()> {
+        if let Some(bucket) = &mut self.allowance.lock().tokens {
+            bucket.take(tokens, "tokens")?;
+        }
+        self.charged.fetch_add(u64::from(tokens), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn output(&self, tokens: u32) {
+        if tokens == 0 {
+            return;
+        }
+        if let Some(bucket) = &mut self.allowance.lock().tokens {
+            bucket.overdraw(tokens);
+        }
+        self.charged.fetch_add(u64::from(tokens), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.allowance.lock().running -= 1;
+    }
+}
+
+/// The layer that holds calls of models to the allowance of whoever's request they belong to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Charging;
+
+impl Layer for Charging {
+    fn call(&self, mut call: Call, next: Next) -> Chunks {
+        if !next.spec().model {
+            return next.call(call);
+        }
+        let Some(allowance) = Trail::present().and_then(|trail| trail.allowance()) else {
+            return next.call(call);
+        };
+        match allowance.begin(&next.spec().name) {
+            Err(error) => Box::pin(stream::once(std::future::ready(Err(error)))),
+            Ok(running) => {
+                let running = Arc::new(running);
+                call.payer = Some(Arc::clone(&running) as Arc<dyn Payer>);
+                Box::pin(Charged {
+                    chunks: next.call(call),
+                    running,
+                })
+            }
+        }
+    }
+}
+
+/// The chunks of a call that is charged.
+struct Charged {
+    chunks: Chunks,
+    running: Arc<Running>,
+}
+
+impl Stream for Charged {
+    type Item = Result<Chunk>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let item = ready!(self.chunks.as_mut().poll_next(cx));
+        if let Some(Ok(chunk)) = &item
+            && let Some(meta) = &chunk.meta
+        {
+            self.running.settle(meta.usage);
+        }
+        Poll::Ready(item)
+    }
+}
+
+/// As clients of OpenAI read it: `120ms`, `1.5s`, `6m0s`.
+fn spell(wait: Duration) -> String {
+    let milliseconds = wait.as_millis();
+    if milliseconds < 1000 {
+        format!("{milliseconds}ms")
+    } else if milliseconds < 60_000 {
+        format!("{}s", (milliseconds as f64 / 1000.0 * 10.0).ceil() / 10.0)
+    } else {
+        let seconds = wait.as_secs_f64().ceil() as u64;
+        format!("{}m{}s", seconds / 60, seconds % 60)
+    }
+}
+
+const REQUESTS: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit-requests"),
+    HeaderName::from_static("x-ratelimit-remaining-requests"),
+    HeaderName::from_static("x-ratelimit-reset-requests"),
+];
+const TOKENS: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit-tokens"),
+    HeaderName::from_static("x-ratelimit-remaining-tokens"),
+    HeaderName::from_static("x-ratelimit-reset-tokens"),
+];
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,183 @@
+//! Allowances on a virtual clock, with a model of the kernel's making.
+
+use futures::StreamExt;
+use sapwood_kernel::{Kernel, Meta, Mime, Output, Port, Spec, raw};
+
+use super::*;
+use crate::access::Entry;
+use crate::request_id::RequestId;
+
+fn limits(running: Option<u32>, requests: Option<u32>, tokens: Option<u32>) -> Limits {
+    Limits {
+        models: None,
+        requests_running: running,
+        requests_per_minute: requests,
+        tokens_per_minute: tokens,
+    }
+}
+
+/// A model that takes ten tokens of prompt and gives five, as an engine's would; `far` says so at its end only.
+fn kernel() -> Kernel {
+    let kernel = Kernel::new();
+    for name in ["near", "far"] {
+        let mut spec = Spec::new(name, "").outputs([Output::new(Port::MAIN, Mime::TEXT)]);
+        spec.model = true;
+        let model = raw(spec, move |call: Call| {
+            let payer = call.payer.clone().filter(|_| name == "near");
+            let begun = payer.as_ref().map_or(Ok(()), |payer| payer.prompt(10));
+            let meta = Meta::default().with_usage(0, Usage::of(10, 5));
+            let items = (0..5).map(move |_| {
+                if let Some(payer) = &payer {
+                    payer.output(1);
+                }
+                Ok(Chunk::text("a"))
+            });
+            match begun {
+                Err(error) => stream::iter([Err(error)]).boxed(),
+                Ok(()) => stream::iter(items)
+                    .chain(stream::iter([Ok(Chunk::empty().with_meta(meta))]))
+                    .boxed(),
+            }
+        });
+        kernel.add(model).unwrap();
+    }
+    kernel.layer(Charging);
+    kernel
+}
+
+/// A trail as the gate makes it for a key with these limits.
+fn trail(limits: Limits) -> (Trail, Arc<Allowance>) {
+    let (request, ()) = http::Request::new(()).into_parts();
+    let allowance = Arc::new(Allowance::new(limits));
+    let entry = Entry::new(RequestId::fresh(), "anna".into(), &request);
+    (Trail::new(entry, Some(Arc::clone(&allowance))), allowance)
+}
+
+fn told(allowance: &Allowance) -> Vec<String> {
+    let mut headers = HeaderMap::new();
+    allowance.tell(&mut headers);
+    let mut told: Vec<_> = headers
+        .iter()
+        .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
+        .collect();
+    told.sort();
+    told
+}
+
+#[tokio::test(start_paused = true)]
+async fn oa_906_requests_of_a_minute_are_refused_with_a_time_and_come_back() {
+    let (trail, allowance) = trail(limits(None, Some(2), None));
+    let kernel = kernel();
+    trail
+        .follow(async {
+            for _ in 0..2 {
+                assert_eq!(kernel.run::<String>("near", ()).await.unwrap(), "aaaaa");
+            }
+            let error = kernel.run::<String>("near", ()).await.unwrap_err();
+            assert_eq!(error.code().http(), 429);
+            assert_eq!(error.retry_after(), Some(Duration::from_secs(30)));
+            assert_eq!(
+                told(&allowance),
+                [
+                    "x-ratelimit-limit-requests: 2",
+                    "x-ratelimit-remaining-requests: 0",
+                    "x-ratelimit-reset-requests: 1m0s",
+                ]
+            );
+            tokio::time::advance(Duration::from_secs(30)).await;
+            assert!(kernel.run::<String>("near", ()).await.is_ok());
+        })
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn oa_906_tokens_are_charged_as_they_are_used_wherever_the_model_runs() {
+    for model in ["near", "far"] {
+        let (trail, allowance) = trail(limits(None, None, Some(60)));
+        let kernel = kernel();
+        trail
+            .follow(async {
+                assert!(kernel.run::<String>(model, ()).await.is_ok());
+                assert!(told(&allowance).contains(&"x-ratelimit-remaining-tokens: 45".into()));
+                let mut cut = kernel.run::<String>(model, ());
+                cut.next().await.unwrap().unwrap();
+                drop(cut);
+            })
+            .await;
+        // What is cut short has paid for its prompt and its first token, where that can be known.
+        let left = if model == "near" { 34 } else { 45 };
+        assert!(told(&allowance).contains(&format!("x-ratelimit-remaining-tokens: {left}")));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn oa_906_a_prompt_waits_for_tokens_and_one_that_never_fits_says_so() {
+    let (small, _) = trail(limits(None, None, Some(9)));
+    let kernel = kernel();
+    let error = small.follow(async { kernel.run::<String>("near", ()).await });
+    let error = error.await.unwrap_err();
+    assert!(
+        !error.retryable() && error.retry_after().is_none(),
+        "{error}"
+    );
+    let (tight, _) = trail(limits(None, None, Some(20)));
+    tight
+        .follow(async {
+            assert!(kernel.run::<String>("near", ()).await.is_ok());
+            let error = kernel.run::<String>("near", ()).await.unwrap_err();
+            assert_eq!(
+                error.retry_after(),
+                Some(Duration::from_secs(15)),
+                "{error}"
+            );
+            tokio::time::advance(Duration::from_secs(15)).await;
+            assert!(kernel.run::<String>("near", ()).await.is_ok());
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn oa_906_a_key_has_so_many_calls_at_once_and_others_are_not_affected() {
+    let (trail, _) = trail(limits(Some(1), None, None));
+    let kernel = kernel();
+    trail
+        .follow(async {
+            let mut first = kernel.run::<String>("near", ());
+            first.next().await.unwrap().unwrap();
+            let error = kernel.run::<String>("near", ()).await.unwrap_err();
+            assert_eq!(error.reason(), "RATE_LIMITED");
+            drop(first);
+            assert!(kernel.run::<String>("near", ()).await.is_ok());
+        })
+        .await;
+    assert!(kernel.run::<String>("near", ()).await.is_ok(), "nobody's");
+}
+
+#[tokio::test]
+async fn oa_905_a_key_may_use_its_models_alone() {
+    let (trail, _) = trail(Limits {
+        models: Some([Name::new("near")].into()),
+        ..Limits::default()
+    });
+    let kernel = kernel();
+    trail
+        .follow(async {
+            assert!(kernel.run::<String>("near", ()).await.is_ok());
+            let error = kernel.run::<String>("far", ()).await.unwrap_err();
+            assert_eq!((error.reason(), error.http()), ("insufficient_scope", 403));
+        })
+        .await;
+}
+
+#[test]
+fn oa_906_times_are_spelled_as_clients_read_them() {
+    for (milliseconds, spelled) in [
+        (0, "0ms"),
+        (999, "999ms"),
+        (1500, "1.5s"),
+        (59_950, "60s"),
+        (360_000, "6m0s"),
+    ] {
+        assert_eq!(spell(Duration::from_millis(milliseconds)), spelled);
+    }
+}
