@@ -1,8 +1,9 @@
 //! What the Evergreen benches share: a bare echo to compare with, a load, and a child process to measure.
 //!
-//! Owns: nothing but these three. Refuses to know: Sapwood's server; the bench program starts it.
+//! Owns: nothing but these. Refuses to know: Sapwood's server; the bench program starts it.
 
 pub mod bare;
 pub mod child;
 pub mod load;
 pub mod session;
+pub mod wire;

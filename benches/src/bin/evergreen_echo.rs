@@ -1,11 +1,11 @@
-//! Session echo over gRPC against a bare tonic echo of the same messages (EV-981, EV-982, EV-984).
+//! Session echo against a bare echo of the same messages, over gRPC or WebSockets (EV-981, EV-982, EV-984).
 //!
 //! Owns: the alternating rounds, the medians, the gate. Refuses to know: how either server works inside. Both run in
 //! processes of their own with the same settings; one client drives them in turn, one fragment per message (`--coalesced`:
 //! the session joins ready fragments, as it does by default).
 //!
 //! ```text
-//! evergreen_echo [--quick] [--json] [--gate] [--coalesced] [--rounds N] [--seconds S] [--case WORDS] [--idle SESSIONS]
+//! evergreen_echo [--quick] [--json] [--gate] [--websocket] [--coalesced] [--rounds N] [--seconds S] [--case WORDS] [--idle SESSIONS]
 //! ```
 
 use std::io::Write;
@@ -16,12 +16,12 @@ use anyhow::{Result, bail};
 use clap::Parser;
 use sapwood_benches::evergreen::child::Server;
 use sapwood_benches::evergreen::load::{self, Shape};
+use sapwood_benches::evergreen::wire::Peer;
 use sapwood_benches::evergreen::{bare, session};
 use sapwood_benches::measure::median;
 use sapwood_benches::report::Report;
 use serde_json::json;
 use tokio::net::TcpListener;
-use tonic::transport::Channel;
 
 /// What is measured: name, payload, window, and the least ratio to the bare echo that passes the gate.
 const CASES: [(&str, usize, usize, f64); 4] = [
@@ -31,10 +31,10 @@ const CASES: [(&str, usize, usize, f64); 4] = [
     ("64 KiB, window 256", 64 * 1024, 256, 0.9),
 ];
 
-/// Session echo over gRPC against a bare echo of the same messages
+/// Session echo against a bare echo of the same messages
 #[derive(Debug, Parser)]
 struct Args {
-    /// Be one of the servers instead: `bare`, `session` or `coalesced`
+    /// Be one of the servers instead: `bare`, `bare-websocket`, `session` or `coalesced`
     #[arg(long, hide = true)]
     serve: Option<String>,
     /// Rounds that count
@@ -46,6 +46,9 @@ struct Args {
     /// Fewer and shorter rounds
     #[arg(long)]
     quick: bool,
+    /// Over WebSockets instead of gRPC
+    #[arg(long)]
+    websocket: bool,
     /// Let the session join ready fragments into messages; the goals are those without
     #[arg(long)]
     coalesced: bool,
@@ -69,6 +72,16 @@ struct Args {
     report: Report,
 }
 
+impl Args {
+    async fn peer(&self, server: &Server) -> Result<Peer> {
+        if self.websocket {
+            Ok(Peer::WebSocket(server.address))
+        } else {
+            Peer::grpc(server.address).await
+        }
+    }
+}
+
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<ExitCode> {
     let args = Args::parse();
@@ -77,6 +90,7 @@ async fn main() -> Result<ExitCode> {
         writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
         match which.as_str() {
             "bare" => bare::serve(listener).await?,
+            "bare-websocket" => bare::serve_websocket(listener).await?,
             "session" => session::serve(listener, false).await?,
             "coalesced" => session::serve(listener, true).await?,
             other => bail!("no server is called {other}"),
@@ -102,21 +116,23 @@ async fn echo(args: &Args) -> Result<ExitCode> {
     } else {
         "session"
     };
+    let bare = if args.websocket {
+        "bare-websocket"
+    } else {
+        "bare"
+    };
     let servers = [
-        Server::start(&["--serve", "bare"])?,
+        Server::start(&["--serve", bare])?,
         Server::start(&["--serve", ours])?,
     ];
-    let channels = [
-        load::connect(servers[0].address).await?,
-        load::connect(servers[1].address).await?,
-    ];
+    let peers = [args.peer(&servers[0]).await?, args.peer(&servers[1]).await?];
     let mut passed = true;
     let mut report = Vec::new();
     let cases = CASES
         .into_iter()
         .filter(|(name, ..)| name.contains(&args.case));
     for (name, bytes, window, goal) in cases {
-        let figures = alternate(&servers, &channels, (bytes, window), args).await?;
+        let figures = alternate(&servers, &peers, (bytes, window), args).await?;
         let [bare, session] = figures.map(|f| (median(f.rates), median(f.cpu_us)));
         let ratio = session.0 / bare.0;
         passed &= ratio >= goal;
@@ -154,20 +170,20 @@ async fn echo(args: &Args) -> Result<ExitCode> {
 /// Rounds of one case, both servers in turn.
 async fn alternate(
     servers: &[Server; 2],
-    channels: &[Channel; 2],
+    peers: &[Peer; 2],
     (bytes, window): (usize, usize),
     args: &Args,
 ) -> Result<[Figures; 2]> {
     let span = Duration::from_secs_f64(args.seconds);
     let shape = Shape { bytes, window };
     let mut figures = [Figures::default(), Figures::default()];
-    for channel in channels {
-        load::round(channel, shape, span / 10).await?;
+    for peer in peers {
+        load::round(peer, shape, span / 10).await?;
     }
     for _ in 0..args.rounds {
         for which in 0..2 {
             let cpu = servers[which].cpu()?;
-            let count = load::round(&channels[which], shape, span).await?;
+            let count = load::round(&peers[which], shape, span).await?;
             let used = servers[which].cpu()? - cpu;
             figures[which].rates.push(count.rate());
             figures[which]
@@ -181,16 +197,16 @@ async fn alternate(
 /// Resident growth per idle session, 100 sessions per connection.
 async fn idle(args: &Args) -> Result<ExitCode> {
     let server = Server::start(&["--serve", "session"])?;
-    let warm = load::connect(server.address).await?;
+    let warm = args.peer(&server).await?;
     drop(load::idle(&warm).await?);
     let before = server.resident()?;
     let mut sessions = Vec::with_capacity(args.idle);
-    let mut channel = warm;
+    let mut peer = warm;
     for index in 0..args.idle {
         if index % PER_CONNECTION == 0 {
-            channel = load::connect(server.address).await?;
+            peer = args.peer(&server).await?;
         }
-        sessions.push(load::idle(&channel).await?);
+        sessions.push(load::idle(&peer).await?);
     }
     let growth = server.resident()?.saturating_sub(before);
     let each = growth / u64::try_from(args.idle)?;

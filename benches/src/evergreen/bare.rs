@@ -1,6 +1,7 @@
-//! The anchor of EV-981: a tonic service that sends every message straight back, with the settings of our listener.
+//! The anchors of EV-981: a tonic service and a WebSocket that send every message straight back, with the settings of our
+//! listener.
 //!
-//! Owns: the service, without any code of ours in its path. Refuses to know: sessions.
+//! Owns: the two, without any code of ours in its path. Refuses to know: sessions.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -8,8 +9,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use futures::{FutureExt, SinkExt, StreamExt};
+use http::header::SEC_WEBSOCKET_PROTOCOL;
 use sapwood_proto::evergreen::wire::SessionMessage;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_tungstenite::accept_hdr_async;
+use tokio_tungstenite::tungstenite::handshake::server::{Request as Asked, Response as Answer};
+use tokio_tungstenite::tungstenite::{self, Message};
 use tonic::body::Body;
 use tonic::server::{Grpc, NamedService, StreamingService};
 use tonic::transport::Server;
@@ -29,6 +35,49 @@ pub async fn serve(listener: TcpListener) -> Result<(), tonic::transport::Error>
         .add_service(Echo)
         .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)))
         .await
+}
+
+/// Serves the same over WebSockets; messages are sent back as the bytes that they are.
+///
+/// # Errors
+/// Those of the listener.
+pub async fn serve_websocket(listener: TcpListener) -> std::io::Result<()> {
+    loop {
+        let (io, _) = listener.accept().await?;
+        io.set_nodelay(true)?;
+        tokio::spawn(async move {
+            // A connection that breaks is the client's business.
+            let _ = echo(io).await;
+        });
+    }
+}
+
+async fn echo(io: TcpStream) -> Result<(), tungstenite::Error> {
+    #[expect(clippy::result_large_err, reason = "the library's signature")]
+    let agree = |request: &Asked, mut answer: Answer| {
+        let protocol = request.headers().get(SEC_WEBSOCKET_PROTOCOL).cloned();
+        if let Some(protocol) = protocol {
+            answer
+                .headers_mut()
+                .insert(SEC_WEBSOCKET_PROTOCOL, protocol);
+        }
+        Ok(answer)
+    };
+    let mut socket = accept_hdr_async(io, agree).await?;
+    loop {
+        let said = match socket.next().now_or_never() {
+            Some(said) => said,
+            None => {
+                socket.flush().await?;
+                socket.next().await
+            }
+        };
+        match said.transpose()? {
+            Some(message @ Message::Binary(_)) => socket.feed(message).await?,
+            Some(_) => {}
+            None => return Ok(()),
+        }
+    }
 }
 
 #[derive(Clone)]

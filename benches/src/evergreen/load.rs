@@ -1,22 +1,16 @@
-//! The one client that drives every server: raw messages, a window, no library of ours.
+//! The one client that drives every server: a window of raw messages.
 //!
 //! Owns: sending, counting, ending a round. Refuses to know: which server answers; both see the same bytes.
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use bytes::Bytes;
-use futures::{Stream, StreamExt};
 use sapwood_proto::evergreen::wire::{
     Action, Chunk, ChunkMetadata, NamedParameter, NodeFragment, Payload, SessionMessage,
 };
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::metadata::MetadataValue;
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Request, Streaming};
-use tonic_prost::ProstCodec;
+
+use super::wire::{Peer, Wire};
 
 /// What one round is.
 #[derive(Clone, Copy, Debug)]
@@ -49,107 +43,61 @@ impl Count {
     }
 }
 
-/// Connects with the settings that every client of ours has.
-///
-/// # Errors
-/// If nobody listens.
-pub async fn connect(address: SocketAddr) -> Result<Channel> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))?
-        .tcp_nodelay(true)
-        .initial_stream_window_size(1 << 20)
-        .initial_connection_window_size(4 << 20);
-    Ok(endpoint.connect().await?)
-}
-
 /// Echoes for about `span`, in one session that keeps nothing (EV-984).
 ///
 /// # Errors
 /// If the session fails.
-pub async fn round(channel: &Channel, shape: Shape, span: Duration) -> Result<Count> {
+pub async fn round(peer: &Peer, shape: Shape, span: Duration) -> Result<Count> {
     let began = Instant::now();
-    let chunks = session(channel, shape, began, span).await?;
+    let chunks = session(peer, shape, began, span).await?;
     Ok(Count {
         chunks,
         took: began.elapsed(),
     })
 }
 
-async fn session(channel: &Channel, shape: Shape, began: Instant, span: Duration) -> Result<u64> {
-    let (send, receive) = mpsc::channel(shape.window + 2);
-    let mut incoming = open(channel, ReceiverStream::new(receive)).await?;
+async fn session(peer: &Peer, shape: Shape, began: Instant, span: Duration) -> Result<u64> {
+    let mut wire = peer.open(shape.window + 2).await?;
     let payload = Bytes::from(vec![b'x'; shape.bytes]);
-    send.send(opening()).await.context("the call has ended")?;
+    wire.send(opening()).await?;
     let (mut sent, mut back) = (0_i32, 0_i32);
     while sent < i32::try_from(shape.window)? {
-        send.send(fragment(sent, true, &payload)).await?;
+        wire.send(fragment(sent, true, &payload)).await?;
         sent += 1;
     }
     let mut open = true;
     while back < sent {
-        let message = incoming
-            .message()
-            .await?
-            .context("the session ended early")?;
+        let message = wire.receive().await?;
         back += i32::try_from(message.node_fragments.iter().filter(|f| carries(f)).count())?;
         while open && sent - back < i32::try_from(shape.window)? {
             open = sent < i32::MAX && began.elapsed() < span;
-            send.send(fragment(sent, open, &payload)).await?;
+            wire.send(fragment(sent, open, &payload)).await?;
             sent += 1;
         }
     }
-    drop(send);
-    while incoming.message().await?.is_some() {}
+    wire.finish().await?;
     ensure!(back == sent, "{sent} chunks went out and {back} came back");
     Ok(u64::try_from(back)?)
 }
 
-/// A session that has echoed one chunk of 32 bytes and then says nothing: hold it to keep it open.
-#[derive(Debug)]
-pub struct Idle {
-    _send: mpsc::Sender<SessionMessage>,
-    _incoming: Streaming<SessionMessage>,
-}
-
-/// Opens an idle session.
+/// Opens a session that has echoed one chunk of 32 bytes and then says nothing: hold it to keep it open.
 ///
 /// # Errors
 /// If the session fails.
-pub async fn idle(channel: &Channel) -> Result<Idle> {
-    let (send, receive) = mpsc::channel(2);
-    let mut incoming = open(channel, ReceiverStream::new(receive)).await?;
-    send.send(opening()).await?;
-    send.send(fragment(0, false, &Bytes::from_static(&[b'x'; 32])))
+pub async fn idle(peer: &Peer) -> Result<Wire> {
+    let mut wire = peer.open(2).await?;
+    wire.send(opening()).await?;
+    wire.send(fragment(0, false, &Bytes::from_static(&[b'x'; 32])))
         .await?;
     let mut done = false;
     while !done {
-        let message = incoming
-            .message()
-            .await?
-            .context("the session ended early")?;
+        let message = wire.receive().await?;
         done = message
             .node_fragments
             .iter()
             .any(|fragment| !fragment.continued);
     }
-    Ok(Idle {
-        _send: send,
-        _incoming: incoming,
-    })
-}
-
-async fn open(
-    channel: &Channel,
-    outgoing: impl Stream<Item = SessionMessage> + Send + 'static,
-) -> Result<Streaming<SessionMessage>> {
-    let codec = ProstCodec::<SessionMessage, SessionMessage>::default();
-    let mut grpc = tonic::client::Grpc::new(channel.clone()).max_decoding_message_size(16 << 20);
-    grpc.ready().await?;
-    let path = http::uri::PathAndQuery::from_static("/evergreen.v2.EvergreenService/StartSession");
-    let mut request = Request::new(outgoing.boxed());
-    request
-        .metadata_mut()
-        .insert("evergreen-retain", MetadataValue::from_static("unread"));
-    Ok(grpc.streaming(request, path, codec).await?.into_inner())
+    Ok(wire)
 }
 
 fn opening() -> SessionMessage {

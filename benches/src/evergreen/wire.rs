@@ -1,0 +1,147 @@
+//! The client's end of a session, over gRPC or a WebSocket: raw messages, no library of ours.
+//!
+//! Owns: connecting, sending, receiving. Refuses to know: what is said.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use futures::{FutureExt, SinkExt, StreamExt};
+use prost::Message as _;
+use sapwood_proto::evergreen::wire::SessionMessage;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::{WebSocketStream, client_async};
+use tonic::metadata::MetadataValue;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Streaming};
+use tonic_prost::ProstCodec;
+
+/// Where sessions are opened.
+#[derive(Clone, Debug)]
+pub enum Peer {
+    /// A connection for many sessions.
+    Grpc(Channel),
+    /// An address; each session is a connection.
+    WebSocket(SocketAddr),
+}
+
+impl Peer {
+    /// A server's gRPC side, with the settings that every client of ours has.
+    ///
+    /// # Errors
+    /// If nobody listens.
+    pub async fn grpc(address: SocketAddr) -> Result<Self> {
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))?
+            .tcp_nodelay(true)
+            .initial_stream_window_size(1 << 20)
+            .initial_connection_window_size(4 << 20);
+        Ok(Self::Grpc(endpoint.connect().await?))
+    }
+
+    /// Opens a session that keeps nothing it has passed on (EV-984); `window` messages may wait to be sent.
+    ///
+    /// # Errors
+    /// If the server refuses.
+    pub async fn open(&self, window: usize) -> Result<Wire> {
+        match self {
+            Self::Grpc(channel) => {
+                let (send, receive) = mpsc::channel(window);
+                let mut request = Request::new(ReceiverStream::new(receive));
+                request
+                    .metadata_mut()
+                    .insert("evergreen-retain", MetadataValue::from_static("unread"));
+                let codec = ProstCodec::<SessionMessage, SessionMessage>::default();
+                let mut grpc =
+                    tonic::client::Grpc::new(channel.clone()).max_decoding_message_size(16 << 20);
+                grpc.ready().await?;
+                let path = http::uri::PathAndQuery::from_static(PATH);
+                let answer = grpc.streaming(request, path, codec).await?;
+                Ok(Wire::Grpc(send, Box::new(answer.into_inner())))
+            }
+            Self::WebSocket(address) => {
+                let url = format!("ws://{address}/evergreen?evergreen-retain=unread");
+                let mut request = url.into_client_request()?;
+                let protocol = http::HeaderValue::from_static("evergreen.v2.proto");
+                request
+                    .headers_mut()
+                    .insert(http::header::SEC_WEBSOCKET_PROTOCOL, protocol);
+                let io = TcpStream::connect(address).await?;
+                io.set_nodelay(true)?;
+                let (socket, _) = client_async(request, io).await?;
+                Ok(Wire::WebSocket(Box::new(socket)))
+            }
+        }
+    }
+}
+
+/// A session's connection.
+#[derive(Debug)]
+pub enum Wire {
+    /// A call.
+    Grpc(mpsc::Sender<SessionMessage>, Box<Streaming<SessionMessage>>),
+    /// A socket.
+    WebSocket(Box<WebSocketStream<TcpStream>>),
+}
+
+impl Wire {
+    /// Sends a message, at the latest when the next one is waited for.
+    ///
+    /// # Errors
+    /// If the session is over.
+    pub async fn send(&mut self, message: SessionMessage) -> Result<()> {
+        match self {
+            Self::Grpc(send, _) => send.send(message).await.context("the call has ended"),
+            Self::WebSocket(socket) => {
+                let bytes = Bytes::from(message.encode_to_vec());
+                Ok(socket.feed(Message::Binary(bytes)).await?)
+            }
+        }
+    }
+
+    /// Waits for a message.
+    ///
+    /// # Errors
+    /// If the session ended, or its bytes are no message.
+    pub async fn receive(&mut self) -> Result<SessionMessage> {
+        let early = "the session ended early";
+        match self {
+            Self::Grpc(_, incoming) => incoming.message().await?.context(early),
+            Self::WebSocket(socket) => loop {
+                let said = match socket.next().now_or_never() {
+                    Some(said) => said,
+                    None => {
+                        socket.flush().await?;
+                        socket.next().await
+                    }
+                };
+                if let Message::Binary(bytes) = said.context(early)?? {
+                    return Ok(SessionMessage::decode(bytes)?);
+                }
+            },
+        }
+    }
+
+    /// Says that nothing more comes, and waits for the end.
+    ///
+    /// # Errors
+    /// If the session does not end well.
+    pub async fn finish(self) -> Result<()> {
+        match self {
+            Self::Grpc(send, mut incoming) => {
+                drop(send);
+                while incoming.message().await?.is_some() {}
+            }
+            Self::WebSocket(mut socket) => {
+                socket.close().await?;
+                while let Some(Ok(_)) = socket.next().await {}
+            }
+        }
+        Ok(())
+    }
+}
+
+const PATH: &str = "/evergreen.v2.EvergreenService/StartSession";
