@@ -7,6 +7,7 @@ mod extensions;
 mod flow;
 mod loopback;
 mod remote;
+mod resume;
 mod simulation;
 mod socket;
 mod tls;

@@ -3,15 +3,15 @@
 //! The machine's own tests have their tables; here is shown that the whole house obeys.
 
 use futures::stream;
-use sapwood_proto::evergreen::wire::{Chunk, ChunkMetadata, NodeFragment, Payload, SessionMessage};
-use sapwood_tests::raw::{action, call, end, fragments, leaf, told};
+use sapwood_proto::evergreen::wire::{NodeFragment, Payload, SessionMessage};
+use sapwood_tests::raw::{action, call, end, fragments, json, leaf, told};
 use sapwood_tests::{Running, until};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
 /// Reads on until a final fragment of `id`; gives the payload of all that came of it.
-async fn finished(answers: &mut Streaming<SessionMessage>, id: &str) -> String {
+pub(super) async fn finished(answers: &mut Streaming<SessionMessage>, id: &str) -> String {
     let mut all = Vec::new();
     loop {
         let message = answers.message().await.unwrap().expect("it goes on");
@@ -84,16 +84,7 @@ async fn ev_912_a_node_whose_time_has_come_cannot_be_read_again() {
         .await
         .unwrap();
     send.send(fragments(vec![leaf("p", 0, 10)])).await.unwrap();
-    let now = NodeFragment {
-        chunk_fragment: Some(Chunk {
-            metadata: Some(ChunkMetadata {
-                mimetype: "application/json".into(),
-                ..ChunkMetadata::default()
-            }),
-            payload: Some(Payload::Data("\"0s\"".into())),
-        }),
-        ..leaf("now", 0, 0)
-    };
+    let now = json("now", "\"0s\"");
     let set = action(
         "SET_TTL",
         &[("node", "p"), ("ttl", "now")],

@@ -92,7 +92,23 @@ pub fn leaf(id: &str, seq: i32, bytes: usize) -> NodeFragment {
     }
 }
 
-/// The same, with more to come.
+/// A whole leaf of JSON.
+pub fn json(id: &str, text: &str) -> NodeFragment {
+    let metadata = ChunkMetadata {
+        mimetype: "application/json".into(),
+        ..ChunkMetadata::default()
+    };
+    NodeFragment {
+        id: id.into(),
+        chunk_fragment: Some(Chunk {
+            metadata: Some(metadata),
+            payload: Some(Payload::Data(Bytes::copy_from_slice(text.as_bytes()))),
+        }),
+        ..NodeFragment::default()
+    }
+}
+
+/// A leaf fragment of so many bytes, with more to come.
 pub fn piece(id: &str, seq: i32, bytes: usize) -> NodeFragment {
     NodeFragment {
         continued: true,

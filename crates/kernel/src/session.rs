@@ -13,6 +13,7 @@
 //! [`Options`] that say how it differs.
 
 mod action;
+mod back;
 mod bind;
 mod config;
 mod doorbell;
@@ -40,7 +41,7 @@ use std::time::Duration;
 
 use futures::Stream;
 use futures::stream::FuturesUnordered;
-use sapwood_proto::evergreen::{Dialect, Limits, Message, MetadataMode, Status};
+use sapwood_proto::evergreen::{Dialect, Limits, Message, MetadataMode, Reason, Status};
 use sapwood_proto::session::{self as machine, Retain, Side, Stats};
 
 use self::driver::Driver;
@@ -48,6 +49,7 @@ use self::intake::Intake;
 use self::link::Link;
 use crate::kernel::Kernel;
 
+pub use self::back::{Back, Connections, Incoming, Lost};
 pub use self::test_functions::test_functions;
 
 /// How one session behaves, and what it says about itself.
@@ -65,6 +67,8 @@ pub struct Options {
     pub coalesce: bool,
     /// Which content is kept (EV-955).
     pub retain: Retain,
+    /// The session outlives its connection for a while, and this brings a client back to it (EV-940).
+    pub token: Option<Token>,
     /// The session ends this long after it began (EV-950).
     pub timeout: Option<Duration>,
     /// The target of GENERATE where an action names none (EV-503).
@@ -84,11 +88,22 @@ impl Default for Options {
             partial_failure: false,
             coalesce: true,
             retain: Retain::Session,
+            token: None,
             timeout: None,
             default_target: None,
             extensions: EXTENSIONS,
             entropy: 0,
         }
+    }
+}
+
+/// What brings a client back to its session: as good as a key, so it is never shown.
+#[derive(Clone)]
+pub struct Token(pub Arc<str>);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
     }
 }
 
@@ -104,6 +119,20 @@ pub const EXTENSIONS: &[&str] = &[
     "status-output",
     "finish",
     "partial-failure",
+    "deadline",
+    "retain",
+];
+
+/// The same over a transport whose connections can be followed by others (EV-940).
+pub const EXTENSIONS_WITH_RESUME: &[&str] = &[
+    "drop",
+    "set-ttl",
+    "cancel",
+    "list-actions",
+    "status-output",
+    "finish",
+    "partial-failure",
+    "resume",
     "deadline",
     "retain",
 ];
@@ -170,7 +199,7 @@ pub fn open<W: Observe>(kernel: Kernel, options: Options, observer: W) -> (Sessi
             partial_failure: options.partial_failure,
             coalesce: options.coalesce,
             retain: options.retain,
-            resume: false,
+            resume: options.token.is_some(),
             manners: options.dialect.manners(),
             deadline: options.timeout.map(|timeout| now + timeout),
             entropy: options.entropy,
@@ -181,6 +210,7 @@ pub fn open<W: Observe>(kernel: Kernel, options: Options, observer: W) -> (Sessi
         link: link.clone(),
         ready: VecDeque::new(),
         over: false,
+        connection: options.token.is_some().then_some(0),
     };
     (
         Session {
@@ -194,6 +224,12 @@ pub fn open<W: Observe>(kernel: Kernel, options: Options, observer: W) -> (Sessi
 }
 
 impl<W: Observe> Session<W> {
+    /// The stream of messages of a session with a token, and the way back into it.
+    #[must_use]
+    pub fn connections(&self, first: Incoming) -> (Connections, Back) {
+        Connections::new(self.link.clone(), first)
+    }
+
     /// Runs to the end: takes messages from `incoming` (an error aborts the session with that status, the end is the
     /// half-close of EV-109) and obeys `orders`. Dropping the future drops every run, and with it the engine's work
     /// (EV-611). Gives the status with which the session was aborted, if it was.
@@ -250,6 +286,22 @@ pub struct Outgoing {
     /// Handed out by the machine, many under one lock.
     ready: VecDeque<Message>,
     over: bool,
+    /// Which one it is, where a session may have several.
+    connection: Option<u64>,
+}
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        let Some(connection) = self.connection.filter(|_| !self.over) else {
+            return;
+        };
+        let now = self.link.now();
+        self.link.with(|live| {
+            if live.connection() == connection {
+                live.lost(now);
+            }
+        });
+    }
 }
 
 impl Stream for Outgoing {
@@ -262,9 +314,17 @@ impl Stream for Outgoing {
         if self.over {
             return Poll::Ready(None);
         }
-        let Self { link, ready, .. } = &mut *self;
+        let Self {
+            link,
+            ready,
+            connection,
+            ..
+        } = &mut *self;
         let now = link.now();
         let polled = link.with(|live| {
+            if connection.is_some_and(|mine| mine != live.connection()) {
+                return Poll::Ready(Err(Some(superseded())));
+            }
             let first = live.poll_message(now, cx);
             if first.is_ready() {
                 live.take_messages(now, READY_MESSAGES, READY_BYTES, ready);
@@ -279,6 +339,12 @@ impl Stream for Outgoing {
             }
         })
     }
+}
+
+/// EV-941: what whoever serves the old connection is told.
+fn superseded() -> Arc<Status> {
+    let message = "another connection has taken over this session";
+    Arc::new(Status::new(Reason::Superseded, message))
 }
 
 /// Messages handed out at once, besides the first.

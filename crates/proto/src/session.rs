@@ -189,7 +189,10 @@ impl Session {
 
     /// The peer sends nothing more (EV-109). Readers of what can no longer come fail (EV-110).
     pub fn end_of_input(&mut self, now: Time) {
-        if self.phase == Phase::Open {
+        if self.is_down() {
+            // Who has said its last word does not come back (EV-940).
+            self.abort_for(Reason::Cancelled, "the connection was lost");
+        } else if self.phase == Phase::Open {
             self.clock.heard(now);
             self.half_close();
         }
@@ -305,6 +308,12 @@ impl Session {
     #[must_use]
     pub const fn is_closed(&self) -> bool {
         matches!(self.phase, Phase::Aborted(_) | Phase::Finished)
+    }
+
+    /// Whether the peer has said its last word (EV-109).
+    #[must_use]
+    pub fn is_half_closed(&self) -> bool {
+        self.phase == Phase::HalfClosed
     }
 
     /// Bytes held, as the retained quota counts them (EV-801).

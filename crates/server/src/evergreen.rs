@@ -3,6 +3,7 @@
 //! Owns: both transports of the session protocol (section 7 of the page), its options, its metrics. Refuses to know:
 //! what functions do, and every other face.
 
+mod held;
 mod house;
 mod options;
 mod service;
@@ -36,6 +37,9 @@ pub struct Config {
     pub limits: Arc<Limits>,
     /// The target of GENERATE where an action names none (EV-503).
     pub default_target: Option<String>,
+    /// Sessions at a time that can be come back to after their connection was lost (EV-940); those above are sessions
+    /// without resume.
+    pub resumable_sessions: usize,
     /// Ready fragments are joined into messages (EV-706); off for the gated bench alone (D-33).
     pub coalesce: bool,
 }
@@ -47,6 +51,7 @@ impl Default for Config {
             retained_bytes: 4 << 30,
             limits: Arc::default(),
             default_target: None,
+            resumable_sessions: 1_000,
             coalesce: true,
         }
     }
@@ -64,7 +69,12 @@ impl Config {
             retain: options.retain,
             timeout: options.timeout,
             default_target: self.default_target.clone(),
-            extensions: session::EXTENSIONS,
+            token: None,
+            extensions: if dialect == Dialect::Grpc {
+                session::EXTENSIONS_WITH_RESUME
+            } else {
+                session::EXTENSIONS
+            },
             // The standard library seeds every hasher from the system's randomness.
             entropy: RandomState::new().hash_one(0_u8),
         }

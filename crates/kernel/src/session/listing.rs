@@ -42,6 +42,7 @@ pub(super) fn session(options: &Options) -> Value {
             "evergreen-metadata": mode,
             "evergreen-partial-failure": i32::from(options.partial_failure),
             "evergreen-retain": retain,
+            "evergreen-resume": i32::from(options.token.is_some()),
             "evergreen-timeout-ms": options.timeout.map(|timeout| timeout.as_millis().to_string()),
         },
         "limits": {
@@ -55,6 +56,7 @@ pub(super) fn session(options: &Options) -> Value {
             "idle_timeout_ms": limits.idle_timeout.as_millis().to_string(),
         },
         "extensions": options.extensions,
+        "session_token": options.token.as_ref().map(|token| &*token.0),
     })
 }
 

@@ -97,6 +97,14 @@ pub fn from_client(status: &tonic::Status) -> Status {
     from_grpc(status)
 }
 
+/// Whether a stream of messages ended because its connection was cut, and not because the peer has reset it or said
+/// how it ends (EV-940).
+#[must_use]
+pub fn was_cut(status: &tonic::Status) -> bool {
+    let from_transport = std::error::Error::source(status).is_some();
+    from_transport && status.details().is_empty() && status.code() != tonic::Code::Cancelled
+}
+
 /// The connection to a server that broke, which the library calls unknown or internal: what has a cause below gRPC was
 /// said by nobody.
 fn cut(status: &tonic::Status) -> Option<Status> {

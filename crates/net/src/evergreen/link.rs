@@ -7,6 +7,7 @@
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use sapwood_proto::code::Code;
@@ -14,6 +15,8 @@ use sapwood_proto::evergreen::{Message, Reason, Status};
 use sapwood_proto::session::{Live, Output, Session};
 use sapwood_proto::time::Time;
 use tokio::time::{Instant, sleep_until};
+
+use super::transport::{Connection, Incoming};
 
 /// A session's machine, shared by its handles, its transport and its task.
 #[derive(Clone, Debug)]
@@ -62,6 +65,8 @@ impl Link {
 /// What the transport sends: messages, then the half-close.
 pub(super) struct Outgoing {
     pub(super) link: Link,
+    /// Which connection it is; the next one has the next number.
+    pub(super) connection: u64,
 }
 
 impl Stream for Outgoing {
@@ -69,16 +74,32 @@ impl Stream for Outgoing {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Message>> {
         let now = self.link.now();
-        let polled = self.link.with(|live| live.poll_message(now, cx));
+        let polled = self.link.with(|live| {
+            if live.connection() != self.connection {
+                return Poll::Ready(Err(None));
+            }
+            live.poll_message(now, cx)
+        });
         polled.map(Result::ok)
     }
 }
 
 /// Takes in what the server sends until the session is over. The session's handles abort it when all are gone.
-pub(super) async fn pump(
-    link: Link,
-    mut incoming: impl Stream<Item = Result<Message, Status>> + Unpin,
-) {
+pub(super) async fn pump(link: Link, mut incoming: Incoming, back: Option<Back>) {
+    loop {
+        let cut = follow(&link, &mut incoming, back.is_some()).await;
+        let (Some(cut), Some(back)) = (cut, &back) else {
+            return;
+        };
+        match back.connect(&link).await {
+            Some(again) => incoming = again,
+            None => return link.abort(cut),
+        }
+    }
+}
+
+/// The same with one connection. How it was cut, if somebody wants to come back.
+async fn follow(link: &Link, incoming: &mut Incoming, returns: bool) -> Option<Status> {
     let mut open = true;
     loop {
         let now = link.now();
@@ -90,10 +111,15 @@ pub(super) async fn pump(
             biased;
             chore = std::future::poll_fn(|cx| link.with(|live| live.poll_chore(cx))) => {
                 if let Output::Close(_) = chore {
-                    return;
+                    return None;
                 }
             }
-            item = incoming.next(), if open && !paused => open = take(&link, item),
+            item = incoming.next(), if open && !paused => {
+                match item {
+                    Some(Err(status)) if returns && was_cut(&status) => return Some(status),
+                    item => open = take(link, item),
+                }
+            }
             () = timer => {
                 let now = link.now();
                 link.with(|live| live.machine().tick(now));
@@ -127,6 +153,62 @@ fn take(link: &Link, item: Option<Result<Message, Status>>) -> bool {
     }
 }
 
+/// The way back to a session whose connection was cut (EV-975).
+pub(super) struct Back {
+    pub(super) connection: Connection,
+    pub(super) token: String,
+    /// How long it is tried.
+    pub(super) grace: Duration,
+}
+
+impl Back {
+    /// A new connection of the session, at the first try or later; `None` if the session is gone or the time is over.
+    async fn connect(&self, link: &Link) -> Option<Incoming> {
+        let began = Instant::now();
+        let mut wait = Duration::ZERO;
+        while began.elapsed() + wait < self.grace {
+            sleep_until(Instant::now() + wait).await;
+            let now = link.now();
+            let connection = link.with(|live| live.take_over(now))?;
+            let outgoing = Outgoing {
+                link: link.clone(),
+                connection,
+            };
+            let opened = self.connection.call(&[], Some(&self.token), outgoing).await;
+            match opened {
+                Ok(opened) => {
+                    let now = link.now();
+                    link.with(|live| live.returned(now));
+                    return Some(opened.incoming);
+                }
+                Err(status) if &*status.reason == Reason::NoSession.name() => return None,
+                Err(_) => wait = (wait * 2).clamp(WAIT_LEAST, WAIT_MOST).mul_f64(jitter()),
+            }
+        }
+        None
+    }
+}
+
+/// Whether nobody has said how the session ends: its connection did.
+fn was_cut(status: &Status) -> bool {
+    status.code == Code::Unavailable && status.reason.is_empty()
+}
+
+/// From a half to one and a half, so that many clients do not come back as one.
+fn jitter() -> f64 {
+    f64::from(u16::try_from(entropy() % 1_000).unwrap_or(0)) / 1_000.0 + 0.5
+}
+
+/// Random bits; the standard library seeds every hasher from the system's randomness.
+pub(super) fn entropy() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0_u8)
+}
+
+/// Between two tries.
+const WAIT_LEAST: Duration = Duration::from_millis(50);
+const WAIT_MOST: Duration = Duration::from_secs(5);
+
 /// What readers are told when the last handle has gone before them, or the task has been lost.
 pub(super) fn closed() -> Status {
     Status::other(
@@ -137,4 +219,4 @@ pub(super) fn closed() -> Status {
 }
 
 /// Far enough away to be never, near enough to be added to an instant.
-const FOREVER: std::time::Duration = std::time::Duration::from_secs(365 * 24 * 3600);
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);

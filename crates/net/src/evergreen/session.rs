@@ -21,7 +21,7 @@ use sapwood_proto::session::{
 };
 use tokio::task::AbortHandle;
 
-use super::link::{self, Link, Outgoing, pump};
+use super::link::{self, Back, Link, Outgoing, pump};
 use super::transport::{Address, Connection};
 
 /// What a session is asked to be.
@@ -32,6 +32,9 @@ pub struct Options {
     /// Content is let go once everybody has read it or it is sent, here and at a server that announces `retain`; who
     /// comes later is told `NODE_RELEASED` (EV-955). For sessions that stream without end.
     pub retain_unread: bool,
+    /// The session survives the loss of its connection, where the server announces `resume`: it is connected to again,
+    /// and nothing is lost or done twice (EV-940, EV-975).
+    pub resume: bool,
     /// The session ends this long after it began (EV-950).
     pub timeout: Option<std::time::Duration>,
     /// What we hold and do at most; a server is not trusted (EV-972).
@@ -84,6 +87,9 @@ impl Session {
         if options.retain_unread {
             headers.push(("evergreen-retain", "unread".to_owned()));
         }
+        if options.resume {
+            headers.push(("evergreen-resume", "1".to_owned()));
+        }
         if let Some(timeout) = options.timeout {
             headers.push((
                 "evergreen-timeout-ms",
@@ -109,15 +115,23 @@ impl Session {
                 } else {
                     Retain::Session
                 },
-                entropy: entropy(),
+                resume: options.resume,
+                entropy: link::entropy(),
                 ..Config::default()
             };
             machine::Session::new(Side::Client, config, now)
         });
-        let opened = connection
-            .call(&headers, Outgoing { link: link.clone() })
-            .await?;
-        let task = tokio::spawn(pump(link.clone(), opened.incoming)).abort_handle();
+        let outgoing = Outgoing {
+            link: link.clone(),
+            connection: 0,
+        };
+        let opened = connection.call(&headers, None, outgoing).await?;
+        let back = opened.token.map(|token| Back {
+            connection: connection.clone(),
+            token,
+            grace: options.limits.resume_grace,
+        });
+        let task = tokio::spawn(pump(link.clone(), opened.incoming, back)).abort_handle();
         Ok(Self(Arc::new(Inner {
             link,
             connection,
@@ -464,12 +478,6 @@ const fn metadata(dialect: Dialect) -> MetadataMode {
         Dialect::Json => MetadataMode::Lenient,
         dialect => dialect.metadata(),
     }
-}
-
-/// Random bits; the standard library seeds every hasher from the system's randomness.
-fn entropy() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(0_u8)
 }
 
 const IDLE_NEVER: std::time::Duration = std::time::Duration::from_secs(365 * 24 * 3600);

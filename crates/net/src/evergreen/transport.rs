@@ -119,12 +119,17 @@ pub(super) enum Connection {
     WebSocket(Place, Box<Address>),
 }
 
+/// What a server sends over one connection.
+pub(super) type Incoming = BoxStream<'static, Result<Message, Status>>;
+
 /// One accepted call.
 pub(super) struct Opened {
     /// What the server sends.
-    pub(super) incoming: BoxStream<'static, Result<Message, Status>>,
+    pub(super) incoming: Incoming,
     /// The extensions that the server announced.
     pub(super) extensions: Vec<String>,
+    /// What brings us back to this session (EV-940).
+    pub(super) token: Option<String>,
 }
 
 impl Connection {
@@ -169,6 +174,7 @@ impl Connection {
     pub(super) async fn call(
         &self,
         options: &[(&'static str, String)],
+        token: Option<&str>,
         outgoing: impl Stream<Item = Message> + Send + Unpin + 'static,
     ) -> Result<Opened, Status> {
         let (channel, key) = match self {
@@ -184,6 +190,11 @@ impl Connection {
         }
         if let Some(key) = key {
             request.metadata_mut().insert("authorization", key.clone());
+        }
+        if let Some(token) = token {
+            let mut token: AsciiMetadataValue = token.parse().map_err(|_| bad_option(TOKEN))?;
+            token.set_sensitive(true);
+            request.metadata_mut().insert(TOKEN, token);
         }
         let mut client = Grpc::new(channel.clone())
             .accept_compressed(CompressionEncoding::Gzip)
@@ -211,7 +222,11 @@ impl Connection {
             .split(',')
             .map(|name| name.trim().to_owned())
             .collect();
+        let token = answer.metadata().get(TOKEN);
+        let token = token.and_then(|token| token.to_str().ok());
+        let token = token.map(str::to_owned);
         Ok(Opened {
+            token,
             incoming: incoming(answer.into_inner()),
             extensions,
         })
@@ -252,6 +267,8 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// The header of the token, both ways.
+const TOKEN: &str = "evergreen-session-token";
 /// EV-703.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;

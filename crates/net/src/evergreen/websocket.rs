@@ -111,6 +111,7 @@ impl Place {
         let codec = Shared(Arc::new(Mutex::new(Codec::new(self.dialect, Side::Client))));
         let sending = tokio::spawn(send(sink, codec.clone(), outgoing));
         Ok(Opened {
+            token: None,
             incoming: receive(stream, codec, AbortOnDropHandle::new(sending)),
             extensions,
         })

@@ -6,6 +6,7 @@
 
 use super::closure::Closure;
 use super::port::Output;
+use super::resume::Line;
 use super::{Phase, Session};
 
 #[derive(Debug, Default)]
@@ -26,7 +27,8 @@ impl Session {
     /// Whether the shell should read nothing more from the connection until [`Output::Resume`]. It still watches it
     /// for a close.
     pub fn inbound_paused(&mut self) -> bool {
-        if self.phase != Phase::Open {
+        // Nothing is held back of who comes back: what it has not said yet is what the session waits for.
+        if self.phase != Phase::Open || self.line() != Line::Up {
             return false;
         }
         let limits = &self.config.limits;

@@ -20,7 +20,7 @@ use ahash::RandomState;
 use smallvec::SmallVec;
 
 use super::{CursorId, Output, Read, Session};
-use crate::evergreen::{Message, Status};
+use crate::evergreen::{Message, Reason, Status};
 use crate::time::Time;
 
 /// Wakers to be called once the lock is released.
@@ -40,6 +40,8 @@ pub struct Live {
     closed: Option<Option<Arc<Status>>>,
     /// We have said our last word, and it is on its way.
     half_closed: bool,
+    /// Which connection is the session's, counted from 0 (EV-941).
+    connection: u64,
     woken: Wakers,
 }
 
@@ -58,6 +60,7 @@ impl Live {
             chores: VecDeque::new(),
             closed: None,
             half_closed: false,
+            connection: 0,
             woken: Wakers::new(),
         }
     }
@@ -173,6 +176,41 @@ impl Live {
         Poll::Pending
     }
 
+    /// Which connection is the session's; a transport with another number has been taken over from.
+    #[must_use]
+    pub const fn connection(&self) -> u64 {
+        self.connection
+    }
+
+    /// The connection is lost. The owner learns of the new time-out, or of the end: after the peer's last word nobody
+    /// comes back (EV-940).
+    pub fn lost(&mut self, now: Time) {
+        if self.machine.is_half_closed() {
+            self.machine.abort(gone());
+        } else {
+            self.machine.lost(now);
+        }
+        self.woken.extend(self.owner.take());
+    }
+
+    /// A new connection takes over; whoever serves the old one learns of it. Its number, if the session is not over.
+    pub fn take_over(&mut self, now: Time) -> Option<u64> {
+        self.lost(now);
+        if self.machine.is_closed() {
+            return None;
+        }
+        self.connection += 1;
+        self.woken.extend(self.transport.take());
+        Some(self.connection)
+    }
+
+    /// The new connection stands.
+    pub fn returned(&mut self, now: Time) {
+        self.half_closed = false;
+        self.machine.returned(now);
+        self.flush();
+    }
+
     /// How the session ended, once it has.
     #[must_use]
     pub const fn closed(&self) -> Option<&Option<Arc<Status>>> {
@@ -214,6 +252,10 @@ impl Live {
     pub fn take_woken(&mut self) -> Option<Wakers> {
         (!self.woken.is_empty()).then(|| std::mem::take(&mut self.woken))
     }
+}
+
+fn gone() -> Status {
+    Status::new(Reason::Cancelled, "the connection was lost")
 }
 
 fn keep(place: &mut Option<Waker>, cx: &Context<'_>) {

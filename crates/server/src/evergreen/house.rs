@@ -12,6 +12,7 @@ use sapwood_proto::evergreen::{Dialect, Reason, Status};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Config;
+use super::held::{Held, Token};
 use super::options::Options;
 use super::tally::Tally;
 use crate::drain::{Drain, Phase};
@@ -23,6 +24,7 @@ pub(super) struct House {
     kernel: Kernel,
     pub(super) config: Config,
     places: Arc<Semaphore>,
+    pub(super) held: Arc<Held>,
 }
 
 impl House {
@@ -31,6 +33,7 @@ impl House {
         Self {
             shared,
             kernel,
+            held: Arc::new(Held::new(config.resumable_sessions)),
             config,
             places,
         }
@@ -56,13 +59,19 @@ impl House {
     }
 
     /// A session that is counted from here on.
-    pub(super) fn open(&self, dialect: Dialect, options: Options) -> (Session<Tally>, Outgoing) {
+    pub(super) fn open(
+        &self,
+        dialect: Dialect,
+        options: Options,
+        token: Option<Token>,
+    ) -> (Session<Tally>, Outgoing) {
         let tally = Tally::begin(
             Arc::clone(&self.shared.metrics),
             self.shared.drain.clone(),
             self.config.retained_bytes,
         );
-        let options = self.config.session(dialect, options);
+        let mut options = self.config.session(dialect, options);
+        options.token = token.map(|token| session::Token(token.text().into()));
         session::open(self.kernel.clone(), options, tally)
     }
 

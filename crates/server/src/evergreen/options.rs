@@ -19,6 +19,8 @@ pub(crate) struct Options {
     pub(crate) partial_failure: bool,
     /// `evergreen-retain` (EV-955).
     pub(crate) retain: Retain,
+    /// `evergreen-resume` (EV-940).
+    pub(crate) resume: bool,
     /// The earlier of `evergreen-timeout-ms` and `grpc-timeout` (EV-950).
     pub(crate) timeout: Option<Duration>,
 }
@@ -78,7 +80,7 @@ impl Options {
             },
         )?;
         let partial_failure = choice(headers, "evergreen-partial-failure", "0 or 1", flag)?;
-        choice(headers, "evergreen-resume", "0 or 1", flag)?;
+        let resume = choice(headers, "evergreen-resume", "0 or 1", flag)?;
         let retain = choice(headers, "evergreen-retain", "session or unread", |value| {
             Some(match value {
                 "session" => Retain::Session,
@@ -101,6 +103,7 @@ impl Options {
             metadata,
             partial_failure: partial_failure.unwrap_or(false),
             retain: retain.unwrap_or_default(),
+            resume: resume.unwrap_or(false),
             timeout: ours.into_iter().chain(grpc).min(),
         })
     }

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   call ─► options ─► admitted? ─► headers out at once (EV-702) ─► task: messages in ─► session ─► body: messages out
-//!                                                                    └── aborted when the body is dropped
+//!                                                                    └── aborted, or without connection, when the body is dropped
 //! ```
 
 use std::convert::Infallible;
@@ -16,7 +16,7 @@ use axum::body::Body;
 use futures::future::{BoxFuture, Ready, ready};
 use futures::{Stream, StreamExt};
 use http::HeaderMap;
-use sapwood_kernel::session;
+use sapwood_kernel::session::{self, Incoming, Lost};
 use sapwood_net::evergreen::grpc::{self, Wire};
 use sapwood_proto::evergreen::{Dialect, Message, Reason, Status};
 use tokio_util::task::AbortOnDropHandle;
@@ -27,6 +27,7 @@ use tonic::{Request, Response, Streaming};
 
 use super::house::House;
 use super::options::{Malformed, Options};
+use crate::auth::Caller;
 use crate::trail;
 
 /// The method as a tower service. Clones share everything.
@@ -68,28 +69,77 @@ fn start(
     house: &House,
     request: Request<Streaming<Message>>,
 ) -> Result<Response<Outgoing>, Status> {
-    let (metadata, _, incoming) = request.into_parts();
+    let (metadata, extensions, incoming) = request.into_parts();
     let headers: HeaderMap = metadata.into_headers();
     let options = Options::read(&headers).map_err(|malformed| refused(&malformed))?;
+    let caller = extensions.get::<Caller>().map(|caller| &caller.name);
+    let caller = caller.map_or_else(|| Arc::from(""), Arc::clone);
+    if let Some(token) = headers.get(TOKEN) {
+        let token = token.to_str().unwrap_or_default();
+        let messages = house.held.connect(token, &caller, following(incoming))?;
+        let outgoing = Outgoing {
+            messages,
+            _task: None,
+        };
+        return answer(outgoing, Some(token));
+    }
     let place = house.admit()?;
-    let (session, messages) = house.open(Dialect::Grpc, options);
+    let issued = options.resume.then(|| house.held.issue(&caller)).flatten();
+    let Some((token, stay)) = issued else {
+        let (session, messages) = house.open(Dialect::Grpc, options, None);
+        let orders = house.orders();
+        let incoming = incoming.map(|item| item.map_err(|status| grpc::from_client(&status)));
+        let task = tokio::spawn(trail::carry(async move {
+            session.run(incoming, orders).await;
+            drop(place);
+        }));
+        let _task = Some(AbortOnDropHandle::new(task));
+        return answer(Outgoing { messages, _task }, None);
+    };
+    let (session, messages) = house.open(Dialect::Grpc, options, Some(token));
+    let (connections, back) = session.connections(following(incoming));
     let orders = house.orders();
-    let incoming = incoming.map(|item| item.map_err(|status| grpc::from_client(&status)));
     let task = tokio::spawn(trail::carry(async move {
-        session.run(incoming, orders).await;
-        drop(place);
+        session.run(connections, orders).await;
+        drop((place, stay));
     }));
-    let mut response = Response::new(Outgoing {
+    house.held.keep(token, back, AbortOnDropHandle::new(task));
+    let outgoing = Outgoing {
         messages,
-        _task: AbortOnDropHandle::new(task),
-    });
-    if let Ok(names) = session::EXTENSIONS.join(", ").parse::<MetadataValue<_>>() {
+        _task: None,
+    };
+    answer(outgoing, Some(&token.text()))
+}
+
+/// What a connection gives that another one may follow.
+fn following(incoming: Streaming<Message>) -> Incoming {
+    let lost = |status: tonic::Status| {
+        if grpc::was_cut(&status) {
+            Lost::Cut
+        } else {
+            Lost::Ended(grpc::from_client(&status))
+        }
+    };
+    incoming.map(move |item| item.map_err(lost)).boxed()
+}
+
+fn answer(outgoing: Outgoing, token: Option<&str>) -> Result<Response<Outgoing>, Status> {
+    let mut response = Response::new(outgoing);
+    let names = session::EXTENSIONS_WITH_RESUME.join(", ");
+    if let Ok(names) = names.parse::<MetadataValue<_>>() {
         response
             .metadata_mut()
             .insert("evergreen-extensions", names);
     }
+    if let Some(Ok(mut token)) = token.map(str::parse::<MetadataValue<_>>) {
+        token.set_sensitive(true);
+        response.metadata_mut().insert(TOKEN, token);
+    }
     Ok(response)
 }
+
+/// The header of the token, both ways (EV-940).
+const TOKEN: &str = "evergreen-session-token";
 
 /// An option that cannot be read: `BAD_CONFIG`, naming the option as the field.
 fn refused(option: &Malformed) -> Status {
@@ -98,10 +148,10 @@ fn refused(option: &Malformed) -> Status {
 }
 
 /// The body of the answer. Dropping it, as hyper does when the client goes away, ends the session's task and with it
-/// every run (EV-109, EV-611).
+/// every run (EV-109, EV-611); a session that can be come back to is told that its connection is lost.
 pub(super) struct Outgoing {
     messages: session::Outgoing,
-    _task: AbortOnDropHandle<()>,
+    _task: Option<AbortOnDropHandle<()>>,
 }
 
 impl Stream for Outgoing {

@@ -311,6 +311,30 @@ fn ev_940_a_session_waits_for_its_connection_as_long_as_it_is_allowed_to() {
         "RESUME itself is not counted"
     );
     assert!(sent.iter().any(|fragment| &*fragment.id == "o"));
+    // A pause of before is none for who comes back (EV-802): RESUME itself would wait behind it.
+    let mut paused = server_with(|config, limits| {
+        config.resume = true;
+        limits.inbound_high_bytes = 10;
+    });
+    act(&mut paused, action("f", "in=p", "")).unwrap();
+    feed(&mut paused, [more("p", 0, "more than ten bytes")]).unwrap();
+    assert!(paused.inbound_paused());
+    paused.lost(T0);
+    assert!(
+        !paused.inbound_paused(),
+        "what the old connection still gives is ignored"
+    );
+    paused.returned(T0);
+    assert!(!paused.inbound_paused());
+    feed(&mut paused, [leaf("h", 0, "{}")]).unwrap();
+    act(&mut paused, action("RESUME", "have=h", "")).unwrap();
+    assert!(paused.inbound_paused());
+    // After the last word nobody comes back.
+    let mut ended = server_with(|config, _| config.resume = true);
+    act(&mut ended, action("f", "", "o=o")).unwrap();
+    ended.lost(T0);
+    ended.end_of_input(T0);
+    assert!(ended.aborted().is_some());
     // Without the option the end of the connection is the end.
     let mut server = server_with(|_, _| {});
     server.lost(T0);

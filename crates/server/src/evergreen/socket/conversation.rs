@@ -34,7 +34,7 @@ pub(super) async fn run(
     socket: Socket,
     first: Option<Frame>,
 ) {
-    let (session, outgoing) = house.open(dialect, options);
+    let (session, outgoing) = house.open(dialect, options, None);
     let mut codec = Codec::new(dialect, Side::Server);
     let line = Line(Arc::new(Mutex::new(Wire {
         ahead: first.and_then(|frame| read(&mut codec, frame)),

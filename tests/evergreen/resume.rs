@@ -1,0 +1,356 @@
+//! A connection that is cut at any byte comes back (EV-940 to EV-943, D-29), over real sockets.
+//!
+//! Owns: [`Cutter`], a wire between client and server that breaks after so many bytes.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use sapwood_kernel::session::test_functions;
+use sapwood_kernel::{Call, Chunks, Input, Kernel, Mime, Output, Port, Spec, raw};
+use sapwood_net::evergreen::{Address, Options, Session};
+use sapwood_proto::evergreen::wire::SessionMessage;
+use sapwood_proto::evergreen::{Limits, Status};
+use sapwood_server::auth::{Fingerprint, Key, Scopes};
+use sapwood_server::evergreen::Config;
+use sapwood_tests::raw::{action, call, end, fragments, json, leaf, told};
+use sapwood_tests::{Running, request, until};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use super::extensions::finished;
+use super::loopback::text;
+
+/// Passes bytes on until its connections have had their share: the first so many, the second so many, further ones all.
+struct Cutter {
+    address: SocketAddr,
+    connections: Arc<AtomicUsize>,
+    /// Bytes of the last connection.
+    bytes: Arc<AtomicUsize>,
+}
+
+impl Cutter {
+    async fn before(server: SocketAddr, shares: Vec<usize>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let cutter = Self {
+            address: listener.local_addr().unwrap(),
+            connections: Arc::default(),
+            bytes: Arc::default(),
+        };
+        let (connections, bytes) = (Arc::clone(&cutter.connections), Arc::clone(&cutter.bytes));
+        tokio::spawn(async move {
+            let mut shares = shares.into_iter();
+            while let Ok((client, _)) = listener.accept().await {
+                connections.fetch_add(1, Ordering::Relaxed);
+                bytes.store(0, Ordering::Relaxed);
+                let server = TcpStream::connect(server).await.unwrap();
+                client.set_nodelay(true).unwrap();
+                server.set_nodelay(true).unwrap();
+                let share = shares.next().unwrap_or(usize::MAX);
+                pass(client, server, share, &bytes).await;
+            }
+        });
+        cutter
+    }
+
+    /// One connection, until `stopped` is; nobody listens any more then.
+    async fn until_told(server: SocketAddr, mut stopped: mpsc::Receiver<()>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let cutter = Self {
+            address: listener.local_addr().unwrap(),
+            connections: Arc::default(),
+            bytes: Arc::default(),
+        };
+        tokio::spawn(async move {
+            let (client, _) = listener.accept().await.unwrap();
+            let server = TcpStream::connect(server).await.unwrap();
+            let bytes = AtomicUsize::new(0);
+            // Either may be cancelled: the connection is no more then.
+            tokio::select! {
+                () = pass(client, server, usize::MAX, &bytes) => {}
+                _ = stopped.recv() => {}
+            }
+        });
+        cutter
+    }
+
+    fn at(&self) -> Address {
+        Address::new(format!("http://{}", self.address))
+    }
+}
+
+/// Both ways until `share` bytes have gone through, or one side has closed; then the connection is no more.
+async fn pass(client: TcpStream, server: TcpStream, share: usize, bytes: &AtomicUsize) {
+    let (client_reads, client_writes) = client.into_split();
+    let (server_reads, server_writes) = server.into_split();
+    // Either may be cancelled: the other direction has ended, and with it the connection.
+    tokio::select! {
+        () = one_way(client_reads, server_writes, share, bytes) => {}
+        () = one_way(server_reads, client_writes, share, bytes) => {}
+    }
+}
+
+async fn one_way(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    share: usize,
+    bytes: &AtomicUsize,
+) {
+    let mut buf = [0; 512];
+    loop {
+        let left = share.saturating_sub(bytes.load(Ordering::Relaxed));
+        let most = left.min(buf.len());
+        if most == 0 {
+            return;
+        }
+        let Ok(read @ 1..) = from.read(&mut buf[..most]).await else {
+            return;
+        };
+        bytes.fetch_add(read, Ordering::Relaxed);
+        if to.write_all(&buf[..read]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// `twice`: gives every chunk of its input two times, and counts how often it is run.
+fn counting(runs: &Arc<AtomicUsize>) -> Kernel {
+    let runs = Arc::clone(runs);
+    let spec = Spec::new("twice", "Gives every chunk two times.")
+        .inputs([Input::new("text").streaming()])
+        .outputs([Output::new(Port::MAIN, Mime::ANY).wire("response")]);
+    let kernel = Kernel::new();
+    kernel
+        .add(raw(spec, move |call: Call| -> Chunks {
+            runs.fetch_add(1, Ordering::Relaxed);
+            let chunks = call.read("text").unwrap();
+            let twice = chunks.flat_map(|chunk| {
+                let mut chunk = chunk.unwrap();
+                chunk.part = 0;
+                stream::iter([Ok(chunk.clone()), Ok(chunk)])
+            });
+            twice.boxed()
+        }))
+        .unwrap();
+    kernel
+}
+
+/// A conversation: a stream goes through two functions while it is written, a second one follows. `None`: the
+/// connection was cut before there was a session.
+async fn conversation(cutter: &Cutter) -> Option<Result<(String, String), Arc<Status>>> {
+    let options = Options {
+        resume: true,
+        ..Options::default()
+    };
+    let session = Session::connect(&cutter.at(), options).await.ok()?;
+    let talk = async {
+        let mut input = session.write()?;
+        let once = session.call(request("twice", &[("text", input.node())], &["response"]))?;
+        let first = once.output("response").unwrap();
+        let again = session.call(request("twice", &[("text", &first)], &["response"]))?;
+        let mut reader = again.output("response").unwrap().read();
+        let mut got = String::new();
+        for index in 0..20 {
+            let piece = format!("<{index}:{}>", "x".repeat(40));
+            let data = Bytes::from(piece.clone());
+            input.write(&text(""), data).await.unwrap();
+            // Everything of this piece is back before the next one is written.
+            let wanted = got.len() + 4 * piece.len();
+            while got.len() < wanted {
+                let piece = reader.next().await.unwrap()?;
+                got.push_str(std::str::from_utf8(&piece.data).unwrap());
+            }
+        }
+        input.end(&text("")).unwrap();
+        assert!(reader.next().await.is_none());
+        let last = session.call(request("twice", &[("text", &first)], &["response"]))?;
+        let last = last.output("response").unwrap().read().whole().await?;
+        Ok((got, String::from_utf8(last).unwrap()))
+    };
+    Some(talk.await)
+}
+
+/// Limits with so much patience.
+fn grace(resume_grace: Duration) -> Arc<Limits> {
+    Arc::new(Limits {
+        resume_grace,
+        ..Limits::default()
+    })
+}
+
+/// A server that holds sessions so long.
+async fn graced(kernel: Kernel, span: Duration) -> Running {
+    kernel.add_all(test_functions()).unwrap();
+    let config = Config {
+        limits: grace(span),
+        ..Config::default()
+    };
+    Running::start(kernel, config, Vec::new()).await
+}
+
+/// EV-940, EV-941, EV-942, EV-975
+#[tokio::test]
+async fn ev_943_a_connection_cut_at_any_byte_comes_back_and_nobody_notices() {
+    let runs = Arc::new(AtomicUsize::new(0));
+    // Where the answer to the call itself is cut nobody knows the token, and the session waits in vain.
+    let server = graced(counting(&runs), Duration::from_secs(5)).await;
+    let uncut = Cutter::before(server.address, Vec::new()).await;
+    let expect = conversation(&uncut).await.unwrap().unwrap();
+    let total = uncut.bytes.load(Ordering::Relaxed);
+    assert_eq!(runs.load(Ordering::Relaxed), 3);
+    let (mut resumed, mut tried) = (0, 0);
+    for at in (400..total).step_by(151) {
+        for again in [usize::MAX, 600] {
+            runs.store(0, Ordering::Relaxed);
+            let cutter = Cutter::before(server.address, vec![at, again]).await;
+            let Some(cut) = conversation(&cutter).await else {
+                continue;
+            };
+            let connections = cutter.connections.load(Ordering::Relaxed);
+            let cut = cut.unwrap_or_else(|status| panic!("cut at {at}, {again}: {status:?}"));
+            assert_eq!(cut, expect, "cut at {at}, {again}");
+            assert_eq!(runs.load(Ordering::Relaxed), 3, "cut at {at}, {again}");
+            tried += 1;
+            resumed += usize::from(connections > 1);
+        }
+    }
+    assert!(resumed > 30 && resumed + 2 >= tried, "{resumed} of {tried}");
+    until("no session is left", || {
+        server.shared.metrics.evergreen.sessions_open.get() == 0
+    })
+    .await;
+}
+
+const RESUME: (&str, &str) = ("evergreen-resume", "1");
+const TOKEN: &str = "evergreen-session-token";
+
+/// A session by hand: what it is told, what it says, and its token if it has one.
+async fn by_hand(
+    server: &Running,
+    headers: &[(&'static str, &str)],
+) -> (
+    mpsc::Sender<SessionMessage>,
+    Streaming<SessionMessage>,
+    Option<String>,
+) {
+    let (send, messages) = mpsc::channel(8);
+    let mut answers = call(server, ReceiverStream::new(messages), headers)
+        .await
+        .unwrap();
+    send.send(action("SESSION_INFO", &[], &[("info", "i")]))
+        .await
+        .unwrap();
+    let info: serde_json::Value = serde_json::from_str(&finished(&mut answers, "i").await).unwrap();
+    let token = info["session_token"].as_str().map(str::to_owned);
+    (send, answers, token)
+}
+
+/// How a call with this token is answered, at once or in the end.
+async fn back(server: &Running, token: &str, key: Option<&str>) -> (i32, String) {
+    let mut headers = vec![(TOKEN, token)];
+    let bearer = key.map(|key| format!("Bearer {key}"));
+    headers.extend(bearer.as_deref().map(|bearer| ("authorization", bearer)));
+    // Who is let in has still to say what it has; nobody here does, and leaves.
+    let nothing = stream::iter(Vec::<SessionMessage>::new());
+    match call(server, nothing, &headers).await {
+        Ok(answers) => told(end(answers).await),
+        Err(status) => told(Some(sapwood_net::evergreen::grpc::from_grpc(&status))),
+    }
+}
+
+#[tokio::test]
+async fn ev_941_a_second_connection_takes_over_and_the_first_is_told() {
+    let server = Running::with_test_functions().await;
+    let (_first, answers, token) = by_hand(&server, &[RESUME]).await;
+    let token = token.unwrap();
+    assert_eq!(token.len(), 43, "32 bytes in base64url");
+    let (send, messages) = mpsc::channel(8);
+    let header = [(TOKEN, token.as_str())];
+    let mut second = call(&server, ReceiverStream::new(messages), &header)
+        .await
+        .unwrap();
+    assert_eq!(told(end(answers).await), (10, "SUPERSEDED".into()));
+    let mut hello = action("RESUME", &[("have", "h")], &[("have", "theirs")]);
+    let have = json("h", "{\"nodes\":{\"i\":9},\"actions\":0}");
+    hello.node_fragments.push(have);
+    send.send(hello).await.unwrap();
+    let have = finished(&mut second, "theirs").await;
+    assert_eq!(have, "{\"nodes\":{\"h\":1},\"actions\":1}");
+    // It is an ordinary session again.
+    let echo = action("echo", &[("text", "p")], &[("response", "r")]);
+    send.send(echo).await.unwrap();
+    send.send(fragments(vec![leaf("p", 0, 5)])).await.unwrap();
+    assert_eq!(finished(&mut second, "r").await, "xxxxx");
+    drop(send);
+    assert_eq!(told(end(second).await), (0, String::new()));
+    until("the token ends with the session", || {
+        server.shared.metrics.evergreen.sessions_open.get() == 0
+    })
+    .await;
+    assert_eq!(back(&server, &token, None).await, (5, "NO_SESSION".into()));
+}
+
+#[tokio::test]
+async fn ev_941_whoever_must_not_come_back_gets_one_answer() {
+    let key = |name: &str, secret: &str| Key {
+        name: name.into(),
+        fingerprint: Fingerprint::of(secret),
+        scopes: Scopes::ALL,
+    };
+    let kernel = Kernel::new();
+    kernel.add_all(test_functions()).unwrap();
+    let config = Config {
+        resumable_sessions: 1,
+        ..Config::default()
+    };
+    let keys = vec![key("mine", "one"), key("theirs", "two")];
+    let server = Running::start(kernel, config, keys).await;
+    let mine = [RESUME, ("authorization", "Bearer one")];
+    let (send, answers, token) = by_hand(&server, &mine).await;
+    let token = token.unwrap();
+    let gone = (5, "NO_SESSION".to_owned());
+    assert_eq!(back(&server, &token, Some("two")).await, gone);
+    for wrong in ["", "x", &"A".repeat(43), &token[1..]] {
+        assert_eq!(back(&server, wrong, Some("one")).await, gone, "{wrong:?}");
+    }
+    // Above the number that is held a session is one without a token, and so is one that did not ask.
+    assert_eq!(by_hand(&server, &mine).await.2, None);
+    assert_eq!(by_hand(&server, &mine[1..]).await.2, None);
+    // A call that is cancelled is no connection that was lost, whatever it was doing.
+    let slow = action("slow", &[], &[("response", "s")]);
+    send.send(slow).await.unwrap();
+    let numbers = &server.shared.metrics.evergreen;
+    until("it runs", || numbers.actions_open.get() == 1).await;
+    drop((answers, send));
+    until("nobody waits", || numbers.sessions_open.get() == 0).await;
+    assert_eq!(back(&server, &token, Some("one")).await, gone);
+}
+
+#[tokio::test]
+async fn ev_940_a_session_waits_for_its_grace_and_no_longer() {
+    let server = graced(Kernel::new(), Duration::from_millis(20)).await;
+    let numbers = &server.shared.metrics.evergreen;
+    let (stop, stopped) = mpsc::channel::<()>(1);
+    let cutter = Cutter::until_told(server.address, stopped).await;
+    let options = Options {
+        resume: true,
+        limits: grace(Duration::from_millis(20)),
+        ..Options::default()
+    };
+    let session = Session::connect(&cutter.at(), options).await.unwrap();
+    assert!(session.announces("resume"));
+    let slow = session.call(request("slow", &[], &["response"])).unwrap();
+    let mut reader = slow.output("response").unwrap().read();
+    until("it runs", || numbers.actions_open.get() == 1).await;
+    drop(stop);
+    until("it has waited", || numbers.sessions_open.get() == 0).await;
+    assert_eq!(numbers.actions_open.get(), 0);
+    drop(session);
+    assert!(reader.next().await.unwrap().is_err());
+}
