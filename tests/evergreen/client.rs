@@ -87,6 +87,7 @@ async fn ev_975_refusals_aborts_and_a_server_that_goes_are_told_by_their_codes()
         name: "anna".into(),
         fingerprint: Fingerprint::of("one"),
         scopes: Scopes::ALL,
+        allowance: None,
     };
     let kernel = Kernel::new();
     kernel

@@ -302,6 +302,7 @@ async fn ev_941_whoever_must_not_come_back_gets_one_answer() {
         name: name.into(),
         fingerprint: Fingerprint::of(secret),
         scopes: Scopes::ALL,
+        allowance: None,
     };
     let kernel = Kernel::new();
     kernel.add_all(test_functions()).unwrap();
