@@ -43,13 +43,16 @@ impl Count {
     }
 }
 
-/// Echoes for about `span`, in one session that keeps nothing (EV-984).
+/// Echoes for about `span`, in sessions that keep nothing (EV-984).
 ///
 /// # Errors
 /// If the session fails.
 pub async fn round(peer: &Peer, shape: Shape, span: Duration) -> Result<Count> {
     let began = Instant::now();
-    let chunks = session(peer, shape, began, span).await?;
+    let mut chunks = 0;
+    while began.elapsed() < span {
+        chunks += session(peer, shape, began, span).await?;
+    }
     Ok(Count {
         chunks,
         took: began.elapsed(),
@@ -65,12 +68,13 @@ async fn session(peer: &Peer, shape: Shape, began: Instant, span: Duration) -> R
         wire.send(fragment(sent, true, &payload)).await?;
         sent += 1;
     }
+    let most = i32::try_from(SESSION_BYTES / shape.bytes)?;
     let mut open = true;
     while back < sent {
         let message = wire.receive().await?;
         back += i32::try_from(message.node_fragments.iter().filter(|f| carries(f)).count())?;
         while open && sent - back < i32::try_from(shape.window)? {
-            open = sent < i32::MAX && began.elapsed() < span;
+            open = sent < most && began.elapsed() < span;
             wire.send(fragment(sent, open, &payload)).await?;
             sent += 1;
         }
@@ -79,6 +83,9 @@ async fn session(peer: &Peer, shape: Shape, began: Instant, span: Duration) -> R
     ensure!(back == sent, "{sent} chunks went out and {back} came back");
     Ok(u64::try_from(back)?)
 }
+
+/// Payload of one session: less than a function may read from an input.
+const SESSION_BYTES: usize = 512 << 20;
 
 /// Opens a session that has echoed one chunk of 32 bytes and then says nothing: hold it to keep it open.
 ///

@@ -10,7 +10,7 @@
 
 use std::collections::HashSet;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -120,6 +120,10 @@ impl Allowance {
                 retry_after: Some(Duration::from_secs(1)),
             });
         }
+        // A prompt's length is not known yet, but nothing is left for any.
+        if let Some(tokens) = &mut state.tokens {
+            tokens.expect(1, "tokens")?;
+        }
         if let Some(requests) = &mut state.requests {
             requests.take(1, "requests")?;
         }
@@ -127,6 +131,7 @@ impl Allowance {
         Ok(Running {
             allowance: Arc::clone(self),
             charged: AtomicU64::new(0),
+            tells: AtomicBool::new(false),
         })
     }
 
@@ -176,6 +181,13 @@ impl Bucket {
     }
 
     fn take(&mut self, amount: u32, what: &str) -> Result<()> {
+        self.expect(amount, what)?;
+        self.level -= f64::from(amount);
+        Ok(())
+    }
+
+    /// Fails unless there is `amount`.
+    fn expect(&mut self, amount: u32, what: &str) -> Result<()> {
         self.refill(Instant::now());
         let size = self.size;
         if amount > size {
@@ -195,7 +207,6 @@ impl Bucket {
                 retry_after: Some(wait),
             });
         }
-        self.level -= f64::from(amount);
         Ok(())
     }
 
@@ -211,9 +222,25 @@ struct Running {
     allowance: Arc<Allowance>,
     /// Tokens charged so far.
     charged: AtomicU64,
+    /// The model charges its tokens itself; one elsewhere reports them at its end.
+    tells: AtomicBool,
 }
 
 impl Running {
+    /// A chunk of a model elsewhere is a token at least, so that a call that is cut short has paid for something.
+    fn guess(&self, chunk: &Chunk) {
+        if !self.tells.load(Ordering::Relaxed) && !chunk.data.is_empty() {
+            self.output(1);
+        }
+    }
+
+    /// The call was not served: it does not count as one.
+    fn excuse(&self) {
+        if let Some(requests) = &mut self.allowance.lock().requests {
+            requests.level += 1.0;
+        }
+    }
+
     /// Charges what a model elsewhere says it used, beyond what was charged as it went.
     fn settle(&self, usage: Usage) {
         let used = usage.prompt_tokens.saturating_add(usage.completion_tokens);
@@ -228,6 +255,7 @@ impl Payer for Running {
     }
 
     fn prompt(&self, tokens: u32) -> Result<()> {
+        self.tells.store(true, Ordering::Relaxed);
         if let Some(bucket) = &mut self.allowance.lock().tokens {
             bucket.take(tokens, "tokens")?;
         }
@@ -272,6 +300,7 @@ impl Layer for Charging {
                 Box::pin(Charged {
                     chunks: next.call(call),
                     running,
+                    answered: false,
                 })
             }
         }
@@ -282,6 +311,7 @@ impl Layer for Charging {
 struct Charged {
     chunks: Chunks,
     running: Arc<Running>,
+    answered: bool,
 }
 
 impl Stream for Charged {
@@ -289,10 +319,18 @@ impl Stream for Charged {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let item = ready!(self.chunks.as_mut().poll_next(cx));
-        if let Some(Ok(chunk)) = &item
-            && let Some(meta) = &chunk.meta
-        {
-            self.running.settle(meta.usage);
+        match &item {
+            Some(Ok(chunk)) => {
+                self.answered = true;
+                self.running.guess(chunk);
+                if let Some(meta) = &chunk.meta {
+                    self.running.settle(meta.usage);
+                }
+            }
+            Some(Err(Error::Unavailable { .. } | Error::RateLimited { .. })) if !self.answered => {
+                self.running.excuse();
+            }
+            Some(Err(_)) | None => {}
         }
         Poll::Ready(item)
     }

@@ -127,7 +127,8 @@ pub struct Key {
     pub fingerprint: Fingerprint,
     /// What it may be used for.
     pub scopes: Scopes,
-    /// How much of it, and with which models; `None`: as much as there is.
+    /// How much of it, and with which models; also whose turn it is where requests wait. `None`: as much as there is, and
+    /// with nobody's turn.
     pub allowance: Option<Arc<Allowance>>,
 }
 

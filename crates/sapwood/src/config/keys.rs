@@ -58,7 +58,7 @@ pub(crate) fn load(auth: &Auth) -> Result<Vec<Key>, Failure> {
             name: "default".into(),
             fingerprint,
             scopes: Scopes::ALL,
-            allowance: None,
+            allowance: Some(Arc::new(Allowance::new(allowance::Limits::default()))),
         });
     }
     if let Some(path) = &auth.key_file {
@@ -109,12 +109,11 @@ impl Entry {
             requests_per_minute: self.limits.requests_per_minute,
             tokens_per_minute: self.limits.tokens_per_minute,
         };
-        let limited = limits != allowance::Limits::default();
         Ok(Key {
             name: self.name.into(),
             fingerprint,
             scopes,
-            allowance: limited.then(|| Arc::new(Allowance::new(limits))),
+            allowance: Some(Arc::new(Allowance::new(limits))),
         })
     }
 }
