@@ -6,15 +6,14 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use rustix::time::{ClockId, clock_gettime};
 
-/// How long this thread has run on a core (Linux).
+/// How long this thread has run on a core.
 ///
 /// # Errors
-/// Where the kernel does not tell.
+/// If the system's clock gives a time before its beginning.
 pub fn core_time() -> Result<Duration> {
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat")?;
-    let nanoseconds = told.split_ascii_whitespace().next().unwrap_or_default();
-    Ok(Duration::from_nanos(nanoseconds.parse()?))
+    Ok(clock_gettime(ClockId::ThreadCPUTime).try_into()?)
 }
 
 /// The middle of some figures; not a number if there are none.

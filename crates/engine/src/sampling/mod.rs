@@ -243,6 +243,7 @@ impl Sampler {
                 .reaching(row, near.max(floor), &mut self.candidates);
             let everything = near <= floor || reach > vector::EXP_REACH;
             if everything || heat.total(&self.candidates) >= wanted {
+                narrow(&mut self.candidates, heat, wanted);
                 vector::sort(&mut self.candidates);
                 nucleus(&mut self.candidates, heat, wanted);
                 return;
@@ -269,6 +270,26 @@ impl Heat {
         weights.sum()
     }
 }
+
+/// Leaves out most of those that are not among the best with `wanted` weight together, without sorting them.
+fn narrow(candidates: &mut Vec<Candidate>, heat: Heat, wanted: f64) {
+    let (mut start, mut end, mut left) = (0, candidates.len(), wanted);
+    while end - start > SORTED {
+        let middle = (end - start) / 2;
+        let (better, _) = vector::part(&mut candidates[start..end], middle);
+        let weight = heat.total(better);
+        if weight >= left {
+            end = start + middle;
+        } else {
+            left -= weight;
+            start += middle;
+        }
+    }
+    candidates.truncate(end);
+}
+
+/// So few candidates are sorted without further ado.
+const SORTED: usize = 128;
 
 /// Keeps as many of the sorted candidates as have `wanted` weight together, all if that is less.
 fn nucleus(sorted: &mut Vec<Candidate>, heat: Heat, wanted: f64) {

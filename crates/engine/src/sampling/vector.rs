@@ -104,6 +104,15 @@ pub(super) fn sort(candidates: &mut [Candidate]) {
     candidates.sort_unstable_by(better);
 }
 
+/// The best `count` and the rest, neither sorted; there are more than `count`.
+pub(super) fn part(
+    candidates: &mut [Candidate],
+    count: usize,
+) -> (&mut [Candidate], &mut [Candidate]) {
+    candidates.select_nth_unstable_by(count, better);
+    candidates.split_at_mut(count)
+}
+
 /// Orders candidates: larger logit first, then lower token.
 fn better(left: &Candidate, right: &Candidate) -> std::cmp::Ordering {
     let by_logit = right
