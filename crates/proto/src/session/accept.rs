@@ -106,6 +106,13 @@ impl Store {
                 self.get_mut(key).unread -= bytes;
                 self.unread -= bytes;
                 self.give_back(piece.cost(seq));
+                if let Piece::Children(children) = piece {
+                    for child in children {
+                        if self.unlist(child) {
+                            self.release(child);
+                        }
+                    }
+                }
             }
         }
         i32::try_from(seq).ok()

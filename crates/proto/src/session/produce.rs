@@ -209,7 +209,14 @@ impl Session {
                     Owner::Local(action) => action,
                     _ => None,
                 };
-                let child = self.make(action).map_err(|_| WriteError::Closed)?;
+                let child = match self.make(action) {
+                    Ok(child) => child,
+                    Err(status) => {
+                        // The peer would wait for ever for a tree that cannot say how it ended.
+                        self.abort(status);
+                        return Err(WriteError::Closed);
+                    }
+                };
                 self.store.get_mut(child).kind = Kind::Leaf;
                 self.adopt(node, &[child]);
                 self.append(node, Piece::Children([child].into()))?;

@@ -348,18 +348,19 @@ impl Store {
         }
     }
 
-    /// Counts bytes against the quota.
+    /// Counts bytes against the quota, unless they are too many.
     pub(super) fn retain(&mut self, bytes: u64, limits: &Limits) -> Result<(), Status> {
-        self.retained = self.retained.saturating_add(bytes);
-        if self.retained <= limits.retained_bytes {
-            return Ok(());
+        let (value, max) = (self.retained.saturating_add(bytes), limits.retained_bytes);
+        if value > max {
+            return Err(Status::limit(
+                Reason::RetainedLimit,
+                "retained_bytes",
+                value,
+                max,
+            ));
         }
-        Err(Status::limit(
-            Reason::RetainedLimit,
-            "retained_bytes",
-            self.retained,
-            limits.retained_bytes,
-        ))
+        self.retained = value;
+        Ok(())
     }
 
     /// Gives bytes back to the quota.
@@ -380,9 +381,13 @@ impl Store {
 
     /// Takes the oldest held piece out of a node's log.
     pub(super) fn let_go(&mut self, key: NodeKey) -> Option<Piece> {
-        let log = &mut self.get_mut(key).log;
-        let seq = u32::try_from(log.released()).unwrap_or(u32::MAX);
-        let piece = log.release()?;
+        let node = self.get_mut(key);
+        let seq = u32::try_from(node.log.released()).unwrap_or(u32::MAX);
+        let piece = node.log.release()?;
+        if node.is_complete() && node.log.released() == node.log.len() {
+            // Nothing is left to be typed or sent.
+            node.metadata = None;
+        }
         self.give_back(piece.cost(seq));
         Some(piece)
     }

@@ -193,3 +193,17 @@ fn ev_955_the_count_of_what_is_held_does_not_drift() {
         assert_eq!(session.retained_bytes(), 1, "{mode:?}");
     }
 }
+
+/// EV-740
+#[test]
+fn ev_955_children_listed_past_a_final_fragment_are_listed_no_more() {
+    let mut session = server_with(|config, _| {
+        config.retain = Retain::Unread;
+        config.manners.lax_seq = true;
+    });
+    feed(&mut session, [branch("t", 5, &["c"]), leaf("c", 0, "C")]).unwrap();
+    assert_eq!(texts(&mut session, "c"), ["C"]);
+    assert!(session.retained_bytes() > 2, "the tree still lists it");
+    feed(&mut session, [empty("t", 2, true)]).unwrap();
+    assert_eq!(session.retained_bytes(), 2 + 64);
+}
