@@ -43,6 +43,10 @@ impl Session {
     pub(super) fn drop_nodes(&mut self, named: &[(NodeKey, bool)]) -> (usize, u64) {
         let (batch, bytes) = self.store.doom(named);
         let nodes = self.store.batch_nodes(batch).to_vec();
+        if nodes.is_empty() {
+            self.store.keep_for(batch, Vec::new());
+            return (0, 0);
+        }
         for &node in &nodes {
             if self.is_closed() {
                 return (nodes.len(), bytes);
@@ -103,7 +107,12 @@ fn reaches(cursor: &Cursor, batch: Key, store: &Store, edges: &mut u32) -> bool 
     if cursor.inside().any(doomed) {
         return true;
     }
+    if *edges == 0 {
+        return true;
+    }
     let mut stack = cursor.ahead(store);
+    // Whatever is looked at counts, leaves too: many readers of many children are a product.
+    *edges = edges.saturating_sub(u32::try_from(stack.len()).unwrap_or(u32::MAX));
     let mut seen = HashSet::with_hasher(store.hasher());
     while let Some(node) = stack.pop() {
         if doomed(node) {
@@ -220,6 +229,7 @@ impl Store {
             let node = self.get_mut(key);
             let bytes = node.content_cost();
             node.log.clear();
+            node.metadata = None;
             node.readers = None;
             node.fate = Fate::Gone;
             self.give_back(bytes);

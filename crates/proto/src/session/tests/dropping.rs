@@ -1,10 +1,12 @@
 //! EV-911 and EV-924: nodes that go before the session does, and the last word of those who cannot half-close.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use super::harness::*;
 use crate::evergreen::{Fragment, Reason};
-use crate::session::{Output, Read, Session, WriteError};
+use crate::session::{Output, Read, Retain, Session, WriteError};
 
 /// A tree over two leaves, one of which another tree lists as well.
 fn family() -> Session {
@@ -300,5 +302,76 @@ fn ev_924_finish_is_a_half_close() {
     assert_eq!(
         act(&mut server(), action("FINISH", "x=p", "")),
         Err(Reason::UnknownParam)
+    );
+}
+
+/// EV-801
+#[test]
+fn ev_911_looking_for_readers_has_a_budget_and_nothing_to_drop_is_not_looked_for() {
+    let mut session = server_with(|_, limits| limits.cycle_edges_per_message = 250);
+    let ids: Vec<String> = (0..100).map(|at| format!("c{at}")).collect();
+    let children: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let all = [branch("t", 0, &children), leaf("z", 0, "Z")];
+    feed(&mut session, all).unwrap();
+    let root = session.node("t").unwrap();
+    for _ in 0..10 {
+        let cursor = session.open(root, None);
+        assert!(matches!(session.read(cursor), Read::Pending));
+    }
+    act(&mut session, action("DROP", "node=nobody", "")).unwrap();
+    assert_eq!(session.search.edges_left, 250);
+    assert_eq!(session.store.drops.len(), 0);
+    act(&mut session, action("DROP", "node=z", "")).unwrap();
+    assert!(session.search.edges_left < 100);
+}
+
+/// EV-801
+#[test]
+fn ev_911_what_is_gone_keeps_no_metadata() {
+    for retain in [Retain::Session, Retain::Unread] {
+        let mut session = server_with(|config, _| config.retain = retain);
+        act(&mut session, action("f", "", "o=o")).unwrap();
+        let running = start(&mut session);
+        let text = of("text/plain", "").unwrap();
+        let node = running.outputs[0].1;
+        session
+            .write(node, &text, Bytes::from_static(b"some"))
+            .unwrap();
+        session.finish(running.action);
+        sent(&mut session);
+        if retain == Retain::Session {
+            assert!(Arc::strong_count(&text) > 1);
+            act(&mut session, action("DROP", "node=o", "")).unwrap();
+        }
+        assert_eq!(Arc::strong_count(&text), 1, "{retain:?}");
+    }
+}
+
+/// EV-741
+#[test]
+fn ev_911_an_action_that_ends_leaves_what_another_still_writes() {
+    let mut session = server_with(|config, _| config.manners.flat = true);
+    act(&mut session, action("f", "", "o=x")).unwrap();
+    let writer = start(&mut session);
+    act(&mut session, action("g", "i=x", "o=y")).unwrap();
+    let reader = start(&mut session);
+    session.finish(reader.action);
+    sent(&mut session);
+    let text = of("text/plain", "").unwrap();
+    session
+        .write(writer.outputs[0].1, &text, Bytes::from_static(b"late"))
+        .unwrap();
+    assert_eq!(
+        sent(&mut session).len(),
+        1,
+        "the client still gets what comes"
+    );
+    session.finish(writer.action);
+    sent(&mut session);
+    let gone = Stop::Failed(Reason::NodeReleased);
+    assert_eq!(
+        content(&mut session, "x").1,
+        gone,
+        "its writer was the last"
     );
 }
