@@ -26,6 +26,7 @@ mod flow;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod half_close;
+mod have;
 mod leaves;
 mod live;
 mod outbound;

@@ -35,6 +35,11 @@ impl Leaf {
     pub(super) fn is_of(&self, action: ActionKey) -> bool {
         self.action == Some(action)
     }
+
+    /// Whether it says what the other side has.
+    pub(super) const fn is_of_resume(&self) -> bool {
+        !matches!(self.wanted, Wanted::Ttl(_))
+    }
 }
 
 impl Session {
@@ -92,16 +97,15 @@ impl Session {
     pub(super) fn stop_reading(&mut self, action: ActionKey) {
         let at = self.leaves.iter().position(|leaf| leaf.is_of(action));
         if let Some(leaf) = at.map(|at| self.leaves.swap_remove(at)) {
-            self.close(leaf.cursor);
+            self.leaf_is_done(&leaf);
         }
     }
 
     /// The connection is lost, and with it whoever was just coming back.
     pub(super) fn stop_resuming(&mut self) {
-        let is_resuming = |leaf: &Leaf| !matches!(leaf.wanted, Wanted::Ttl(_));
-        while let Some(at) = self.leaves.iter().position(is_resuming) {
+        while let Some(at) = self.leaves.iter().position(Leaf::is_of_resume) {
             let leaf = self.leaves.swap_remove(at);
-            self.close(leaf.cursor);
+            self.leaf_is_done(&leaf);
             if let Some(action) = leaf.action {
                 self.finish(action);
             }
@@ -119,7 +123,13 @@ impl Session {
                     let message = format!("an input has more than {most} bytes");
                     break Err(Status::new(Reason::BadConfig, message));
                 }
-                Read::Piece(piece) => leaf.text.extend_from_slice(&piece.data),
+                Read::Piece(piece) => {
+                    let bytes = piece.data.len() as u64;
+                    if let Err(status) = self.store.retain(bytes, &self.config.limits) {
+                        break Err(status);
+                    }
+                    leaf.text.extend_from_slice(&piece.data);
+                }
                 Read::Pending => {
                     let action = leaf.action;
                     self.leaves.push(leaf);
@@ -137,9 +147,18 @@ impl Session {
                 }
             }
         };
-        self.close(leaf.cursor);
-        self.expire(leaf.since);
+        self.leaf_is_done(&leaf);
+        if let (true, Err(status)) = (leaf.is_of_resume(), &answer) {
+            // Whoever cannot say what it has does not come back, nor try again and again.
+            self.abort(status.clone());
+        }
         Some(answer)
+    }
+
+    /// Nothing more is read, and the copy of the text, which the quota counts, goes.
+    fn leaf_is_done(&mut self, leaf: &Leaf) {
+        self.close(leaf.cursor);
+        self.store.give_back(leaf.text.len() as u64);
     }
 }
 

@@ -22,6 +22,8 @@ pub(super) const CANCEL_INPUT: &str = "action";
 const DROP: &str = "DROP";
 /// Lets nodes go after a time.
 const SET_TTL: &str = "SET_TTL";
+/// Its input: how long.
+pub(super) const TTL_INPUT: &str = "ttl";
 /// Comes back to a session on a new connection.
 pub(super) const RESUME: &str = "RESUME";
 /// Its input and its output: what each side holds.
@@ -42,6 +44,8 @@ const RESERVED: &[&str] = &[
 ];
 /// Those of them that take names of nodes and never read them.
 const BY_NODE: &[&str] = &[CANCEL, DROP, SET_TTL, RESUME];
+/// Those that begin nothing: they are taken while the server shuts down (EV-960).
+const NO_WORK: &[&str] = &[CANCEL, DROP, SET_TTL, FINISH, RESUME];
 /// Those that are not built yet.
 const UNBUILT: &[&str] = &["OFFER_ACTIONS"];
 
@@ -62,6 +66,17 @@ pub(super) fn is_known_by_node(name: &str) -> bool {
     BY_NODE.contains(&name)
 }
 
+pub(super) fn is_no_work(name: &str) -> bool {
+    NO_WORK.contains(&name)
+}
+
+/// Whether an action is over as soon as it is taken in, so that it never counts against the limit of unfinished ones
+/// (EV-510). RESUME may have to wait for its input, but it is one at a time.
+pub(super) fn ends_at_once(action: &Action) -> bool {
+    let waits = || action.inputs.iter().any(|param| &*param.name == TTL_INPUT);
+    is_no_work(&action.name) && !(&*action.name == SET_TTL && waits())
+}
+
 impl Session {
     /// Whether the machine has dealt with a reserved action itself.
     pub(super) fn serve_reserved(&mut self, key: ActionKey, action: &Action, now: Time) -> bool {
@@ -69,7 +84,7 @@ impl Session {
             CANCEL => self.cancel_served(action),
             DROP => self.drop_named(action),
             SET_TTL => {
-                let ttl = check(action, |name| matches!(name, "node" | "ttl")).map_or_else(
+                let ttl = check(action, |name| matches!(name, "node" | TTL_INPUT)).map_or_else(
                     |status| Some(Err(status)),
                     |()| self.set_ttl(key, action, now),
                 );

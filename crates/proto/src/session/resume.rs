@@ -9,14 +9,14 @@
 //!                 └── resume_grace ──► aborted ◄── 5 s without RESUME ──┘
 //! ```
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::leaves::Wanted;
+use super::have::Have;
+use super::leaves::{Leaf, Wanted};
 use super::port::{ActionKey, NodeKey, Side};
 use super::reserved::{HAVE, RESUME};
 use super::store::Owner;
@@ -63,13 +63,6 @@ impl Resume {
             half_closed: false,
         }
     }
-}
-
-/// What a side holds of the other's: the next seq of each node, and how many actions.
-#[derive(Debug, Default)]
-struct Have {
-    nodes: HashMap<String, u64>,
-    actions: usize,
 }
 
 impl Session {
@@ -206,6 +199,10 @@ impl Session {
                  as the first action on its new connection";
             return Some(Err(Status::new(Reason::Unimplemented, message)));
         }
+        if self.leaves.iter().any(Leaf::is_of_resume) {
+            let message = "a new connection takes one RESUME, and only the client's";
+            return Some(Err(Status::new(Reason::BadMessage, message)));
+        }
         let Some(param) = action.inputs.first() else {
             let message = "RESUME needs the input have: what the sender holds";
             let status = Status::new(Reason::MissingInput, message).with("param", HAVE);
@@ -216,8 +213,15 @@ impl Session {
 
     /// What the other side has is known; gives what we have.
     pub(super) fn have_was_read(&mut self, text: &[u8]) -> Result<String, Status> {
-        let theirs = parse(text).ok_or_else(|| {
-            let message = "have is not of the form {\"nodes\":{\"ID\":SEQ},\"actions\":N}";
+        if !matches!(self.line(), Line::Returning(_)) {
+            let message = "what the other side has was said before on this connection";
+            return Err(Status::new(Reason::BadMessage, message));
+        }
+        let max = self.config.limits.max_nodes;
+        let theirs = Have::parse(text, max).ok_or_else(|| {
+            let message = format!(
+                "have is not of the form {{\"nodes\":{{\"ID\":SEQ}},\"actions\":N}} with at most {max} nodes"
+            );
             Status::new(Reason::BadConfig, message)
         })?;
         let ours = self.have();
@@ -280,21 +284,6 @@ impl Session {
         let received = self.resume.as_ref().map_or(0, |resume| resume.received);
         json!({ "nodes": held, "actions": received }).to_string()
     }
-}
-
-fn parse(text: &[u8]) -> Option<Have> {
-    let value: Value = serde_json::from_slice(text).ok()?;
-    let object = value.as_object()?;
-    let mut have = Have::default();
-    if let Some(nodes) = object.get("nodes") {
-        for (id, seq) in nodes.as_object()? {
-            have.nodes.insert(id.clone(), seq.as_u64()?);
-        }
-    }
-    if let Some(actions) = object.get("actions") {
-        have.actions = usize::try_from(actions.as_u64()?).ok()?;
-    }
-    Some(have)
 }
 
 /// How long a new connection may be silent (D-29).

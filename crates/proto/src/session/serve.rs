@@ -166,19 +166,28 @@ impl Session {
         let _ = self.end_with(node, status);
     }
 
-    /// In a dialect whose sessions last for years, what an action leaves is dropped with it (EV-741).
+    /// In a dialect whose sessions last for years, what an action leaves is dropped with it (EV-741), unless another
+    /// one reads it, or still writes it: then it goes with that one.
     fn let_go_of(&mut self, entry: &Entry) {
         if !self.config.manners.flat || self.is_closed() {
             return;
         }
         let all = entry.inputs.iter().chain(&entry.outputs);
         let all = all.chain(&entry.dispatch).chain(&entry.status);
-        let read_by_others = |node: &NodeKey| {
+        let is_used = |node: &NodeKey| {
+            let known = self.store.get(*node);
+            let written = match known.owner {
+                Owner::Local(Some(other)) | Owner::Peer(Some(other)) => {
+                    self.actions.get(other).is_some()
+                }
+                Owner::Local(None) => !known.is_complete(),
+                Owner::Unclaimed | Owner::Peer(None) => false,
+            };
             let mut others = self.actions.iter();
-            others.any(|(_, other)| other.inputs.contains(node))
+            written || others.any(|(_, other)| other.inputs.contains(node))
         };
         let named: Vec<(NodeKey, bool)> = all
-            .filter(|node| !read_by_others(node))
+            .filter(|node| !is_used(node))
             .map(|&node| (node, false))
             .collect();
         self.drop_nodes(&named);
@@ -212,7 +221,7 @@ impl Session {
         let config_bytes = config_bytes.sum::<usize>() as u64;
         self.store.retain(config_bytes, &self.config.limits)?;
         // Counted before this one is among them.
-        let room = self.has_room_for(&action.name);
+        let room = self.has_room_for(&action);
         let mut entry = Entry::new(copy(&action.name), true);
         entry.config_bytes = config_bytes;
         let key = self.actions.insert(entry);
@@ -261,12 +270,12 @@ impl Session {
         Ok(())
     }
 
-    /// EV-510 and EV-960; CANCEL always has room, and coming back is nothing new.
-    fn has_room_for(&self, name: &str) -> Result<(), Status> {
-        if name == reserved::RESUME {
+    /// EV-510 and EV-960; what is about actions and nodes that are there is no new work.
+    fn has_room_for(&self, action: &Action) -> Result<(), Status> {
+        if reserved::ends_at_once(action) {
             return Ok(());
         }
-        if self.draining {
+        if self.draining && !reserved::is_no_work(&action.name) {
             let status = Status::new(
                 Reason::GoingAway,
                 "the server is shutting down; connect elsewhere",
@@ -277,7 +286,7 @@ impl Session {
             self.actions.len() as u64 + 1,
             self.config.limits.max_actions as u64,
         );
-        if value > max && name != reserved::CANCEL {
+        if value > max {
             return Err(Status::limit(
                 Reason::ActionLimit,
                 "max_actions",
@@ -467,4 +476,4 @@ fn copy(text: &bytestring::ByteString) -> bytestring::ByteString {
 const STATUS_OUTPUT: &str = "__status__";
 /// The output that a dialect with two statuses lists besides (EV-736).
 const DISPATCH_OUTPUT: &str = "__dispatch_status__";
-const OPTIONS: &str = "sapwood.v1.ActionOptions";
+pub(super) const OPTIONS: &str = "sapwood.v1.ActionOptions";

@@ -15,7 +15,8 @@ use super::closure::Closure;
 use super::dropping::Fate;
 use super::leaves::Wanted;
 use super::port::{ActionKey, NodeKey};
-use super::serve::type_name;
+use super::reserved::TTL_INPUT;
+use super::serve::{OPTIONS, type_name};
 use super::store::Store;
 use crate::evergreen::{Action, Param, Reason, Status};
 use crate::time::Time;
@@ -78,10 +79,16 @@ impl Session {
             let status = Status::new(Reason::MissingInput, message);
             return Some(Err(status.with("param", "node")));
         };
+        let own = action.configs.iter().map(|any| (type_name(any), any));
+        let mut own = own.filter(|(name, _)| *name != OPTIONS);
+        if let Some((name, _)) = own.clone().find(|(name, _)| *name != DURATION) {
+            let message = format!("SET_TTL takes no config {name:?}");
+            return Some(Err(Status::new(Reason::UnknownConfig, message)));
+        }
         let node = self.store.find(&node.id);
-        match (given("ttl"), action.configs.first()) {
+        match (given(TTL_INPUT), own.next()) {
             (Some(Param { id, .. }), _) => self.read_leaf(Some(key), id, Wanted::Ttl(node), now),
-            (None, Some(any)) if type_name(any) == DURATION => {
+            (None, Some((_, any))) => {
                 let sent = prost_types::Duration::decode(&*any.value).ok();
                 let ttl = sent.and_then(|sent| Duration::try_from(sent).ok());
                 Some(
@@ -89,14 +96,10 @@ impl Session {
                         .map(|ttl| self.live_for(node, ttl, now)),
                 )
             }
-            (None, Some(any)) => {
-                let message = format!("SET_TTL takes no config {:?}", type_name(any));
-                Some(Err(Status::new(Reason::UnknownConfig, message)))
-            }
             (None, None) => {
                 let message = format!("SET_TTL needs the input ttl, or a config {DURATION}");
                 let status = Status::new(Reason::MissingInput, message);
-                Some(Err(status.with("param", "ttl")))
+                Some(Err(status.with("param", TTL_INPUT)))
             }
         }
     }
@@ -137,8 +140,11 @@ impl Session {
         let due = self.ttls.due(now);
         let mut others = Closure::new(&self.store, self.ttls.others(&self.store));
         let covered: HashSet<NodeKey> = others.by_ref().collect();
-        // A graph too large to be searched is kept: to the session's end nothing is lost by that.
+        // What lies in a graph too large to be searched is kept, and looked at again when that may have become smaller.
         if others.is_cut() {
+            for node in due {
+                self.ttls.set(node, next_second(now + AGAIN));
+            }
             return;
         }
         let doomed: Vec<(NodeKey, bool)> = Closure::new(&self.store, due)
@@ -175,4 +181,6 @@ fn bad_ttl() -> Status {
     Status::new(Reason::BadConfig, message).with_field("ttl", "a duration of 0 or more")
 }
 
+/// When what could not be decided is tried again.
+const AGAIN: Duration = Duration::from_secs(60);
 const DURATION: &str = "google.protobuf.Duration";

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use prost_types::Any;
+
 use super::harness::*;
 use crate::code::Code;
-use crate::evergreen::{Fragment, Message, MetadataMode, Payload, Reason, Scope, Status};
+use crate::evergreen::{Action, Fragment, Message, MetadataMode, Payload, Reason, Scope, Status};
 use crate::session::{CancelledBy, Config, Output, Session, Side};
 
 fn partial() -> Session {
@@ -468,3 +470,68 @@ const REASONS: &[(u8, Scope, u16, &str)] = &[
     (14, Scope::Action, 1011, "TRUNCATED"),
     (12, Scope::Action, 1008, "UNIMPLEMENTED"),
 ];
+
+/// EV-913, EV-924
+#[test]
+fn ev_960_what_ends_things_has_room_while_draining_and_at_the_limit_of_actions() {
+    let full = |drained: bool| {
+        let mut session = server_with(|_, limits| limits.max_actions = 1);
+        feed(&mut session, [leaf("a", 0, "A"), leaf("l", 0, "\"5s\"")]).unwrap();
+        act(&mut session, action("f", "", "out=o")).unwrap();
+        if drained {
+            session.drain();
+        }
+        session
+    };
+    let duration = Any {
+        type_url: "t/google.protobuf.Duration".into(),
+        value: Vec::new(),
+    };
+    let short = Action {
+        configs: vec![duration],
+        ..action("SET_TTL", "node=a", "")
+    };
+    let later = || action("SET_TTL", "node=a ttl=l", "");
+    for drained in [false, true] {
+        for one in [
+            action("CANCEL", "action=o", ""),
+            action("DROP", "node=a", ""),
+            action("FINISH", "", ""),
+            short.clone(),
+        ] {
+            assert_eq!(act(&mut full(drained), one.clone()), Ok(()), "{one:?}");
+        }
+        let work = act(&mut full(drained), action("g", "", ""));
+        let expect = if drained {
+            Reason::GoingAway
+        } else {
+            Reason::ActionLimit
+        };
+        assert_eq!(work, Err(expect));
+        // Whoever may have to wait counts.
+        let waits = act(&mut full(drained), later());
+        assert_eq!(waits, Err(Reason::ActionLimit));
+    }
+    let mut session = server();
+    session.drain();
+    feed(&mut session, [leaf("a", 0, "A"), leaf("l", 0, "\"5s\"")]).unwrap();
+    assert_eq!(act(&mut session, later()), Ok(()));
+}
+
+/// EV-930
+#[test]
+fn ev_508_a_tree_that_has_no_room_for_its_status_ends_the_session() {
+    let mut session = server_with(|config, limits| {
+        config.partial_failure = true;
+        limits.max_nodes = 2;
+    });
+    act(&mut session, action("f", "", "out=o")).unwrap();
+    let run = start(&mut session);
+    let child = session.make(Some(run.action)).unwrap();
+    session.list(run.outputs[0].1, &[child]).unwrap();
+    session.fail(run.action, no(Reason::BadConfig));
+    assert_eq!(
+        session.aborted().and_then(|status| status.known()),
+        Some(Reason::NodeLimit)
+    );
+}

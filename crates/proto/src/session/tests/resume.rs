@@ -390,3 +390,53 @@ fn ev_942_what_is_no_have_is_refused_and_resume_is_for_who_comes_back() {
     assert!(sent(&mut server).is_empty());
     assert_eq!(act(&mut server, action("f", "", "o=o")), Ok(()));
 }
+
+/// EV-801
+#[test]
+fn ev_942_one_resume_at_a_time_whose_text_is_counted_and_bounded() {
+    let back = |max_nodes: usize| {
+        let mut server = server_with(|config, limits| {
+            (config.resume, config.partial_failure) = (true, true);
+            limits.max_nodes = max_nodes;
+        });
+        server.lost(T0);
+        server.returned(T0);
+        server
+    };
+    let mut server = back(9);
+    let text = format!("{{\"x\":\"{}", "y".repeat(500));
+    feed(&mut server, [more("h", 0, &text)]).unwrap();
+    let before = server.retained_bytes();
+    act(&mut server, action("RESUME", "have=h", "have=m")).unwrap();
+    let copied = text.len() as u64;
+    assert_eq!(server.retained_bytes(), before + copied + "m".len() as u64);
+    let mut twice = back(9);
+    act(&mut twice, action("RESUME", "have=h", "")).unwrap();
+    assert_eq!(
+        act(&mut twice, action("RESUME", "have=i", "")),
+        Err(Reason::BadMessage)
+    );
+    feed(&mut server, [leaf("h", 1, "\"}")]).unwrap();
+    assert!(outputs(&mut server).is_empty());
+    let end = 64 + 2;
+    let answer = texts(&mut server, "m").concat().len() + 64 + "application/json".len();
+    assert_eq!(
+        server.retained_bytes(),
+        before + 1 + end + answer as u64,
+        "the copy is given back"
+    );
+    // More nodes than there can be.
+    for (entries, accepted) in [(3, true), (4, false)] {
+        let mut server = back(3);
+        let nodes: Vec<String> = (0..entries).map(|at| format!("\"n{at}\":0")).collect();
+        let have = format!("{{\"nodes\":{{{}}}}}", nodes.join(","));
+        feed(&mut server, [leaf("h", 0, &have)]).unwrap();
+        let expect = if accepted {
+            Ok(())
+        } else {
+            Err(Reason::BadConfig)
+        };
+        let resumed = act(&mut server, action("RESUME", "have=h", ""));
+        assert_eq!(resumed, expect, "{entries}");
+    }
+}

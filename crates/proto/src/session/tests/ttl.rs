@@ -226,3 +226,63 @@ fn ev_912_the_longest_time_is_clipped() {
     act(&mut session, ttl("a", 1_000)).unwrap();
     assert_eq!(session.wake_at(T0), Some(seconds(7)));
 }
+
+#[test]
+fn ev_912_a_ttl_of_nothing_takes_effect_at_the_end_of_the_message_in_either_form() {
+    for now in [ttl("a", 0), action("SET_TTL", "node=a ttl=l", "")] {
+        let mut session = family();
+        feed(&mut session, [leaf("l", 0, "\"0s\"")]).unwrap();
+        let list = [now, action("DROP", "node=a", "result=r")];
+        session.handle(actions(list), T0).unwrap();
+        let result = texts(&mut session, "r").concat();
+        assert_eq!(result, "{\"dropped\":1,\"bytes\":75}");
+    }
+}
+
+/// EV-801
+#[test]
+fn ev_912_what_could_not_be_searched_is_tried_again() {
+    let mut session = family();
+    let children = ["x"; 1_000];
+    for seq in 0..263 {
+        feed(&mut session, [branch("huge", seq, &children)]).unwrap();
+    }
+    act(&mut session, ttl("huge", 1_000)).unwrap();
+    act(&mut session, ttl("a", 5)).unwrap();
+    session.tick(seconds(5));
+    assert_eq!(kept(&mut session, &["a"]), ["a"]);
+    assert_eq!(session.ttls.next(), Some(seconds(65)));
+    act(&mut session, action("DROP", "tree=huge", "")).unwrap();
+    session.tick(seconds(65));
+    assert!(kept(&mut session, &["a"]).is_empty());
+}
+
+/// EV-509
+#[test]
+fn ev_912_the_duration_is_found_among_the_configs_and_others_are_refused() {
+    let config = |name: &str| Any {
+        type_url: format!("type.googleapis.com/{name}"),
+        value: Vec::new(),
+    };
+    let options = || config("sapwood.v1.ActionOptions");
+    let with = |action: Action, first: Any| Action {
+        configs: [vec![first], action.configs].concat(),
+        ..action
+    };
+    let input = || action("SET_TTL", "node=a ttl=l", "");
+    let unknown = Err(Reason::UnknownConfig);
+    let missing = Err(Reason::MissingInput);
+    let table = [
+        (with(ttl("a", 5), options()), Ok(())),
+        (with(input(), options()), Ok(())),
+        (with(ttl("a", 5), config("x.Y")), unknown),
+        (with(input(), config("x.Y")), unknown),
+        (with(action("SET_TTL", "node=a", ""), options()), missing),
+    ];
+    for (action, expect) in table {
+        let mut session = server();
+        feed(&mut session, [leaf("a", 0, "A"), leaf("l", 0, "\"5s\"")]).unwrap();
+        assert_eq!(act(&mut session, action.clone()), expect, "{action:?}");
+        assert!(expect.is_err() || session.wake_at(T0) == Some(seconds(5)));
+    }
+}
