@@ -55,22 +55,37 @@ pub(crate) fn load(auth: &Auth) -> Result<Vec<Key>, Failure> {
     if let Some(secret) = &auth.key {
         let fingerprint = Fingerprint::of(secret);
         keys.push(Key {
-            name: "default".into(),
+            name: DEFAULT.into(),
             fingerprint,
             scopes: Scopes::ALL,
             allowance: Some(Arc::new(Allowance::new(allowance::Limits::default()))),
         });
     }
     if let Some(path) = &auth.key_file {
-        keys.extend(read(path)?);
+        read(path, &mut keys)?;
     }
     Ok(keys)
 }
 
-fn read(path: &Path) -> Result<Vec<Key>, Failure> {
+/// Adds the keys of a file. A name is whom a key's bearer is: two keys of one name would answer for each other.
+fn read(path: &Path, keys: &mut Vec<Key>) -> Result<(), Failure> {
     let wrong = |what: String| Failure::usage(format!("auth.key_file {}: {what}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-    parse(&text).map_err(wrong)
+    for key in parse(&text).map_err(wrong)? {
+        if keys.iter().any(|other| other.name == key.name) {
+            let name = &key.name;
+            let ours = if **name == *DEFAULT {
+                "; `auth.key` is called so where it is set"
+            } else {
+                ""
+            };
+            return Err(wrong(format!(
+                "two keys are called `{name}`: give each a name of its own{ours}"
+            )));
+        }
+        keys.push(key);
+    }
+    Ok(())
 }
 
 fn parse(text: &str) -> Result<Vec<Key>, String> {
@@ -142,6 +157,9 @@ pub(crate) fn new(name: &str, scopes: &[String]) -> Result<(String, String), Fai
     Ok((secret, entry))
 }
 
+/// What the key of `auth.key` is called.
+const DEFAULT: &str = "default";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,6 +188,36 @@ mod tests {
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn two_keys_of_one_name_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys.toml");
+        let entry = |name| new(name, &[]).unwrap().1;
+        for (names, beside, fails) in [
+            (&["anna", "ben"][..], true, None),
+            (&["anna", "ben", "anna"], false, Some("`anna`")),
+            (&["default"], false, None),
+            (&["default"], true, Some("`auth.key`")),
+        ] {
+            let text: Vec<_> = names.iter().copied().map(entry).collect();
+            std::fs::write(&path, text.join("\n")).unwrap();
+            let auth = Auth {
+                key: beside.then(|| "secret".into()),
+                key_file: Some(path.clone()),
+                ..Auth::default()
+            };
+            match (load(&auth), fails) {
+                (Ok(keys), None) => assert_eq!(keys.len(), names.len() + usize::from(beside)),
+                (Err(failure), Some(why)) => {
+                    let said = format!("{failure:?}");
+                    assert!(said.contains(why), "{said}");
+                }
+                (Ok(_), Some(why)) => panic!("{names:?}: {why} is accepted"),
+                (Err(failure), None) => panic!("{names:?}: {failure:?}"),
+            }
         }
     }
 }
