@@ -21,6 +21,8 @@ pub(crate) struct Options {
     pub(crate) retain: Retain,
     /// `evergreen-resume` (EV-940).
     pub(crate) resume: bool,
+    /// `evergreen-session-token`: it wants its earlier session back, whichever that is (EV-941).
+    pub(crate) returns: bool,
     /// The earlier of `evergreen-timeout-ms` and `grpc-timeout` (EV-950).
     pub(crate) timeout: Option<Duration>,
 }
@@ -104,6 +106,7 @@ impl Options {
             partial_failure: partial_failure.unwrap_or(false),
             retain: retain.unwrap_or_default(),
             resume: resume.unwrap_or(false),
+            returns: headers.contains_key("evergreen-session-token"),
             timeout: ours.into_iter().chain(grpc).min(),
         })
     }

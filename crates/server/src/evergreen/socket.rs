@@ -75,6 +75,10 @@ fn upgrade(
             malformed.to_string(),
         )
     })?;
+    if options.returns {
+        let message = "sessions are come back to over gRPC, not over a WebSocket: open a new one";
+        return Err(Refusal::new(Code::NotFound, "NO_SESSION", message));
+    }
     let room = house.admit().map_err(|status| refusal(&status))?;
     let chosen = asked.offered().find_map(Dialect::of_subprotocol);
     let bytes_max = house.config.limits.max_message_bytes;
