@@ -1,6 +1,6 @@
 //! Evergreen over WebSockets as a pair of streams, in every dialect of these (EV-970, EV-976).
 //!
-//! Owns: the address with its dialect, the connection, the handshake, a task that sends. Refuses to know: what messages
+//! Owns: the address with its dialect, the connection, the handshake, a task that sends, when a silent server is given up. Refuses to know: what messages
 //! mean, and how they are written (`proto::evergreen::socket`).
 //!
 //! ```text
@@ -8,12 +8,14 @@
 //!                                                            └─ stream: socket ─ codec ─► messages, end or status
 //! ```
 
+mod listening;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::{Bytes, BytesMut};
 use futures::future::FutureExt;
-use futures::stream::{BoxStream, SplitSink, SplitStream};
+use futures::stream::{SplitSink, SplitStream};
 use futures::{Sink, SinkExt, Stream, StreamExt};
 use http::Uri;
 use http::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
@@ -26,6 +28,7 @@ use sapwood_proto::evergreen::{Dialect, Frame, Message, Reason, Status};
 use sapwood_proto::session::Side;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
@@ -33,8 +36,9 @@ use tokio_tungstenite::tungstenite::{self, Utf8Bytes};
 use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 use tokio_util::task::AbortOnDropHandle;
 
+use self::listening::{Ear, Listening};
 use super::grpc::MESSAGE_BYTES_MAX;
-use super::transport::{Address, Opened, bad_address};
+use super::transport::{Address, Incoming, Opened, bad_address};
 
 /// Where a server is, and in which dialect it is spoken to.
 #[derive(Clone, Debug)]
@@ -46,7 +50,7 @@ pub(super) struct Place {
 
 trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
-type Wire = WebSocketStream<Box<dyn Io>>;
+type Wire = WebSocketStream<Listening>;
 
 impl Place {
     /// The place that `url` names; `None` if it is no address of a WebSocket.
@@ -100,19 +104,17 @@ impl Place {
         outgoing: impl Stream<Item = Message> + Send + Unpin + 'static,
     ) -> Result<Opened, Status> {
         let opening = async {
-            let io = self.connect(address).await?;
-            self.upgrade(io, address, options).await
+            let (io, ear) = Listening::to(self.connect(address).await?);
+            let (wire, extensions) = self.upgrade(io, address, options).await?;
+            Ok((wire, ear, extensions))
         };
         let late = || unavailable(address, "no answer in time");
-        let (wire, extensions) = tokio::time::timeout(address.connect_timeout, opening)
+        let (wire, ear, extensions) = timeout(address.connect_timeout, opening)
             .await
             .map_err(|_| late())??;
-        let (sink, stream) = wire.split();
-        let codec = Shared(Arc::new(Mutex::new(Codec::new(self.dialect, Side::Client))));
-        let sending = tokio::spawn(send(sink, codec.clone(), outgoing));
         Ok(Opened {
             token: None,
-            incoming: receive(stream, codec, AbortOnDropHandle::new(sending)),
+            incoming: converse(wire, ear, self.dialect, outgoing),
             extensions,
         })
     }
@@ -148,7 +150,7 @@ impl Place {
 
     async fn upgrade(
         &self,
-        io: Box<dyn Io>,
+        io: Listening,
         address: &Address,
         options: &[(&'static str, String)],
     ) -> Result<(Wire, Vec<String>), Status> {
@@ -198,6 +200,24 @@ impl Place {
     }
 }
 
+/// Both directions of a connection; what the server says.
+fn converse(
+    wire: Wire,
+    ear: Ear,
+    dialect: Dialect,
+    outgoing: impl Stream<Item = Message> + Send + Unpin + 'static,
+) -> Incoming {
+    let (sink, stream) = wire.split();
+    let shared = Shared(Arc::new(Mutex::new(Codec::new(dialect, Side::Client))));
+    let sending = tokio::spawn(send(sink, shared.clone(), outgoing));
+    receive(Received {
+        stream,
+        ear,
+        shared,
+        _sending: AbortOnDropHandle::new(sending),
+    })
+}
+
 /// The codec of one connection, shared by both directions; held only while one message is read or written.
 #[derive(Clone)]
 struct Shared(Arc<Mutex<Codec>>);
@@ -208,19 +228,24 @@ impl Shared {
     }
 }
 
-/// Sends messages, then the half-close. A peer that we do not read for a while still hears that we are there.
+/// Sends messages, then the half-close. Pings go out however much is said: who only listens answers nothing else.
 async fn send(
     mut sink: SplitSink<Wire, tungstenite::Message>,
     shared: Shared,
     mut outgoing: impl Stream<Item = Message> + Unpin,
 ) {
     let mut buf = BytesMut::new();
+    let mut ping_at = Instant::now() + PING;
     loop {
-        let Ok(first) = tokio::time::timeout(PING, outgoing.next()).await else {
+        let first = timeout_at(ping_at, outgoing.next()).await;
+        if Instant::now() >= ping_at {
+            ping_at = Instant::now() + PING;
             let ping = tungstenite::Message::Ping(Bytes::new());
             if sink.send(ping).await.is_err() {
                 return;
             }
+        }
+        let Ok(first) = first else {
             continue;
         };
         // What is ready goes out together.
@@ -233,7 +258,8 @@ async fn send(
             if feed(&mut sink, &shared, &mut buf).await.is_err() {
                 return;
             }
-            next = outgoing.next().now_or_never();
+            let is_due = Instant::now() >= ping_at;
+            next = (!is_due).then(|| outgoing.next().now_or_never()).flatten();
         }
         if sink.flush().await.is_err() {
             return;
@@ -279,33 +305,51 @@ async fn feed(
     sink.feed(message).await
 }
 
-/// What the server says. Its end is the end of the session; the task that sends goes with it.
-fn receive(
+/// What is received from. The task that sends goes with it.
+struct Received {
     stream: SplitStream<Wire>,
+    ear: Ear,
     shared: Shared,
-    sending: AbortOnDropHandle<()>,
-) -> BoxStream<'static, Result<Message, Status>> {
-    let state = Some((stream, shared, sending));
-    futures::stream::unfold(state, |state| async move {
-        let (mut stream, shared, sending) = state?;
+    _sending: AbortOnDropHandle<()>,
+}
+
+impl Received {
+    /// The next frame. A server from which not a byte comes, pings or not, is given up. Time in which nobody asks counts
+    /// for one wait at most, for what has come meanwhile is not seen before.
+    async fn next(&mut self) -> Option<Result<tungstenite::Message, Status>> {
+        let mut silent = 0;
+        while silent < WAITS_SILENT {
+            // May be cancelled: what has come of a message stays in the stream.
+            match timeout(PING, self.stream.next()).await {
+                Ok(item) => return item.map(|item| item.map_err(|error| broken(&error))),
+                Err(_) if self.ear.heard() => silent = 0,
+                Err(_) => silent += 1,
+            }
+        }
+        let message = "the server has not answered for a minute: the connection was given up";
+        Some(Err(Status::other(Code::Unavailable, "", message)))
+    }
+}
+
+/// What the server says. Its end is the end of the session.
+fn receive(received: Received) -> Incoming {
+    futures::stream::unfold(Some(received), |received| async move {
+        let mut received = received?;
         loop {
-            let frame = match stream.next().await {
-                Some(Ok(tungstenite::Message::Text(text))) => Frame::Text(text.into()),
-                Some(Ok(tungstenite::Message::Binary(bytes))) => Frame::Binary(bytes),
-                Some(Ok(tungstenite::Message::Close(close))) => {
+            let frame = match received.next().await? {
+                Ok(tungstenite::Message::Text(text)) => Frame::Text(text.into()),
+                Ok(tungstenite::Message::Binary(bytes)) => Frame::Binary(bytes),
+                Ok(tungstenite::Message::Close(close)) => {
                     let close =
                         close.map(|frame| status_of_close(frame.code.into(), &frame.reason));
                     return close.flatten().map(|status| (Err(status), None));
                 }
-                Some(Ok(_)) => continue,
-                Some(Err(error)) => return Some((Err(broken(&error)), None)),
-                None => return None,
+                Ok(_) => continue,
+                Err(status) => return Some((Err(status), None)),
             };
-            let heard = shared.codec().decode(frame);
+            let heard = received.shared.codec().decode(frame);
             match heard {
-                Ok(Heard::Message(message)) => {
-                    return Some((Ok(message), Some((stream, shared, sending))));
-                }
+                Ok(Heard::Message(message)) => return Some((Ok(message), Some(received))),
                 Ok(Heard::Nothing) => {}
                 Ok(Heard::Finish) => return None,
                 Ok(Heard::Abort(status)) | Err(status) => return Some((Err(status), None)),
@@ -378,4 +422,9 @@ fn unix_micros() -> i64 {
 }
 
 const PING: Duration = Duration::from_secs(20);
+/// So many waits of [`PING`] without a byte are the end of a connection.
+const WAITS_SILENT: u32 = 3;
 const BUFFER_BYTES: usize = 16 * 1024;
+
+#[cfg(test)]
+mod tests;

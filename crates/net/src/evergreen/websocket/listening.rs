@@ -1,0 +1,75 @@
+//! A connection that remembers whether anything came.
+//!
+//! Owns: [`Listening`] and its [`Ear`]. Refuses to know: what came. A message that takes minutes to arrive is no silence.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::Io;
+
+/// The connection.
+pub(super) struct Listening {
+    io: Box<dyn Io>,
+    ear: Ear,
+}
+
+/// Whether it was heard from.
+#[derive(Clone, Default)]
+pub(super) struct Ear(Arc<AtomicBool>);
+
+impl Ear {
+    /// Whether a byte came since this was asked last.
+    pub(super) fn heard(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl Listening {
+    /// `io`, listened to.
+    pub(super) fn to(io: Box<dyn Io>) -> (Self, Ear) {
+        let ear = Ear::default();
+        let listening = Self {
+            io,
+            ear: ear.clone(),
+        };
+        (listening, ear)
+    }
+}
+
+impl AsyncRead for Listening {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.io).poll_read(cx, buf);
+        if buf.filled().len() > before {
+            self.ear.0.store(true, Ordering::Relaxed);
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Listening {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,67 @@
+//! A server that says nothing, on a clock of the test's.
+
+use tokio::io::{AsyncWriteExt, DuplexStream};
+use tokio_tungstenite::tungstenite::protocol::Role;
+
+use super::*;
+
+/// Our side of a connection, and the server's.
+async fn connected(
+    outgoing: impl Stream<Item = Message> + Send + Unpin + 'static,
+) -> (Incoming, DuplexStream) {
+    let (ours, theirs) = tokio::io::duplex(1 << 20);
+    let (io, ear) = Listening::to(Box::new(ours));
+    let wire = WebSocketStream::from_raw_socket(io, Role::Client, None).await;
+    (converse(wire, ear, Dialect::Protobuf, outgoing), theirs)
+}
+
+/// Says something every second.
+fn talking() -> impl Stream<Item = Message> + Send + Unpin {
+    let every_second = futures::stream::repeat(()).then(|()| async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        Message::default()
+    });
+    every_second.boxed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_has_fallen_silent_is_given_up_however_much_we_say() {
+    for outgoing in [futures::stream::pending().boxed(), talking().boxed()] {
+        let (mut incoming, _theirs) = connected(outgoing).await;
+        let began = Instant::now();
+        let ended = timeout(PING * 10, incoming.next()).await;
+        let status = ended.expect("it is noticed").unwrap().unwrap_err();
+        // As of a connection that was cut: a session that can come back does.
+        assert_eq!((status.code, &*status.reason), (Code::Unavailable, ""));
+        assert_eq!(began.elapsed().as_secs(), 60);
+        assert!(incoming.next().await.is_none());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_only_answers_pings_is_there() {
+    for outgoing in [futures::stream::pending().boxed(), talking().boxed()] {
+        let (mut incoming, theirs) = connected(outgoing).await;
+        let mut server = WebSocketStream::from_raw_socket(theirs, Role::Server, None).await;
+        let server = async { while server.next().await.is_some_and(|read| read.is_ok()) {} };
+        tokio::select! {
+            heard = incoming.next() => panic!("{heard:?}"),
+            () = server => panic!("the connection was given up"),
+            () = tokio::time::sleep(PING * 30) => {}
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_may_take_its_time_and_so_may_its_reader() {
+    let (mut incoming, mut theirs) = connected(futures::stream::pending()).await;
+    // A binary frame of 100 bytes, of which one comes now and then.
+    theirs.write_all(&[0x82, 100]).await.unwrap();
+    for _ in 0..20 {
+        theirs.write_all(&[0]).await.unwrap();
+        let waited = timeout(PING * 2, incoming.next()).await;
+        assert!(waited.is_err(), "{waited:?}");
+        // Nobody asks for long.
+        tokio::time::sleep(PING * 10).await;
+    }
+}
