@@ -7,7 +7,7 @@ use sapwood_kernel::connect::evergreen::import;
 use sapwood_kernel::{Kernel, args};
 use sapwood_net::evergreen::{Address, Options, Session};
 use sapwood_proto::code::Code;
-use sapwood_proto::evergreen::Metadata;
+use sapwood_proto::evergreen::{Limits, Metadata};
 use sapwood_server::auth::{Fingerprint, Key, Scopes};
 use sapwood_server::evergreen::Config;
 use sapwood_tests::{Running, request, spawned, until, with_model};
@@ -120,4 +120,42 @@ async fn ev_975_refusals_aborts_and_a_server_that_goes_are_told_by_their_codes()
         let bad = Session::connect(&Address::new(url), Options::default()).await;
         assert_eq!(bad.err().unwrap().code, Code::InvalidRequest, "{url}");
     }
+}
+
+/// EV-801
+#[tokio::test]
+async fn a_session_says_when_it_has_made_much_of_what_it_may() {
+    let server = Running::with_test_functions().await;
+    let worn_after = |limits: Limits| {
+        let options = Options {
+            limits: Arc::new(limits),
+            ..Options::default()
+        };
+        let address = at(&server, "http://");
+        async move {
+            let session = Session::connect(&address, options).await.unwrap();
+            let (worn, text) = (session.worn(), Arc::new(Metadata::of("text/plain")));
+            tokio::pin!(worn);
+            let mut made = 0;
+            while futures::poll!(&mut worn).is_pending() {
+                // Of a hundred bytes and their fragment's own.
+                let mut writer = session.write().unwrap();
+                writer.write(&text, vec![b'x'; 100].into()).await.unwrap();
+                writer.end(&text).unwrap();
+                made += 1;
+            }
+            made
+        }
+    };
+    let nodes = Limits {
+        max_nodes: 40,
+        ..Limits::default()
+    };
+    assert_eq!(worn_after(nodes).await, 10);
+    let bytes = Limits {
+        retained_bytes: 8_000,
+        ..Limits::default()
+    };
+    let made = worn_after(bytes).await;
+    assert!((15..35).contains(&made), "{made}");
 }

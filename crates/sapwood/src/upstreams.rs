@@ -4,9 +4,10 @@
 //! Refuses to know: faces, and how a server is reached.
 //!
 //! ```text
-//!   away ── dial ──► joined: its functions stand in the kernel
-//!    ▲  └─ no ──► wait: 1 s, doubling to 30 s ──► dial      │ the session is over
-//!    └────────── its functions answer `unavailable` ◄───────┘
+//!   away ── dial ──► joined: its functions stand in the kernel ◄── dial ──┐ the session has held for long, and is over;
+//!    ▲  └─ no ──► wait: 1 s, doubling to 30 s ──► dial      │             │ or it is worn: calls go to a new one, those
+//!    │                                                      ├─────────────┘ that run end on the old one
+//!    └────────── its functions answer `unavailable` ◄───────┘ the session is over
 //! ```
 
 use std::collections::BTreeMap;
@@ -23,7 +24,7 @@ use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::client;
 use crate::config::Config;
@@ -46,7 +47,7 @@ impl Upstreams {
         let dialled = config.upstreams.iter().map(|url| async move {
             let address = client::address(url, config, client::CONNECT_TIMEOUT);
             let address = address.map_err(|status| client::unreachable(url, &status))?;
-            let first = address.dial().await;
+            let first = dial(&address).await;
             Ok::<_, Failure>((url, address, first))
         });
         let (stop, stopped) = watch::channel(false);
@@ -98,6 +99,8 @@ trait Dial: Send + Sync + 'static {
 /// An upstream that was reached.
 struct Link {
     functions: Vec<Fun>,
+    /// Resolves when there should be another one soon: this one has made much of what it may.
+    worn: BoxFuture<'static, ()>,
     /// Resolves when it is lost.
     over: BoxFuture<'static, ()>,
     /// Takes leave of it.
@@ -110,10 +113,36 @@ impl Dial for Address {
         let watched = session.clone();
         Ok(Link {
             functions,
+            worn: session.worn().boxed(),
             // Why it ended, its calls have been told.
             over: async move { drop(watched.closed().await) }.boxed(),
             leave: client::leave(session).boxed(),
         })
+    }
+}
+
+/// Joins it, in time. A server that takes a connection and says nothing is not there.
+async fn dial(dial: &impl Dial) -> Result<Link, Status> {
+    let silent = |_| {
+        Status::other(
+            Code::Unavailable,
+            "",
+            "it takes connections and says nothing",
+        )
+    };
+    timeout(JOIN_TIMEOUT, dial.dial()).await.map_err(silent)?
+}
+
+/// Once a link is worn: another one. It is tried until it is there, for the worn one may still do.
+async fn renewed(dial: &impl Dial, worn: BoxFuture<'static, ()>, jitter: u64) -> Link {
+    worn.await;
+    let mut delays = delays(jitter);
+    loop {
+        match self::dial(dial).await {
+            Ok(link) => return link,
+            Err(status) => tracing::debug!(why = status.message, "no new session"),
+        }
+        sleep(delays.next().unwrap_or(DELAY_MAX)).await;
     }
 }
 
@@ -143,7 +172,7 @@ impl<D: Dial> Upstream<D> {
             let Some(held) = link else {
                 let again = async {
                     sleep(delays.next().unwrap_or(DELAY_MAX)).await;
-                    self.dial.dial().await
+                    dial(&self.dial).await
                 };
                 // Both may be cancelled: who stops wants no connection, half made or whole.
                 let dialled = tokio::select! {
@@ -159,17 +188,28 @@ impl<D: Dial> Upstream<D> {
                 continue;
             };
             let began = Instant::now();
-            // Both may be cancelled: they only watch.
-            tokio::select! {
-                () = held.over => {}
+            // All may be cancelled: they watch, or dial.
+            let next = tokio::select! {
+                biased;
                 () = told(&mut stop) => return held.leave.await,
-            }
-            self.lost();
-            // One that comes and goes at once is not to be hammered.
-            if began.elapsed() >= DELAY_MAX {
+                () = held.over => None,
+                link = renewed(&self.dial, held.worn, jitter) => Some(link),
+            };
+            // One that comes and goes at once is not to be hammered. One that held has most likely found its session
+            // idle (EV-111), and is there again before anybody has missed it.
+            let next = if next.is_none() && began.elapsed() >= DELAY_MAX {
                 delays = self::delays(jitter);
+                tokio::select! {
+                    dialled = dial(&self.dial) => dialled.ok(),
+                    () = told(&mut stop) => return,
+                }
+            } else {
+                next
+            };
+            if next.is_none() {
+                self.lost();
             }
-            link = None;
+            link = next.map(|link| self.joined(link));
         }
     }
 
@@ -249,6 +289,8 @@ fn delays(jitter: u64) -> ExponentialBackoff {
         .build()
 }
 
+/// Connecting, the server's headers and its listing: what takes longer serves nobody who waits for an answer.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// As LM-804 has it for pools.
 const DELAY_MIN: Duration = Duration::from_secs(1);
 const DELAY_MAX: Duration = Duration::from_secs(30);

@@ -10,16 +10,18 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use prost_types::Any;
-use sapwood_proto::evergreen::{Dialect, Limits, Manners, Metadata, MetadataMode, Status};
+use sapwood_proto::evergreen::{Dialect, Limits, Manners, Metadata, MetadataMode, Reason, Status};
 use sapwood_proto::session::{
-    self as machine, ActionKey, Config, CursorId, NodeKey, Piece, Read, Retain, Side, WriteError,
+    self as machine, ActionKey, Config, CursorId, Live, NodeKey, Piece, Read, Retain, Side,
+    WriteError,
 };
 use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
 
 use super::link::{self, Back, Link, Outgoing, pump};
 use super::transport::{Address, Connection};
@@ -52,6 +54,10 @@ struct Inner {
     task: AbortHandle,
     /// Outputs asked for so far: the next one's id. Nodes of ours have ids of the machine's making.
     outputs: AtomicU64,
+    /// Nodes made here so far; a session forgets none.
+    nodes: AtomicUsize,
+    limits: Arc<Limits>,
+    worn: CancellationToken,
 }
 
 impl Drop for Inner {
@@ -138,6 +144,9 @@ impl Session {
             extensions: opened.extensions,
             task,
             outputs: AtomicU64::new(0),
+            nodes: AtomicUsize::new(0),
+            limits: options.limits,
+            worn: CancellationToken::new(),
         })))
     }
 
@@ -158,7 +167,7 @@ impl Session {
     /// # Errors
     /// The session is over, or holds as many nodes as it may.
     pub fn write(&self) -> Result<Writer, Status> {
-        let key = self.0.link.with(|live| live.machine().make(None))?;
+        let key = self.make(1, |live| live.machine().make(None))?;
         Ok(Writer {
             node: Node {
                 session: self.clone(),
@@ -173,7 +182,7 @@ impl Session {
     /// # Errors
     /// The session is over, or holds as many nodes as it may.
     pub fn call(&self, request: Request) -> Result<Call, Status> {
-        self.0.link.with(|live| {
+        self.make(request.outputs.len(), |live| {
             let machine = live.machine();
             let mut outputs = Vec::with_capacity(request.outputs.len());
             for name in request.outputs {
@@ -199,6 +208,32 @@ impl Session {
                 detached: false,
             })
         })
+    }
+
+    /// Makes `count` nodes, and notes how much is left for more.
+    fn make<T>(
+        &self,
+        count: usize,
+        act: impl FnOnce(&mut Live) -> Result<T, Status>,
+    ) -> Result<T, Status> {
+        let Inner { link, limits, .. } = &*self.0;
+        let (made, bytes) = link.with(|live| (act(live), live.machine().retained_bytes()));
+        let nodes = self.0.nodes.fetch_add(count, Ordering::Relaxed) + count;
+        let refused = made.as_ref().err().and_then(Status::known);
+        if matches!(refused, Some(Reason::NodeLimit | Reason::RetainedLimit))
+            || nodes >= limits.max_nodes / NODES_WORN
+            || bytes >= limits.retained_bytes / BYTES_WORN
+        {
+            self.0.worn.cancel();
+        }
+        made
+    }
+
+    /// Resolves once the session has used much of what it may ever hold (EV-801), or all of it: a session forgets
+    /// nothing, so who calls without end goes on with another one. Does not keep the session alive, and stays pending
+    /// when it ends.
+    pub fn worn(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.0.worn.clone().cancelled_owned()
     }
 
     /// Says that nothing more is sent, and waits until the server has finished everything (EV-109).
@@ -480,4 +515,8 @@ const fn metadata(dialect: Dialect) -> MetadataMode {
     }
 }
 
+/// A quarter of the nodes: what the server lists under its outputs are nodes too, and are not counted here.
+const NODES_WORN: usize = 4;
+/// Half of the bytes.
+const BYTES_WORN: u64 = 2;
 const IDLE_NEVER: std::time::Duration = std::time::Duration::from_secs(365 * 24 * 3600);

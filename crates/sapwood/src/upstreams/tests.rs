@@ -15,18 +15,37 @@ struct Fake {
     serves: watch::Receiver<Serves>,
     tried: Arc<Mutex<Vec<Instant>>>,
     left: Arc<Mutex<bool>>,
+    /// How many links have worn out.
+    worn: watch::Receiver<usize>,
+    /// How many links the server has ended, being there.
+    ended: watch::Receiver<usize>,
+    /// It takes connections and says nothing.
+    mute: watch::Receiver<bool>,
 }
 
 impl Dial for Fake {
     async fn dial(&self) -> Result<Link, Status> {
         self.tried.lock().unwrap().push(Instant::now());
+        if *self.mute.borrow() {
+            std::future::pending::<()>().await;
+        }
         let Some(names) = *self.serves.borrow() else {
             return Err(Status::other(Code::Unavailable, "", "nobody there"));
         };
+        let (mut worn, mut ended) = (self.worn.clone(), self.ended.clone());
+        worn.mark_unchanged();
+        ended.mark_unchanged();
         let (mut serves, left) = (self.serves.clone(), Arc::clone(&self.left));
         Ok(Link {
             functions: names.iter().copied().map(says_hello).collect(),
-            over: async move { drop(serves.wait_for(Option::is_none).await) }.boxed(),
+            worn: async move { drop(worn.changed().await) }.boxed(),
+            over: async move {
+                tokio::select! {
+                    _ = ended.changed() => {}
+                    _ = serves.wait_for(Option::is_none) => {}
+                }
+            }
+            .boxed(),
             leave: async move { *left.lock().unwrap() = true }.boxed(),
         })
     }
@@ -42,6 +61,9 @@ struct Bench {
     serves: watch::Sender<Serves>,
     tried: Arc<Mutex<Vec<Instant>>>,
     left: Arc<Mutex<bool>>,
+    worn: watch::Sender<usize>,
+    ended: watch::Sender<usize>,
+    mute: watch::Sender<bool>,
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
@@ -51,11 +73,17 @@ impl Bench {
         let kernel = Kernel::new();
         let (serves, served) = watch::channel(None);
         let (stop, stopped) = watch::channel(false);
+        let (worn, wears) = watch::channel(0);
+        let (ended, ends) = watch::channel(0);
+        let (mute, muted) = watch::channel(false);
         let (tried, left) = (Arc::default(), Arc::default());
         let fake = Fake {
             serves: served,
             tried: Arc::clone(&tried),
             left: Arc::clone(&left),
+            worn: wears,
+            ended: ends,
+            mute: muted,
         };
         let upstream = Upstream::new("evergreen+http://there:1", fake, kernel.clone());
         let task = tokio::spawn(upstream.keep(None, jitter, stopped));
@@ -64,6 +92,9 @@ impl Bench {
             serves,
             tried,
             left,
+            worn,
+            ended,
+            mute,
             stop,
             task,
         }
@@ -163,4 +194,62 @@ async fn one_that_held_is_tried_again_soon_and_one_that_flaps_is_not() {
         assert_eq!(tries() > before, soon, "after {held} s");
         sleep(Duration::from_secs(100)).await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_is_worn_is_followed_by_a_new_one_and_never_away() {
+    let bench = Bench::start(5);
+    let moment = || sleep(Duration::from_millis(1));
+    let tries = || bench.tried.lock().unwrap().len();
+    bench.serves.send_replace(Some(&["far"]));
+    sleep(Duration::from_secs(3)).await;
+    for _ in 0..3 {
+        let before = tries();
+        bench.serves.send_replace(Some(&["far", "new"]));
+        bench.worn.send_modify(|worn| *worn += 1);
+        moment().await;
+        assert_eq!(tries(), before + 1);
+        assert_eq!(bench.call("far").await.unwrap(), "hello");
+        assert_eq!(
+            bench.call("new").await.unwrap(),
+            "hello",
+            "it was listed anew"
+        );
+    }
+    // One that cannot be followed yet goes on, and is followed as soon as that can be.
+    let before = tries();
+    bench.mute.send_replace(true);
+    bench.worn.send_modify(|worn| *worn += 1);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(bench.call("far").await.unwrap(), "hello");
+    assert!(tries() > before + 1, "{before}");
+    bench.mute.send_replace(false);
+    sleep(Duration::from_secs(41)).await;
+    let before = tries();
+    sleep(Duration::from_secs(100)).await;
+    assert_eq!(tries(), before, "it was followed");
+}
+
+/// A session that nothing was said in for half an hour is ended by its server.
+#[tokio::test(start_paused = true)]
+async fn ev_111_one_that_was_idle_is_joined_again_at_once() {
+    let bench = Bench::start(3);
+    bench.serves.send_replace(Some(&["far"]));
+    sleep(Duration::from_secs(1_800)).await;
+    let before = bench.tried.lock().unwrap().len();
+    bench.ended.send_modify(|ended| *ended += 1);
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(bench.call("far").await.unwrap(), "hello");
+    assert_eq!(bench.tried.lock().unwrap().len(), before + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_takes_connections_and_says_nothing_is_not_waited_for() {
+    let bench = Bench::start(3);
+    bench.mute.send_replace(true);
+    sleep(Duration::from_secs(15)).await;
+    bench.mute.send_replace(false);
+    bench.serves.send_replace(Some(&["far"]));
+    sleep(Duration::from_secs(31)).await;
+    assert_eq!(bench.call("far").await.unwrap(), "hello");
 }
