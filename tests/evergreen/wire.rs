@@ -1,14 +1,9 @@
 //! What our client would never send: raw messages, a bare gRPC call.
 
-use std::sync::Arc;
-
 use futures::stream;
 use prost::Message;
-use sapwood_kernel::Kernel;
-use sapwood_kernel::session::test_functions;
 use sapwood_proto::evergreen::Limits;
 use sapwood_proto::evergreen::wire::SessionMessage;
-use sapwood_server::evergreen::Config;
 use sapwood_tests::Running;
 use sapwood_tests::raw::{action, call, compressed, end, fragments, leaf, told};
 
@@ -46,13 +41,7 @@ async fn limits_hold_on_the_wire_at_the_limit_and_past_it() {
         retained_bytes: 1000,
         ..Limits::default()
     };
-    let config = Config {
-        limits: Arc::new(limits),
-        ..Config::default()
-    };
-    let kernel = Kernel::new();
-    kernel.add_all(test_functions()).unwrap();
-    let server = Running::start(kernel, config, Vec::new()).await;
+    let server = Running::limited(limits).await;
     for (list, reason) in [
         (vec![leaf("a", 0, 10)], ""),
         (vec![leaf("a", 0, 11)], "FRAGMENT_LIMIT"),

@@ -14,6 +14,7 @@ pub mod raw;
 pub mod socket;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sapwood_engine::scripted::{self, Scripted};
@@ -21,6 +22,7 @@ use sapwood_engine::{Engine, Owner};
 use sapwood_kernel::session::test_functions;
 use sapwood_kernel::{Kernel, Targets, generate, model};
 use sapwood_net::evergreen::{Address, Node, Options, Request, Session};
+use sapwood_proto::evergreen::Limits;
 use sapwood_server::auth::Key;
 use sapwood_server::evergreen::{self, Config};
 use sapwood_server::{Server, Shared, server};
@@ -70,6 +72,17 @@ impl Running {
     pub async fn over(kernel: Kernel) -> Self {
         kernel.add_all(test_functions()).unwrap();
         Self::start(kernel, Config::default(), Vec::new()).await
+    }
+
+    /// A server with the test functions and these limits.
+    pub async fn limited(limits: Limits) -> Self {
+        let config = Config {
+            limits: Arc::new(limits),
+            ..Config::default()
+        };
+        let kernel = Kernel::new();
+        kernel.add_all(test_functions()).unwrap();
+        Self::start(kernel, config, Vec::new()).await
     }
 
     /// A server with the test functions alone.

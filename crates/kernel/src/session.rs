@@ -91,7 +91,7 @@ impl Default for Options {
             token: None,
             timeout: None,
             default_target: None,
-            extensions: EXTENSIONS,
+            extensions: extensions(false),
             entropy: 0,
         }
     }
@@ -110,21 +110,18 @@ impl fmt::Debug for Token {
 /// The action whose default target the server knows (EV-503).
 const GENERATE: &str = "GENERATE";
 
-/// The extensions that this shell and its machine implement.
-pub const EXTENSIONS: &[&str] = &[
-    "drop",
-    "set-ttl",
-    "cancel",
-    "list-actions",
-    "status-output",
-    "finish",
-    "partial-failure",
-    "deadline",
-    "retain",
-];
+/// The extensions that this shell and its machine implement; with `resume` where a connection can be followed by another
+/// (EV-940).
+#[must_use]
+pub const fn extensions(resume: bool) -> &'static [&'static str] {
+    match EXTENSIONS {
+        [_, everywhere @ ..] if !resume => everywhere,
+        all => all,
+    }
+}
 
-/// The same over a transport whose connections can be followed by others (EV-940).
-pub const EXTENSIONS_WITH_RESUME: &[&str] = &[
+const EXTENSIONS: &[&str] = &[
+    "resume",
     "drop",
     "set-ttl",
     "cancel",
@@ -132,7 +129,6 @@ pub const EXTENSIONS_WITH_RESUME: &[&str] = &[
     "status-output",
     "finish",
     "partial-failure",
-    "resume",
     "deadline",
     "retain",
 ];

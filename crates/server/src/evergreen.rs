@@ -70,11 +70,7 @@ impl Config {
             timeout: options.timeout,
             default_target: self.default_target.clone(),
             token: None,
-            extensions: if dialect == Dialect::Grpc {
-                session::EXTENSIONS_WITH_RESUME
-            } else {
-                session::EXTENSIONS
-            },
+            extensions: session::extensions(dialect == Dialect::Grpc),
             // The standard library seeds every hasher from the system's randomness.
             entropy: RandomState::new().hash_one(0_u8),
         }

@@ -1,6 +1,5 @@
 //! What holds in every dialect: the upgrade, detection, frames, limits, the end (EV-701, EV-704, EV-705).
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
@@ -247,13 +246,7 @@ async fn ev_705_messages_have_a_limit_and_compression_is_declined() {
         max_message_bytes: 1000,
         ..Limits::default()
     };
-    let config = Config {
-        limits: Arc::new(limits),
-        ..Config::default()
-    };
-    let kernel = Kernel::new();
-    kernel.add_all(test_functions()).unwrap();
-    let server = Running::start(kernel, config, Vec::new()).await;
+    let server = Running::limited(limits).await;
     let message = |len: usize| {
         let overhead = fragments(vec![leaf("p", 0, 900)]).encoded_len() - 900;
         fragments(vec![leaf("p", 0, len - overhead)]).encode_to_vec()

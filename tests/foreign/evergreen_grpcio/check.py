@@ -10,13 +10,11 @@ Needs a running server that serves a scripted model as its default target and ha
 Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing failed.
 """
 
-import argparse
 import importlib
 import pathlib
 import queue
 import sys
 import tempfile
-import traceback
 
 import grpc
 from google.protobuf import any_pb2, struct_pb2
@@ -467,25 +465,8 @@ CHECKS = [
 ]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--server", default="127.0.0.1:8000", help="host:port")
-    parser.add_argument("--key", default="", help="bearer key, if the server wants one")
-    here = pathlib.Path(__file__).resolve()
-    parser.add_argument("--proto", default=str(here.parents[3] / "crates/proto/proto"), help="our .proto files")
-    world = World(parser.parse_args())
-    failed = 0
-    for check in CHECKS:
-        try:
-            check(world)
-            print(f"ok      {check.__name__}")
-        except (Exception, AssertionError):  # noqa: BLE001 - every failure is reported and counted
-            failed += 1
-            print(f"FAILED  {check.__name__}")
-            traceback.print_exc(limit=3)
-    print(f"{len(CHECKS) - failed} passed, {failed} failed")
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+    import checks
+
+    sys.exit(checks.main(__doc__, World, CHECKS))

@@ -125,7 +125,7 @@ fn following(incoming: Streaming<Message>) -> Incoming {
 
 fn answer(outgoing: Outgoing, token: Option<&str>) -> Result<Response<Outgoing>, Status> {
     let mut response = Response::new(outgoing);
-    let names = session::EXTENSIONS_WITH_RESUME.join(", ");
+    let names = session::extensions(true).join(", ");
     if let Ok(names) = names.parse::<MetadataValue<_>>() {
         response
             .metadata_mut()

@@ -92,7 +92,7 @@ fn upgrade(
             drop(room);
         },
     );
-    if let Ok(names) = session::EXTENSIONS.join(", ").parse::<HeaderValue>() {
+    if let Ok(names) = session::extensions(false).join(", ").parse::<HeaderValue>() {
         answer.headers_mut().insert("evergreen-extensions", names);
     }
     Ok(answer)
