@@ -5,8 +5,8 @@
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
-use bytes::Bytes;
-use futures::{FutureExt, SinkExt, StreamExt};
+use futures::stream::{SplitSink, SplitStream};
+use futures::{SinkExt, StreamExt};
 use prost::Message as _;
 use sapwood_proto::evergreen::wire::SessionMessage;
 use tokio::net::TcpStream;
@@ -72,7 +72,11 @@ impl Peer {
                 let io = TcpStream::connect(address).await?;
                 io.set_nodelay(true)?;
                 let (socket, _) = client_async(request, io).await?;
-                Ok(Wire::WebSocket(Box::new(socket)))
+                let (sink, incoming) = socket.split();
+                let (send, receive) = mpsc::channel(window);
+                // Whoever sends and receives in one task stands still when both sides' buffers are full.
+                tokio::spawn(forward(receive, sink));
+                Ok(Wire::WebSocket(send, incoming))
             }
         }
     }
@@ -84,20 +88,18 @@ pub enum Wire {
     /// A call.
     Grpc(mpsc::Sender<SessionMessage>, Box<Streaming<SessionMessage>>),
     /// A socket.
-    WebSocket(Box<WebSocketStream<TcpStream>>),
+    WebSocket(mpsc::Sender<SessionMessage>, SplitStream<Socket>),
 }
 
 impl Wire {
-    /// Sends a message, at the latest when the next one is waited for.
+    /// Sends a message.
     ///
     /// # Errors
     /// If the session is over.
     pub async fn send(&mut self, message: SessionMessage) -> Result<()> {
         match self {
-            Self::Grpc(send, _) => send.send(message).await.context("the call has ended"),
-            Self::WebSocket(socket) => {
-                let bytes = Bytes::from(message.encode_to_vec());
-                Ok(socket.feed(Message::Binary(bytes)).await?)
+            Self::Grpc(send, _) | Self::WebSocket(send, _) => {
+                send.send(message).await.context("the session has ended")
             }
         }
     }
@@ -110,15 +112,8 @@ impl Wire {
         let early = "the session ended early";
         match self {
             Self::Grpc(_, incoming) => incoming.message().await?.context(early),
-            Self::WebSocket(socket) => loop {
-                let said = match socket.next().now_or_never() {
-                    Some(said) => said,
-                    None => {
-                        socket.flush().await?;
-                        socket.next().await
-                    }
-                };
-                if let Message::Binary(bytes) = said.context(early)?? {
+            Self::WebSocket(_, incoming) => loop {
+                if let Message::Binary(bytes) = incoming.next().await.context(early)?? {
                     return Ok(SessionMessage::decode(bytes)?);
                 }
             },
@@ -135,13 +130,33 @@ impl Wire {
                 drop(send);
                 while incoming.message().await?.is_some() {}
             }
-            Self::WebSocket(mut socket) => {
-                socket.close().await?;
-                while let Some(Ok(_)) = socket.next().await {}
+            Self::WebSocket(send, mut incoming) => {
+                drop(send);
+                while let Some(Ok(_)) = incoming.next().await {}
             }
         }
         Ok(())
     }
 }
 
+type Socket = WebSocketStream<TcpStream>;
+
+/// Sends what comes, many messages at a time, and closes at the end; a connection that breaks shows on the other half.
+async fn forward(
+    mut messages: mpsc::Receiver<SessionMessage>,
+    mut sink: SplitSink<Socket, Message>,
+) -> Result<()> {
+    let mut batch = Vec::new();
+    while messages.recv_many(&mut batch, BATCH).await > 0 {
+        for message in batch.drain(..) {
+            sink.feed(Message::Binary(message.encode_to_vec().into()))
+                .await?;
+        }
+        sink.flush().await?;
+    }
+    Ok(sink.close().await?)
+}
+
+/// Messages sent before a flush.
+const BATCH: usize = 64;
 const PATH: &str = "/evergreen.v2.EvergreenService/StartSession";
