@@ -258,6 +258,10 @@ pub struct Usage {
     pub cached_tokens: u32,
     /// The seed in force.
     pub seed: u64,
+    /// From submission to a place in the batch.
+    pub queued: Duration,
+    /// From there to the first token; zero without one.
+    pub prefill: Duration,
 }
 
 /// Why a request ended early.
@@ -270,6 +274,8 @@ pub struct Fault {
     pub reason: &'static str,
     /// For people; safe for strangers.
     pub message: String,
+    /// When it is worth asking again, where that is known.
+    pub retry_after: Option<Duration>,
 }
 
 impl Fault {
@@ -280,7 +286,15 @@ impl Fault {
             code,
             reason,
             message: message.into(),
+            retry_after: None,
         }
+    }
+
+    /// With the time after which it is worth asking again.
+    #[must_use]
+    pub fn after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
     }
 }
 

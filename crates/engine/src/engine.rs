@@ -9,7 +9,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -21,6 +21,7 @@ use crate::api::{ModelInfo, Refusal, Request, SharedVocabulary};
 use crate::model::{Interrupt, Model};
 use crate::outbox::{Bell, Handle, Sender, outbox};
 use crate::owner::Owner;
+use crate::queue::{Full, Limits, Queue};
 use crate::ranking::mix;
 use crate::stats::Stats;
 use crate::submission::{CHOICES_MAX, Submission, prepare};
@@ -72,34 +73,6 @@ pub(crate) struct Command {
     pub(crate) outbox: Sender,
 }
 
-/// What has been submitted and not yet been admitted; shared by submitters and owner.
-#[derive(Debug, Default)]
-pub(crate) struct Queue {
-    requests: AtomicUsize,
-    tokens: AtomicUsize,
-}
-
-impl Queue {
-    /// Takes places for a prompt, or says which limit is in the way.
-    fn enter(&self, prompt_tokens: usize, config: &Config) -> Result<(), &'static str> {
-        if self.requests.fetch_add(1, Ordering::AcqRel) >= config.queue_requests {
-            self.requests.fetch_sub(1, Ordering::AcqRel);
-            return Err("requests");
-        }
-        let before = self.tokens.fetch_add(prompt_tokens, Ordering::AcqRel);
-        if before > 0 && before + prompt_tokens > config.queue_tokens {
-            self.leave(prompt_tokens);
-            return Err("tokens");
-        }
-        Ok(())
-    }
-
-    pub(crate) fn leave(&self, prompt_tokens: usize) {
-        self.requests.fetch_sub(1, Ordering::AcqRel);
-        self.tokens.fetch_sub(prompt_tokens, Ordering::AcqRel);
-    }
-}
-
 /// What the owner gets from its making, beside the model.
 pub(crate) struct Inbox {
     pub(crate) commands: Receiver<Box<Command>>,
@@ -117,6 +90,20 @@ struct Shared {
     queue: Arc<Queue>,
     stats: Arc<Stats>,
     seeds: AtomicU64,
+}
+
+impl Shared {
+    /// OA-205: at once, with the time after which it is worth asking again.
+    fn refused(&self, full: Full) -> Refusal {
+        match full {
+            Full::Requests => self.stats.rejected_queue.add(1),
+            Full::Tokens => self.stats.rejected_tokens.add(1),
+        }
+        let what = full.name();
+        let message = format!("too many {what} wait for this model: try again later");
+        let refusal = Refusal::new(Code::Overloaded, "ENGINE_BUSY", message);
+        refusal.after(self.queue.retry_after())
+    }
 }
 
 /// An engine. Clones are the same engine; when the last one is dropped, its thread ends what runs and is joined.
@@ -222,14 +209,12 @@ impl Engine {
         let seed = || mix(shared.seeds.fetch_add(1, Ordering::Relaxed));
         let submission = prepare(request, &shared.info, &*shared.vocabulary, seed)?;
         let prompt_tokens = submission.prompt.len();
-        if let Err(limit) = shared.queue.enter(prompt_tokens, &shared.config) {
-            let rejected = match limit {
-                "tokens" => &shared.stats.rejected_tokens,
-                _ => &shared.stats.rejected_queue,
-            };
-            rejected.add(1);
-            let message = format!("too many {limit} wait for this model: try again later");
-            return Err(Refusal::new(Code::Overloaded, "ENGINE_BUSY", message));
+        let limits = Limits {
+            requests: shared.config.queue_requests,
+            tokens: shared.config.queue_tokens,
+        };
+        if let Err(full) = shared.queue.enter(prompt_tokens, limits) {
+            return Err(shared.refused(full));
         }
         // Only a steerer can make more choices than were asked for.
         let choices = if steered {
@@ -279,11 +264,16 @@ impl Engine {
     }
 
     /// How long the thread has been in its present step; zero while it is idle or stepped by hand (OA-901's watchdog).
+    /// For ever if the model is lost, or the thread has ended although nobody told it to (OA-913).
     #[must_use]
     pub fn stalled_for(&self) -> Duration {
         let Some(thread) = &self.thread else {
             return Duration::ZERO;
         };
+        let ended = thread.join.as_ref().is_none_or(JoinHandle::is_finished);
+        if ended || self.shared.stats.dead.get() == 1 {
+            return Duration::MAX;
+        }
         if self.shared.stats.idle.get() == 1 {
             return Duration::ZERO;
         }

@@ -17,6 +17,7 @@ pub mod model;
 mod outbox;
 mod owner;
 mod prefix_cache;
+mod queue;
 pub mod ranking;
 mod sampling;
 mod scheduler;

@@ -138,6 +138,8 @@ pub struct Stats {
     pub idle: Gauge,
     /// Milliseconds since the engine's start at which the last step began.
     pub last_step_ms: Gauge,
+    /// 1 once the model is lost: every request fails from then on.
+    pub dead: Gauge,
 
     pub steps: Counter,
     pub prompt_tokens: Counter,
@@ -159,6 +161,8 @@ pub struct Stats {
     pub rejected_queue: Counter,
     /// Requests refused because too many prompt tokens wait. Written by submitters.
     pub rejected_tokens: Counter,
+    /// Panics of the model and of steerers, each of which ended a request.
+    pub panics: Counter,
 
     pub first_token_seconds: Histogram,
     pub inter_token_seconds: Histogram,
@@ -166,6 +170,10 @@ pub struct Stats {
     pub queue_seconds: Histogram,
     pub prefill_seconds: Histogram,
     pub decode_seconds: Histogram,
+    /// From a place in the batch to the end.
+    pub inference_seconds: Histogram,
+    /// Of each request, the mean time between the tokens of a choice.
+    pub output_token_seconds: Histogram,
     pub request_prompt_tokens: Histogram,
     pub request_generation_tokens: Histogram,
     pub request_n: Histogram,
@@ -187,6 +195,7 @@ impl Default for Stats {
             cells_total: Gauge::default(),
             idle: Gauge::default(),
             last_step_ms: Gauge::default(),
+            dead: Gauge::default(),
             steps: Counter::default(),
             prompt_tokens: Counter::default(),
             generation_tokens: Counter::default(),
@@ -199,12 +208,15 @@ impl Default for Stats {
             cancelled_timeout: Counter::default(),
             rejected_queue: Counter::default(),
             rejected_tokens: Counter::default(),
+            panics: Counter::default(),
             first_token_seconds: Histogram::new(FIRST_TOKEN),
             inter_token_seconds: Histogram::new(INTER_TOKEN),
             request_seconds: Histogram::new(REQUEST),
             queue_seconds: Histogram::new(REQUEST),
             prefill_seconds: Histogram::new(REQUEST),
             decode_seconds: Histogram::new(REQUEST),
+            inference_seconds: Histogram::new(REQUEST),
+            output_token_seconds: Histogram::new(INTER_TOKEN),
             request_prompt_tokens: Histogram::new(TOKENS),
             request_generation_tokens: Histogram::new(TOKENS),
             request_n: Histogram::new(COUNT),
@@ -219,6 +231,24 @@ impl Default for Stats {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The bounds as OA-802 lists them.
+    #[test]
+    fn oa_802_the_buckets_are_those_that_dashboards_expect() {
+        let bounds = |text: &str| -> Vec<f64> {
+            text.split(' ')
+                .map(|bound| bound.parse().unwrap())
+                .collect()
+        };
+        let stats = Stats::default();
+        let first =
+            ".001 .005 .01 .02 .04 .06 .08 .1 .25 .5 .75 1 2.5 5 7.5 10 20 40 80 160 640 2560";
+        let inter = ".0005 .001 .0025 .005 .01 .025 .05 .075 .1 .15 .2 .3 .4 .5 .75 1 2.5 5 7.5 10 20 40 80";
+        assert_eq!(stats.first_token_seconds.bounds(), bounds(first));
+        for histogram in [&stats.inter_token_seconds, &stats.output_token_seconds] {
+            assert_eq!(histogram.bounds(), bounds(inter));
+        }
+    }
 
     #[test]
     fn an_observation_falls_into_the_bucket_whose_bound_it_does_not_exceed() {

@@ -82,22 +82,15 @@ impl From<TemplateError> for Fault {
             TemplateError::Rejected(why) if why.to_ascii_lowercase().contains("role") => "BAD_ROLE",
             _ => "chat_template_error",
         };
-        Self {
-            code: Code::InvalidRequest,
-            reason,
-            message: error.to_string(),
-        }
+        Self::new(Code::InvalidRequest, reason, error.to_string())
     }
 }
 
 /// The fault of a model that has no template.
 #[must_use]
 pub fn no_template() -> Fault {
-    Fault {
-        code: Code::FailedPrecondition,
-        reason: "NO_TEMPLATE",
-        message: "this model has no chat template: send raw text instead of messages".to_owned(),
-    }
+    let message = "this model has no chat template: send raw text instead of messages";
+    Fault::new(Code::FailedPrecondition, "NO_TEMPLATE", message)
 }
 
 /// A compiled chat template; shared, renders from any thread.

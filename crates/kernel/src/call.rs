@@ -21,6 +21,7 @@ use crate::name::{Mime, Name, Port};
 use crate::node::Node;
 use crate::payer::Payer;
 use crate::spec::{Input, Spec};
+use crate::witness::Witness;
 use crate::{Chunks, Result};
 
 pub use tokio::time::Instant;
@@ -217,6 +218,8 @@ pub struct Call {
     pub context: Arc<Context>,
     /// Who pays for the tokens, if anybody counts them. Calls made within this one are charged by their own layers.
     pub payer: Option<Arc<dyn Payer>>,
+    /// Who is told what a model is asked, if anybody traces it.
+    pub witness: Option<Arc<dyn Witness>>,
     pub(crate) spec: Arc<Spec>,
     pub(crate) depth: u32,
 }

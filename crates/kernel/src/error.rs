@@ -147,6 +147,8 @@ pub enum Error {
         reason: &'static str,
         /// For people; safe for strangers.
         message: String,
+        /// When it is worth asking again, where that is known.
+        retry_after: Option<Duration>,
     },
     /// A function panicked (KE-139). What it said is in the log.
     #[error("{function} failed unexpectedly")]
@@ -267,9 +269,9 @@ impl Error {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Fault { code, .. } if code.retry() == Retry::Later => {
-                Some(Duration::from_secs(1))
-            }
+            Self::Fault {
+                code, retry_after, ..
+            } if code.retry() == Retry::Later => retry_after.or(Some(Duration::from_secs(1))),
             Self::Remote { retry_after, .. }
             | Self::Unavailable { retry_after, .. }
             | Self::RateLimited { retry_after, .. } => *retry_after,
@@ -296,6 +298,7 @@ impl From<api::Fault> for Error {
             code: fault.code,
             reason: fault.reason,
             message: fault.message,
+            retry_after: fault.retry_after,
         }
     }
 }

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::Result;
@@ -36,6 +37,8 @@ pub struct Kernel {
 #[derive(Default)]
 struct Registry {
     parent: Option<Arc<Self>>,
+    /// Functions that panicked, those of every scope together (OA-913).
+    panics: Arc<AtomicU64>,
     // Held only to look up or to change, never while anything runs.
     tables: RwLock<Tables>,
 }
@@ -179,10 +182,21 @@ impl Kernel {
         Self {
             registry: Arc::new(Registry {
                 parent: Some(self.registry.clone()),
+                panics: self.registry.panics.clone(),
                 tables: RwLock::default(),
             }),
             caller: self.caller.clone(),
         }
+    }
+
+    /// How many functions have panicked so far, those of every scope together; each ended its run alone (KE-139).
+    #[must_use]
+    pub fn panics(&self) -> u64 {
+        self.registry.panics.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn panic_count(&self) -> Arc<AtomicU64> {
+        self.registry.panics.clone()
     }
 
     /// Runs a function and reads it as `T`. Nothing happens before the first poll (KE-141).

@@ -55,6 +55,7 @@ mod probe;
 mod run;
 pub mod session;
 mod spec;
+mod witness;
 
 pub use self::args::{Args, IntoArgs};
 pub use self::call::{Call, CallId, Context, Inputs, Instant, Ports, Want};
@@ -75,6 +76,7 @@ pub use self::node::{Keep, Node, NodeWriter};
 pub use self::payer::Payer;
 pub use self::run::{Folding, Run, Settled};
 pub use self::spec::{Effect, InnerType, Input, Output, Spec};
+pub use self::witness::Witness;
 
 /// A result whose error is the kernel's.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -95,8 +95,12 @@ async fn begin(call: Call, engine: Engine) -> Result<Answer> {
         tools: markup && has_tools,
         began,
         payer: call.payer.clone(),
+        witness: call.witness.clone(),
     };
     let request = request(&call, config, prompt);
+    if let Some(witness) = &call.witness {
+        witness.asked(&request);
+    }
     let handle = engine.submit(request)?;
     if let Some(payer) = &call.payer {
         // A refusal drops the handle, and with it the request.

@@ -107,6 +107,7 @@ impl Allowance {
                 code: sapwood_proto::code::Code::PermissionDenied,
                 reason: "insufficient_scope",
                 message: format!("this key may not call the model {model:?}"),
+                retry_after: None,
             });
         }
         let mut state = self.lock();

@@ -94,14 +94,7 @@ impl Model for Embedded {
             Ok(()) => return Ok(()),
             Err(failure) => failure,
         };
-        let failed = |message: &str| {
-            let (code, message) = (Code::Internal, message.to_owned());
-            Err(Stop::Failed(Fault {
-                code,
-                reason: "",
-                message,
-            }))
-        };
+        let failed = |message: &str| Err(Stop::Failed(Fault::new(Code::Internal, "", message)));
         match failure {
             llama::Failure::Full => Err(Stop::Full),
             llama::Failure::Aborted if self.info.truncates => Err(Stop::Aborted),
@@ -121,11 +114,7 @@ impl Model for Embedded {
     fn row(&mut self, index: usize, _: Time) -> Row<'_> {
         match self.context.row(index) {
             Some(logits) => Row::Logits(logits),
-            None => Row::Failed(Fault {
-                code: Code::Internal,
-                reason: "",
-                message: "the model gave no row".to_owned(),
-            }),
+            None => Row::Failed(Fault::new(Code::Internal, "", "the model gave no row")),
         }
     }
 }

@@ -153,11 +153,9 @@ impl Owner {
                 Wish::GoOn if queue_deadline.is_some_and(|deadline| deadline <= now) => {
                     self.inbox.stats.cancelled_timeout.add(1);
                     let message = "the request waited too long for a place: try again later";
-                    self.fault(
-                        index,
-                        Fault::new(Code::Unavailable, "queue_timeout", message),
-                        true,
-                    );
+                    let fault = Fault::new(Code::Unavailable, "queue_timeout", message)
+                        .after(self.inbox.queue.retry_after());
+                    self.fault(index, fault, true);
                 }
                 Wish::GoOn => {
                     let earliest = job.deadline.into_iter().chain(queue_deadline).min();
@@ -211,6 +209,8 @@ impl Owner {
             if job.started.is_none() {
                 job.started = Some(now);
                 self.inbox.queue.leave(job.prompt.len());
+                self.pace.departed(job.arrived, now);
+                self.inbox.queue.tell(&self.pace);
                 self.inbox
                     .stats
                     .queue_seconds

@@ -2,7 +2,9 @@
 //!
 //! Owns: finish, fault, cancel, preemption. Refuses to know: when; the other halves of the step decide that.
 
-use super::Owner;
+use std::time::Duration;
+
+use super::{Owner, steering};
 use crate::api::{Event, Fault, Finish, Kind, Reason, Tokens, Usage};
 use crate::scheduler::Key;
 
@@ -68,6 +70,9 @@ impl Owner {
             self.leave(key, sound);
         }
         self.inbox.stats.failed.add(1);
+        if fault.message == steering::PANICKED {
+            self.inbox.stats.panics.add(1);
+        }
         self.emit(job, 0, Kind::Fault(fault));
         self.close(job);
     }
@@ -93,6 +98,11 @@ impl Owner {
             completion_tokens: request.completion_tokens,
             cached_tokens: request.cached_tokens,
             seed: request.terms.seed,
+            queued: request.started.unwrap_or(self.now).since(request.arrived),
+            prefill: match (request.started, request.first_token) {
+                (Some(started), Some(first)) => first.since(started),
+                _ => Duration::ZERO,
+            },
         };
         self.inbox
             .stats
@@ -108,6 +118,26 @@ impl Owner {
         request.ended = true;
         if request.started.is_none() {
             self.inbox.queue.leave(request.prompt.len());
+        }
+        self.observe_end(job);
+    }
+
+    /// How long its life and the parts of it were.
+    fn observe_end(&self, job: usize) {
+        let (job, now, stats) = (&self.jobs[job], self.now, &self.inbox.stats);
+        stats.request_seconds.observe_span(now.since(job.arrived));
+        if let Some(started) = job.started {
+            stats.inference_seconds.observe_span(now.since(started));
+        }
+        let Some(first) = job.first_token else { return };
+        let decode = now.since(first);
+        stats.decode_seconds.observe_span(decode);
+        // The first token of each choice is the prompt's.
+        let choices = job.next_choice;
+        let gaps = job.completion_tokens.saturating_sub(choices);
+        if gaps > 0 {
+            let mean = decode.as_secs_f64() * f64::from(choices) / f64::from(gaps);
+            stats.output_token_seconds.observe(mean);
         }
     }
 

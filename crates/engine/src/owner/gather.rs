@@ -92,6 +92,7 @@ impl Owner {
             Ok(Row::End(reason)) => return Outcome::Finish(reason),
             Ok(Row::Failed(fault)) => return Outcome::Fault(fault),
             Err(_panic) => {
+                self.inbox.stats.panics.add(1);
                 let message = "the model failed on this request";
                 return Outcome::Fault(Fault::new(Code::Internal, "model_panic", message));
             }

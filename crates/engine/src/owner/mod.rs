@@ -34,6 +34,7 @@ use crate::api::{Event, Fault, ModelInfo, SharedVocabulary};
 use crate::engine::{Config, Engine, Inbox};
 use crate::model::{Entry, Model};
 use crate::prefix_cache::PrefixCache;
+use crate::queue::Pace;
 use crate::sampling::Sampler;
 use crate::scheduler::{Key, Scheduler, Share, Work};
 use sequence::{Job, Sequence};
@@ -56,11 +57,15 @@ pub struct Owner {
     scheduler: Scheduler,
     cache: PrefixCache,
     sampler: Sampler,
+    /// How fast requests leave the queue.
+    pace: Pace,
     /// The earliest deadline of any job.
     next_deadline: Option<Time>,
     /// The model is lost; why.
     dead: Option<Fault>,
     numbers: SequenceId,
+    /// The time of this step, as far as it has come.
+    now: Time,
     report: StepReport,
     /// Events of this step, in order, with their jobs.
     outgoing: Vec<(usize, Event)>,
@@ -111,9 +116,11 @@ impl Owner {
             jobs: Slab::new(),
             sequences: Slab::new(),
             sampler: Sampler::default(),
+            pace: Pace::default(),
             next_deadline: None,
             dead: None,
             numbers: 0,
+            now: Time::ZERO,
             report: StepReport::default(),
             outgoing: Vec::new(),
             clock: None,
@@ -128,6 +135,7 @@ impl Owner {
             step,
             ..StepReport::default()
         };
+        self.now = now;
         self.receive(now);
         self.heed(now);
         self.park_and_rouse(now);
@@ -137,8 +145,8 @@ impl Owner {
             self.admit(now);
         }
         let computed = self.pass(now);
-        let after = self.clock.as_ref().map_or(now, |clock| clock());
-        self.gather(after);
+        self.now = self.clock.as_ref().map_or(now, |clock| clock());
+        self.gather(self.now);
         self.publish();
         self.report.wake_at = self.wake_at(now);
         self.count(now, computed);

@@ -48,6 +48,7 @@ impl Owner {
                     return 0;
                 }
                 Err(_panic) => {
+                    self.inbox.stats.panics.add(1);
                     let message = "the model failed in this step";
                     self.fail_batch(&Fault::new(Code::Internal, "model_panic", message));
                     return 0;
@@ -195,6 +196,7 @@ impl Owner {
         for job in jobs {
             self.fault(job, fault.clone(), false);
         }
+        self.inbox.stats.dead.set(1);
         self.dead = Some(fault);
     }
 }

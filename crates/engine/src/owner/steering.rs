@@ -52,6 +52,9 @@ pub(super) fn fault(failure: Failure) -> Fault {
     Fault::new(Code::ControllerFailed, failure.reason, failure.message)
 }
 
+/// What a steerer's panic says, by which it is told from a failure that the steerer reports.
+pub(super) const PANICKED: &str = "the controller panicked";
+
 fn bad_result(message: impl Into<String>) -> Failure {
     Failure {
         reason: "bad-result",
@@ -63,7 +66,7 @@ fn bad_result(message: impl Into<String>) -> Failure {
 fn fenced<T>(call: impl FnOnce() -> Steered<T>) -> Steered<T> {
     let trap = || Failure {
         reason: "trap",
-        message: "the controller panicked".to_owned(),
+        message: PANICKED.to_owned(),
     };
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_panic| Err(trap()))
 }

@@ -152,15 +152,13 @@ fn ke_141_nothing_happens_before_the_first_poll() {
     let spec = Spec::new("f", "").inputs([Input::new("a")]);
     kernel
         .add(raw(spec, move |call| {
-            made.polls.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            made.polls.fetch_add(1, Ordering::SeqCst);
             call.read("a").unwrap()
         }))
         .unwrap();
     let layered = calls.clone();
     kernel.layer(move |call: Call, next: Next| -> Chunks {
-        layered
-            .given
-            .fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        layered.given.fetch_add(1, Ordering::SeqCst);
         next.call(call)
     });
     let runs: Vec<Run> = (0..1000)
@@ -366,9 +364,7 @@ fn costly(count: &Arc<Count>) -> Fun {
     raw(spec, move |call| {
         let mut chunks = texts(["a"]);
         if call.want.ports.has("costly") {
-            count
-                .polls
-                .fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            count.polls.fetch_add(1, Ordering::SeqCst);
             chunks.push(Chunk::text("c").on("costly"));
         }
         futures::stream::iter(chunks.into_iter().map(Ok)).boxed()

@@ -28,6 +28,7 @@ use crate::limits;
 use crate::meta::{Meta, Reason, Usage};
 use crate::name::{Mime, Name, Port};
 use crate::payer::Payer;
+use crate::witness::Witness;
 
 /// What is known when the request is submitted.
 pub(super) struct Asked {
@@ -41,6 +42,7 @@ pub(super) struct Asked {
     pub(super) tools: bool,
     pub(super) began: Instant,
     pub(super) payer: Option<Arc<dyn Payer>>,
+    pub(super) witness: Option<Arc<dyn Witness>>,
 }
 
 /// The chunks of one request.
@@ -270,6 +272,9 @@ impl Answer {
 
     /// Everything has been generated: metadata for the port that has it, and for the run.
     fn end(&mut self, usage: api::Usage) {
+        if let Some(witness) = &self.asked.witness {
+            witness.took(&usage);
+        }
         if self.wants.meta {
             let document = self.meta_document(&usage);
             let data = Bytes::from(document.to_string());

@@ -11,6 +11,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -80,6 +81,8 @@ pub(super) struct Flow {
     sleep: Option<Pin<Box<Sleep>>>,
     listening: Option<Cancelled>,
     ready: u32,
+    /// Where panics are counted; none for a node, which nobody registered.
+    panics: Option<Arc<AtomicU64>>,
 }
 
 impl Flow {
@@ -107,6 +110,7 @@ impl Flow {
             sleep: None,
             listening: None,
             ready: 0,
+            panics: None,
         }
     }
 
@@ -246,6 +250,7 @@ impl Flow {
             }
         }
         self.port = setup.port;
+        self.panics = Some(setup.kernel.panic_count());
         let call = Call {
             id: self.id,
             parent: caller.map(|caller| caller.id),
@@ -256,6 +261,7 @@ impl Flow {
             cancel: self.cancel.clone(),
             context,
             payer: None,
+            witness: None,
             spec: setup.spec,
             depth: setup.depth,
         };
@@ -321,6 +327,9 @@ impl Flow {
 
     fn panic_error(&self, payload: &(dyn std::any::Any + Send)) -> Error {
         let panic = panic_text(payload);
+        if let Some(count) = &self.panics {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
         tracing::error!(function = %self.name, call = %self.id, panic, "a function panicked");
         Error::Panicked {
             function: self.name.clone(),

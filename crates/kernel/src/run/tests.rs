@@ -694,6 +694,7 @@ fn ke_504_three_of_a_million_make_three() {
     assert_eq!(count.given(), 3);
 }
 
+/// OA-913.
 #[test]
 fn ke_139_a_panic_ends_one_run_and_says_nothing() {
     let kernel = Kernel::new();
@@ -709,6 +710,7 @@ fn ke_139_a_panic_ends_one_run_and_says_nothing() {
         assert!(matches!(&error, Error::Panicked { function } if *function == *name));
         assert!(!format!("{error} {error:?}").contains("secret"));
     }
+    assert_eq!((kernel.panics(), kernel.scope().panics()), (2, 2));
     kernel.layer(|_: Call, _: Next| -> Chunks { panic!("secret") });
     assert!(matches!(
         whole(kernel.run::<String>("at_call", ())),

@@ -174,6 +174,42 @@ fn a_script_that_panics_ends_its_request_only() {
 }
 
 #[test]
+fn oa_913_a_panic_of_the_model_is_counted_and_a_lost_model_is_known_to_be_lost() {
+    for (trouble, panics, dead) in [
+        (Trouble::PanicInPass, 1, 0),
+        (Trouble::PanicInRow, 1, 0),
+        (Trouble::Failed, 0, 0),
+        (Trouble::Dead, 0, 1),
+    ] {
+        let (model, switch) = faulty(false);
+        let mut bench = Bench::over(Box::new(model), Config::default());
+        let handle = bench.submit(say("first"));
+        bench.step();
+        *switch.lock().unwrap() = trouble;
+        bench.step();
+        let stats = bench.engine.stats();
+        assert_eq!(
+            (stats.panics.get(), stats.dead.get()),
+            (panics, dead),
+            "{trouble:?}"
+        );
+        drop(handle);
+    }
+}
+
+/// OA-901, OA-913: whatever ended the thread, the watchdog sees that it is gone.
+#[test]
+fn oa_913_an_engine_whose_model_or_thread_is_lost_counts_as_stuck_for_ever() {
+    let (model, switch) = faulty(true);
+    *switch.lock().unwrap() = Trouble::Dead;
+    let engine = Engine::spawn(Box::new(model), Config::default()).unwrap();
+    assert_eq!(engine.stalled_for(), std::time::Duration::ZERO);
+    let handle = engine.submit(say("x")).unwrap();
+    assert_eq!(futures::executor::block_on_stream(handle).count(), 1);
+    assert_eq!(engine.stalled_for(), std::time::Duration::MAX);
+}
+
+#[test]
 fn a_lost_owner_tells_every_reader_and_refuses_what_comes() {
     let Bench { owner, engine, .. } = Bench::new(Script::default());
     let mut handle = engine.submit(say("x")).unwrap();

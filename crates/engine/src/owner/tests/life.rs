@@ -1,5 +1,7 @@
 //! A request from submission to its last event.
 
+use std::time::Duration;
+
 use super::harness::{Bench, read, say};
 use crate::api::{Finish, Kind, Reason, Stop, Usage};
 use crate::scripted::{Config as Script, Script as Name};
@@ -23,6 +25,9 @@ fn tr_1104_echo_answers_with_the_prompt_and_ends_with_usage() {
         completion_tokens: 7,
         cached_tokens: 0,
         seed,
+        // It ran from the first step on, and time stands still within one.
+        queued: Duration::ZERO,
+        prefill: Duration::ZERO,
     };
     assert_eq!(answer.usage, Some(usage));
 }

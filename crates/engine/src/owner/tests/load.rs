@@ -153,6 +153,7 @@ fn a_slow_reader_parks_alone_and_loses_nothing() {
     assert_eq!(answer.text(), { alone }.answer(say("slow")).text());
 }
 
+/// OA-910: `queue_timeout`. OA-911.
 #[test]
 fn time_ends_requests_that_run_and_requests_that_wait() {
     let script = Script {
@@ -212,6 +213,7 @@ fn a_stop_keeps_what_there_is() {
     assert!(answer.usage.is_some());
 }
 
+/// OA-910: what waits is bounded by requests and by tokens of prompts, and who is refused learns when to come back.
 #[test]
 fn ev_609_a_full_queue_refuses_and_has_room_again() {
     let script = Script {
@@ -232,6 +234,7 @@ fn ev_609_a_full_queue_refuses_and_has_room_again() {
         (refusal.reason, refusal.code.name()),
         ("ENGINE_BUSY", "overloaded")
     );
+    assert_eq!(refusal.retry_after, Some(Duration::from_secs(1)));
     bench.step();
     let long = bench.engine.submit(say(&"~".repeat(100))).unwrap_err();
     assert_eq!(
@@ -246,6 +249,67 @@ fn ev_609_a_full_queue_refuses_and_has_room_again() {
         (stats.rejected_queue.get(), stats.rejected_tokens.get()),
         (1, 1)
     );
+}
+
+#[test]
+fn oa_910_a_queued_request_whose_reader_left_is_removed_before_its_turn() {
+    let script = Script {
+        script: Name::Tokens,
+        parallel: 1,
+        ..Script::default()
+    };
+    let mut bench = Bench::new(script);
+    let _runs = bench.submit(say("a"));
+    let (left, stays) = (bench.submit(say("b")), bench.submit(say("c")));
+    bench.step();
+    let stats = std::sync::Arc::clone(bench.engine.stats());
+    assert_eq!(stats.requests_waiting.get(), 2);
+    drop(left);
+    let report = bench.step();
+    assert_eq!(
+        (report.cancelled.len(), stats.requests_waiting.get()),
+        (1, 1)
+    );
+    drop(stays);
+    bench.step();
+    assert_eq!(
+        (stats.requests_waiting.get(), stats.requests_running.get()),
+        (0, 1)
+    );
+}
+
+/// Each part of a request's life is observed once, and the parts add up.
+#[test]
+fn oa_801_the_life_of_a_request_is_observed_in_its_parts() {
+    let script = Script {
+        script: Name::Tokens,
+        count: 5,
+        tokens_per_s: 10.0,
+        parallel: 1,
+        ..Script::default()
+    };
+    let mut bench = Bench::new(script);
+    let (first, second) = (bench.submit(say("a")), bench.submit(say("b")));
+    bench.settle();
+    let stats = bench.engine.stats();
+    let parts = [
+        &stats.queue_seconds,
+        &stats.prefill_seconds,
+        &stats.decode_seconds,
+        &stats.inference_seconds,
+        &stats.request_seconds,
+        &stats.output_token_seconds,
+    ];
+    for part in parts {
+        assert_eq!(part.counts().sum::<u64>(), 2);
+    }
+    let [queue, prefill, decode, inference, request, mean] = parts.map(|part| part.sum());
+    assert!((prefill + decode - inference).abs() < 1e-5);
+    assert!((queue + inference - request).abs() < 1e-5);
+    assert!(queue > 0.4 && decode > 0.8, "{queue} {decode}");
+    // Four gaps of a tenth of a second in each of two answers, and an end.
+    assert!((0.2..0.25).contains(&mean), "{mean}");
+    drop((first, second));
 }
 
 /// Seeded randomness of the simulation.

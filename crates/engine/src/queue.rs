@@ -1,0 +1,196 @@
+//! What waits before an engine: places for requests and for their prompt tokens, and how fast they come free (OA-910).
+//!
+//! Owns: [`Queue`], which submitters and owner share without a lock, and the estimate of when to ask again. Refuses to
+//! know: requests, and in which order they are taken.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use sapwood_proto::time::Time;
+
+/// How much may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    pub(crate) requests: usize,
+    pub(crate) tokens: usize,
+}
+
+/// The limit that is in the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    Requests,
+    Tokens,
+}
+
+impl Full {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Requests => "requests",
+            Self::Tokens => "prompt tokens",
+        }
+    }
+}
+
+/// What has been submitted and not yet been admitted.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    requests: AtomicUsize,
+    tokens: AtomicUsize,
+    /// Microseconds from one departure to the next, smoothed; 0: none was seen. Written by the owner alone.
+    pace_us: AtomicU64,
+}
+
+impl Queue {
+    /// Takes places for a prompt. One that finds the queue empty is always taken.
+    pub(crate) fn enter(&self, prompt_tokens: usize, limits: Limits) -> Result<(), Full> {
+        if self.requests.fetch_add(1, Ordering::AcqRel) >= limits.requests {
+            self.requests.fetch_sub(1, Ordering::AcqRel);
+            return Err(Full::Requests);
+        }
+        let before = self.tokens.fetch_add(prompt_tokens, Ordering::AcqRel);
+        if before > 0 && before + prompt_tokens > limits.tokens {
+            self.leave(prompt_tokens);
+            return Err(Full::Tokens);
+        }
+        Ok(())
+    }
+
+    /// Gives the places back.
+    pub(crate) fn leave(&self, prompt_tokens: usize) {
+        self.requests.fetch_sub(1, Ordering::AcqRel);
+        self.tokens.fetch_sub(prompt_tokens, Ordering::AcqRel);
+    }
+
+    /// When somebody who finds it full should ask again.
+    pub(crate) fn retry_after(&self) -> Duration {
+        let pace = match self.pace_us.load(Ordering::Relaxed) {
+            0 => None,
+            pace => Some(Duration::from_micros(pace)),
+        };
+        retry_after(self.requests.load(Ordering::Acquire), pace)
+    }
+
+    /// The owner's end: what it has seen so far.
+    pub(crate) fn tell(&self, pace: &Pace) {
+        let micros = pace.smoothed.map_or(0, |pace| {
+            u64::try_from(pace.as_micros()).unwrap_or(u64::MAX).max(1)
+        });
+        self.pace_us.store(micros, Ordering::Relaxed);
+    }
+}
+
+/// How long it takes from one departure to the next while somebody waits.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    last: Option<Time>,
+    smoothed: Option<Duration>,
+}
+
+impl Pace {
+    /// A request that arrived at `arrived` is taken at `now`. An empty queue's rest is not counted: nobody waited then.
+    pub(crate) fn departed(&mut self, arrived: Time, now: Time) {
+        let since = self.last.map_or(arrived, |last| last.max(arrived));
+        self.last = Some(now);
+        let gap = now.since(since);
+        // An eighth of each new gap: a handful of departures outweighs what was, one does not.
+        self.smoothed = Some(match self.smoothed {
+            Some(before) => (before * 7 + gap) / 8,
+            None => gap,
+        });
+    }
+}
+
+/// Half of what waits has to go first, so that those who come back find room for more than one of them. Whole seconds,
+/// 1 to 60 (OA-202); a second where nothing was seen yet.
+fn retry_after(waiting: usize, pace: Option<Duration>) -> Duration {
+    let Some(pace) = pace else { return LEAST };
+    let half = u32::try_from(waiting.div_ceil(2)).unwrap_or(u32::MAX);
+    let wait = pace.saturating_mul(half).clamp(LEAST, MOST);
+    Duration::from_secs(wait.as_secs() + u64::from(wait.subsec_nanos() > 0))
+}
+
+const LEAST: Duration = Duration::from_secs(1);
+const MOST: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oa_910_the_time_to_come_back_follows_from_the_queue_and_its_pace() {
+        let milliseconds = |pace| Some(Duration::from_millis(pace));
+        for (waiting, pace, seconds) in [
+            (0, None, 1),
+            (1_024, None, 1),
+            (1_024, milliseconds(1), 1),
+            (10, milliseconds(500), 3),
+            (1_024, milliseconds(20), 11),
+            (1_024, milliseconds(1_000), 60),
+            (usize::MAX, milliseconds(u64::MAX), 60),
+        ] {
+            let expect = Duration::from_secs(seconds);
+            assert_eq!(retry_after(waiting, pace), expect, "{waiting} {pace:?}");
+        }
+    }
+
+    #[test]
+    fn oa_910_the_pace_is_what_those_who_wait_see() {
+        let queue = Queue::default();
+        let mut pace = Pace::default();
+        assert_eq!(queue.retry_after(), LEAST);
+        // Ten wait from the beginning, and one goes every four seconds.
+        for departure in 1..=10 {
+            pace.departed(Time::ZERO, Time::from_millis(4_000 * departure));
+        }
+        assert_eq!(pace.smoothed, Some(Duration::from_secs(4)));
+        // An hour of rest tells nothing about the pace: this one waited four seconds too.
+        let hour = 3_600_000;
+        pace.departed(Time::from_millis(hour), Time::from_millis(hour + 4_000));
+        assert_eq!(pace.smoothed, Some(Duration::from_secs(4)));
+        queue.tell(&pace);
+        let limits = Limits {
+            requests: 6,
+            tokens: 100,
+        };
+        for _ in 0..6 {
+            queue.enter(1, limits).unwrap();
+        }
+        assert_eq!(queue.enter(1, limits), Err(Full::Requests));
+        assert_eq!(queue.retry_after(), Duration::from_secs(12));
+        // A faster engine is believed soon, not at once.
+        for departure in 1..=40 {
+            let at = Time::from_millis(hour + 4_000 + departure);
+            pace.departed(Time::from_millis(hour), at);
+        }
+        queue.tell(&pace);
+        assert_eq!(queue.retry_after(), LEAST);
+    }
+
+    /// OA-910, section 13: `queue_requests` and `queue_tokens` at the limit and one past it.
+    #[test]
+    fn oa_910_requests_and_tokens_are_taken_up_to_their_limits() {
+        let limits = Limits {
+            requests: 3,
+            tokens: 10,
+        };
+        for (waiting, comes, full) in [
+            (&[][..], 11, None),
+            (&[4, 4], 2, None),
+            (&[4, 4], 3, Some(Full::Tokens)),
+            (&[1, 1], 1, None),
+            (&[1, 1, 1], 1, Some(Full::Requests)),
+        ] {
+            let queue = Queue::default();
+            for &tokens in waiting {
+                queue.enter(tokens, limits).unwrap();
+            }
+            assert_eq!(queue.enter(comes, limits).err(), full, "{waiting:?}");
+            if full.is_some() {
+                // What was refused holds nothing.
+                waiting.iter().for_each(|&tokens| queue.leave(tokens));
+                assert_eq!(queue.tokens.load(Ordering::Acquire), 0);
+                assert_eq!(queue.requests.load(Ordering::Acquire), 0);
+            }
+        }
+    }
+}
