@@ -402,7 +402,7 @@ async fn ev_904_sessions_are_counted() {
         server
             .shared
             .metrics
-            .render()
+            .render(sapwood_server::metrics::Format::Text)
             .contains("sapwood_evergreen_bytes_total{direction=\"in\"} 5")
     );
 }

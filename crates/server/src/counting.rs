@@ -8,16 +8,17 @@ use std::task::{Context, Poll, ready};
 
 use futures::Stream;
 use prometheus::IntCounterVec;
-use sapwood_kernel::{Call, Chunk, Chunks, Layer, Name, Next, Result, Usage};
+use sapwood_kernel::{Call, Chunk, Chunks, Error, Layer, Name, Next, Result, Usage};
 use tokio::time::Instant;
 
 use crate::metrics::{Face, Metrics};
 use crate::trail::Trail;
 
-/// A layer for the kernel of one face.
+/// A layer for the kernel of one face. It belongs around every other one, so that it sees what they refuse.
 #[derive(Clone, Debug)]
 pub struct Counting {
     requests: IntCounterVec,
+    rejected: IntCounterVec,
     face: Face,
 }
 
@@ -27,6 +28,7 @@ impl Counting {
     pub fn new(metrics: &Metrics, face: Face) -> Self {
         Self {
             requests: metrics.requests.clone(),
+            rejected: metrics.rejected.clone(),
             face,
         }
     }
@@ -68,7 +70,14 @@ impl Stream for Counted {
         let item = ready!(self.chunks.as_mut().poll_next(cx));
         match &item {
             Some(Ok(chunk)) => self.end.see(chunk),
-            Some(Err(error)) => self.end.code = error.code().name(),
+            Some(Err(error)) => {
+                self.end.code = error.code().name();
+                // What an upstream says of its own limits is another error.
+                if matches!(error, Error::RateLimited { .. }) {
+                    let rejected = &self.end.counting.rejected;
+                    rejected.with_label_values(&["key"]).inc();
+                }
+            }
             None if self.end.code == "cancelled" => self.end.code = "ok",
             None => {}
         }
@@ -133,7 +142,7 @@ impl Drop for End {
 #[cfg(test)]
 mod tests {
     use futures::{StreamExt, stream};
-    use sapwood_kernel::{Error, Kernel, Mime, Output, Port, Spec, raw};
+    use sapwood_kernel::{Kernel, Mime, Output, Port, Spec, raw};
 
     use super::*;
 
@@ -161,7 +170,15 @@ mod tests {
         kernel
             .add(model("hangs", || vec![Ok(Chunk::text("a"))]))
             .unwrap();
+        let refused = || {
+            let why = "this key has used what it may".into();
+            let retry_after = None;
+            vec![Err(Error::RateLimited { why, retry_after })]
+        };
+        kernel.add(model("refused", refused)).unwrap();
         kernel.layer(Counting::new(&metrics, Face::Evergreen));
+        assert!(kernel.run::<String>("refused", ()).await.is_err());
+        assert_eq!(metrics.rejected.with_label_values(&["key"]).get(), 1);
         assert_eq!(kernel.run::<String>("good", ()).await.unwrap(), "a");
         assert!(kernel.run::<String>("bad", ()).await.is_err());
         drop(kernel.run::<String>("good", ()));

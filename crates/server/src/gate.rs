@@ -89,14 +89,7 @@ impl Gate {
             &self.shared.auth.headers(request),
             request.extensions.get(),
         );
-        let caller = caller.inspect_err(|_| {
-            self.shared.metrics.auth_failures.inc();
-            self.shared
-                .metrics
-                .rejected
-                .with_label_values(&["key"])
-                .inc();
-        })?;
+        let caller = caller.inspect_err(|_| self.shared.metrics.auth_failures.inc())?;
         if self.shared.drain.phase() >= Phase::Refusing && !is_for_operators(path) {
             self.shared
                 .metrics

@@ -4,20 +4,20 @@
 //! what the numbers mean to a face. Labels come from closed sets; rendering takes no lock that an engine needs.
 
 mod engines;
+mod format;
 mod names;
 mod process;
-mod text;
 
 use std::sync::{PoisonError, RwLock};
 
 use prometheus::core::Collector;
-use prometheus::{
-    Encoder, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
-};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use sapwood_engine::Engine;
 use sapwood_engine::stats::Stats;
+use sapwood_kernel::Kernel;
 
-use text::Text;
+pub use format::Format;
+use format::Text;
 
 /// The face through which work came in; a closed set, because it is a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,22 +39,37 @@ impl Face {
     }
 }
 
+/// Whose own numbers are read when they are rendered.
+#[derive(Clone, Default)]
+struct Watched {
+    engines: Vec<Engine>,
+    kernels: Vec<Kernel>,
+}
+
+impl std::fmt::Debug for Watched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watched")
+            .field("engines", &self.engines)
+            .finish_non_exhaustive()
+    }
+}
+
 /// Every number of the server. Clone the field you count with; clones share the number.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    engines: RwLock<Vec<Engine>>,
+    watched: RwLock<Watched>,
     /// TCP connections open now.
     pub connections_open: IntGauge,
     /// 1 from the beginning of a drain.
     pub draining: IntGauge,
     /// Requests without a valid key.
     pub auth_failures: IntCounter,
-    /// Work refused at the door, by `reason`: `queue`, `tokens`, `key`, `drain`.
+    /// Work refused at the door, by `reason`: `queue`, `tokens`, `key` (a key's own limits), `drain`.
     pub rejected: IntCounterVec,
     /// Work that ended early, by `reason`: `client`, `stall`, `timeout`, `drain`, `delete`.
     pub cancelled: IntCounterVec,
-    /// Handlers that panicked.
+    /// Handlers of requests that panicked; functions and models are counted where they run.
     pub panics: IntCounter,
     /// Streams open now, by `face`.
     pub streams_open: IntGaugeVec,
@@ -107,8 +122,8 @@ impl Metrics {
             // Not on the shelf: rendered together with what engines count.
             rejected: IntCounterVec::new(Opts::new(names::REJECTED, "-"), &["reason"])?,
             cancelled: IntCounterVec::new(Opts::new(names::CANCELLED, "-"), &["reason"])?,
-            engines: RwLock::default(),
-            panics: shelf.counter(names::PANICS, "Handlers that panicked.")?,
+            watched: RwLock::default(),
+            panics: IntCounter::new(names::PANICS, "-")?,
             streams_open: shelf.gauges(names::STREAMS_OPEN, "Streams open now.", &["face"])?,
             requests: shelf.counters(
                 names::REQUESTS,
@@ -122,59 +137,54 @@ impl Metrics {
 
     /// Adds an engine, whose own numbers are read when rendered.
     pub fn watch(&self, engine: Engine) {
-        self.engines
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(engine);
+        self.change(|watched| watched.engines.push(engine));
     }
 
-    /// The text format 0.0.4.
+    /// Adds a kernel, whose panics are read when rendered.
+    pub fn watch_kernel(&self, kernel: Kernel) {
+        self.change(|watched| watched.kernels.push(kernel));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Watched)) {
+        change(&mut self.watched.write().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// The text that a scraper reads.
     #[must_use]
-    pub fn render(&self) -> String {
-        let mut text = Vec::new();
-        // Writing into a vector fails only for a family without metrics, which is then left out.
-        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
-        let mut text = Text(String::from_utf8_lossy(&text).into_owned());
-        let engines = self
-            .engines
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        self.write_refused(&engines, &mut text);
-        engines::write(&engines, &mut text);
+    pub fn render(&self, format: Format) -> String {
+        let watched = self.watched.read();
+        let watched = watched.unwrap_or_else(PoisonError::into_inner).clone();
+        let mut text = Text::new(format);
+        text.gathered(&self.registry.gather());
+        self.write_sums(&watched, &mut text);
+        engines::write(&watched.engines, &mut text);
         process::write(&mut text);
-        text.0
+        text.end()
     }
 
-    /// What was refused or cut short, by faces and engines together: each event is counted by one of them.
-    fn write_refused(&self, engines: &[Engine], text: &mut Text) {
-        let sum = |read: fn(&Stats) -> u64| {
-            engines
-                .iter()
-                .map(|engine| read(engine.stats()))
-                .sum::<u64>()
-        };
+    /// What several parts count, each event once: the numbers of the server, its engines and its kernels together.
+    fn write_sums(&self, watched: &Watched, text: &mut Text) {
+        let engines = || watched.engines.iter().map(Engine::stats);
+        let sum = |read: fn(&Stats) -> u64| engines().map(|stats| read(stats)).sum::<u64>();
         text.family(names::REJECTED, "counter", "Work refused at the door.");
-        for (reason, engine) in [
+        for (reason, engines) in [
             ("queue", sum(|stats| stats.rejected_queue.get())),
             ("tokens", sum(|stats| stats.rejected_tokens.get())),
             ("key", 0),
             ("drain", 0),
         ] {
             let door = self.rejected.with_label_values(&[reason]).get();
-            text.sample(names::REJECTED, &[("reason", reason)], door + engine);
+            text.sample(names::REJECTED, &[("reason", reason)], door + engines);
         }
         text.family(names::CANCELLED, "counter", "Work that ended early.");
-        for (reason, engine) in [
-            ("client", sum(|stats| stats.cancelled_client.get())),
-            ("stall", 0),
-            ("timeout", sum(|stats| stats.cancelled_timeout.get())),
-            ("drain", 0),
-            ("delete", 0),
-        ] {
-            let door = self.cancelled.with_label_values(&[reason]).get();
-            text.sample(names::CANCELLED, &[("reason", reason)], door + engine);
+        for reason in ["client", "stall", "timeout", "drain", "delete"] {
+            let count = self.cancelled.with_label_values(&[reason]).get();
+            text.sample(names::CANCELLED, &[("reason", reason)], count);
         }
+        let functions: u64 = watched.kernels.iter().map(Kernel::panics).sum();
+        let panics = self.panics.get() + functions + sum(|stats| stats.panics.get());
+        text.family(names::PANICS, "counter", "What panicked and was caught.");
+        text.sample(names::PANICS, &[], panics);
     }
 }
 
@@ -232,24 +242,4 @@ impl Shelf {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn oa_801_numbers_are_rendered_under_their_own_names() {
-        let metrics = Metrics::new().unwrap();
-        metrics.connections_open.set(3);
-        metrics.rejected.with_label_values(&["drain"]).inc();
-        let text = metrics.render();
-        for line in [
-            "sapwood_connections_open 3",
-            "sapwood_rejected_total{reason=\"drain\"} 1",
-            "sapwood_rejected_total{reason=\"queue\"} 0",
-            "process_open_fds ",
-            "# TYPE sapwood_evergreen_sessions_open gauge",
-            "sapwood_draining 0",
-        ] {
-            assert!(text.contains(line), "{line} is missing in\n{text}");
-        }
-    }
-}
+mod tests;

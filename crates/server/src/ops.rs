@@ -9,12 +9,13 @@ use axum::extract::{RawQuery, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
-use http::{StatusCode, header};
+use http::{HeaderMap, StatusCode, header};
 use sapwood_proto::code::Code;
 use serde_json::json;
 use tower::ServiceExt;
 
 use crate::health::State as PartState;
+use crate::metrics::Format;
 use crate::page::Page;
 use crate::refusal::Refusal;
 use crate::shared::Shared;
@@ -82,9 +83,11 @@ async fn load(State(ops): Ops) -> Response {
     axum::Json(json!({"server_load": ops.drain.open()})).into_response()
 }
 
-async fn metrics(State(ops): Ops) -> Response {
-    let kind = "text/plain; version=0.0.4; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], ops.metrics.render()).into_response()
+async fn metrics(State(ops): Ops, headers: HeaderMap) -> Response {
+    let accept = headers.get(header::ACCEPT);
+    let format = Format::of(accept.and_then(|accept| accept.to_str().ok()));
+    let kind = [(header::CONTENT_TYPE, format.content_type())];
+    (kind, ops.metrics.render(format)).into_response()
 }
 
 /// D-32: a plain GET is for the page.

@@ -105,8 +105,9 @@ impl Serve {
         let shared = builder.shared().clone();
         let kernel = serving::kernel(&config, &planned)?;
         let upstreams = Upstreams::join(&kernel, &config).await?;
-        kernel.layer(Charging);
+        shared.metrics.watch_kernel(kernel.clone());
         kernel.layer(Counting::new(&shared.metrics, metrics::Face::Evergreen));
+        kernel.layer(Charging);
         let face = evergreen::face(
             shared.clone(),
             kernel.clone(),

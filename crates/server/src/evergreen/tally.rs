@@ -6,10 +6,11 @@
 use std::sync::Arc;
 
 use sapwood_kernel::session::Observe;
+use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Reason, Status};
 use sapwood_proto::session::Stats;
 
-use crate::drain::{Drain, Work};
+use crate::drain::{Drain, Phase, Work};
 use crate::metrics::{Face, Metrics};
 
 /// The numbers of one session.
@@ -19,7 +20,8 @@ pub(super) struct Tally {
     retained: i64,
     retained_max: u64,
     actions: i64,
-    over: bool,
+    /// Why actions that are still running when it goes ended early; nothing, if that is a failure of the session's.
+    early: Option<&'static str>,
     drain: Drain,
     /// One for each action that runs: a drain waits for them, not for sessions that are merely open (OA-904).
     work: Vec<Work>,
@@ -35,9 +37,24 @@ impl Tally {
             retained: 0,
             retained_max,
             actions: 0,
-            over: false,
+            early: Some("client"),
             drain,
             work: Vec::new(),
+        }
+    }
+
+    /// An action has failed, or was ended early.
+    fn failed(&self, status: &Status) {
+        let numbers = &self.metrics;
+        let failures = &numbers.evergreen.failures;
+        failures.with_label_values(&[label(status)]).inc();
+        if let Some(reason) = early(status) {
+            numbers.cancelled.with_label_values(&[reason]).inc();
+        }
+        if status.known() == Some(Reason::UnknownTarget) {
+            // OA-802: what a client calls a model is no label.
+            let labels = [Face::Evergreen.name(), "unknown", status.code.name()];
+            numbers.requests.with_label_values(&labels).inc();
         }
     }
 
@@ -64,18 +81,14 @@ impl Observe for Tally {
     fn action_ended(&mut self, failure: Option<&Status>) {
         self.actions -= 1;
         self.work.pop();
+        if let Some(status) = failure {
+            self.failed(status);
+        }
         self.metrics.evergreen.actions_open.dec();
         self.metrics
             .streams_open
             .with_label_values(&[Face::Evergreen.name()])
             .dec();
-        if let Some(status) = failure {
-            self.metrics
-                .evergreen
-                .failures
-                .with_label_values(&[label(status)])
-                .inc();
-        }
     }
 
     fn retains(&mut self, bytes: u64) -> Result<(), Status> {
@@ -122,7 +135,11 @@ impl Observe for Tally {
     }
 
     fn over(&mut self, status: Option<&Status>) {
-        self.over = true;
+        self.early = match status {
+            _ if self.drain.phase() == Phase::Cutting => Some("drain"),
+            Some(status) => early(status),
+            None => Some("client"),
+        };
         if let Some(status) = status {
             self.metrics
                 .evergreen
@@ -144,9 +161,24 @@ impl Drop for Tally {
             .streams_open
             .with_label_values(&[Face::Evergreen.name()])
             .sub(self.actions);
-        if !self.over {
-            self.metrics.cancelled.with_label_values(&["client"]).inc();
+        if let Some(reason) = self.early {
+            let cancelled = self.metrics.cancelled.with_label_values(&[reason]);
+            cancelled.inc_by(u64::try_from(self.actions).unwrap_or(0));
         }
+    }
+}
+
+/// The reason in `cancelled_total`, if this status is no failure but an early end.
+fn early(status: &Status) -> Option<&'static str> {
+    match status.known() {
+        Some(Reason::SlowReader) => Some("stall"),
+        Some(Reason::GoingAway) => Some("drain"),
+        _ if status.reason == "queue_timeout" => Some("timeout"),
+        _ => match status.code {
+            Code::DeadlineExceeded => Some("timeout"),
+            Code::Cancelled => Some("client"),
+            _ => None,
+        },
     }
 }
 

@@ -1,39 +1,106 @@
-//! The numbers of the engines, read from their own counters without a lock when `/metrics` is rendered (OA-801).
+//! The numbers of the engines, read from their own counters without a lock when `/metrics` is rendered, under our names
+//! and under those that dashboards for vLLM look for (OA-801, OA-802).
 //!
-//! Owns: which counter has which name. Refuses to know: who counts, and when.
+//! Owns: which counter has which names. Refuses to know: who counts, and when.
 
 use sapwood_engine::Engine;
 use sapwood_engine::stats::{Histogram, Stats};
 
-use super::names;
-use super::text::Text;
+use super::format::Text;
+use super::names::{self, vllm};
 
-/// Name, kind, help, and how to read it.
-type Number = (&'static str, &'static str, &'static str, fn(&Stats) -> f64);
+/// One number of an engine.
+struct Number {
+    name: &'static str,
+    /// Its other name, if it has one.
+    vllm: Option<&'static str>,
+    kind: &'static str,
+    help: &'static str,
+    read: fn(&Stats) -> f64,
+}
+
+/// One histogram of an engine.
+struct Shape {
+    name: &'static str,
+    vllm: Option<&'static str>,
+    help: &'static str,
+    pick: fn(&Stats) -> &Histogram,
+}
 
 /// Writes every number of every engine, labelled with its model.
 pub(super) fn write(engines: &[Engine], text: &mut Text) {
     if engines.is_empty() {
         return;
     }
-    for (name, kind, help, read) in NUMBERS {
-        text.family(name, kind, help);
-        for engine in engines {
-            text.sample(
-                name,
-                &[("model", &engine.info().name)],
-                read(engine.stats()),
-            );
+    for number in NUMBERS {
+        for (name, labels) in spellings(number.name, number.vllm) {
+            text.family(name, number.kind, number.help);
+            for engine in engines {
+                let value = (number.read)(engine.stats());
+                text.sample(name, &labels(&engine.info().name), value);
+            }
         }
     }
-    for (name, help, pick) in HISTOGRAMS {
-        text.family(name, "histogram", help);
-        for engine in engines {
-            text.histogram(
-                name,
-                &[("model", &engine.info().name)],
-                pick(engine.stats()),
-            );
+    for shape in HISTOGRAMS {
+        for (name, labels) in spellings(shape.name, shape.vllm) {
+            text.family(name, "histogram", shape.help);
+            for engine in engines {
+                let histogram = (shape.pick)(engine.stats());
+                text.histogram(name, &labels(&engine.info().name), histogram);
+            }
+        }
+    }
+    write_cache(engines, text);
+    write_endings(engines, text);
+}
+
+/// How a model's name becomes the labels of a sample.
+type Labelled = fn(&str) -> Vec<(&str, &str)>;
+
+fn spellings(
+    own: &'static str,
+    vllm: Option<&'static str>,
+) -> impl Iterator<Item = (&'static str, Labelled)> {
+    let ours: Labelled = |model| vec![("model", model)];
+    let theirs: Labelled = vllm_labels;
+    std::iter::once((own, ours)).chain(vllm.map(|name| (name, theirs)))
+}
+
+fn vllm_labels(model: &str) -> Vec<(&str, &str)> {
+    vec![("model_name", model), ("engine", "0")]
+}
+
+/// What is constant about a cache stands in labels there. Our cells hold one token each.
+fn write_cache(engines: &[Engine], text: &mut Text) {
+    text.family(vllm::CACHE_CONFIG, "gauge", "The cache, in its labels.");
+    for engine in engines {
+        let blocks = engine.stats().cells_total.get().to_string();
+        let mut labels = vllm_labels(&engine.info().name);
+        labels.extend([("block_size", "1"), ("num_gpu_blocks", blocks.as_str())]);
+        text.sample(vllm::CACHE_CONFIG, &labels, 1);
+    }
+}
+
+/// How choices ended, in the words of vLLM.
+fn write_endings(engines: &[Engine], text: &mut Text) {
+    text.family(
+        vllm::REQUEST_SUCCESS,
+        "counter",
+        "Requests that ended, by how.",
+    );
+    for engine in engines {
+        let stats = engine.stats();
+        let [stop, length, controller, cancelled] =
+            [0, 1, 2, 3].map(|index: usize| stats.finished[index].get());
+        for (reason, count) in [
+            ("stop", stop + controller),
+            ("length", length),
+            ("abort", cancelled + stats.cancelled_client.get()),
+            ("error", stats.failed.get()),
+        ] {
+            let mut labels = vllm_labels(&engine.info().name);
+            labels.push(("finished_reason", reason));
+            text.sample(vllm::REQUEST_SUCCESS, &labels, count);
         }
     }
 }
@@ -44,140 +111,70 @@ fn used_ratio(stats: &Stats) -> f64 {
 }
 
 macro_rules! number {
-    ($field:ident) => {{
+    ($kind:literal $name:ident, $vllm:expr, $field:ident, $help:literal) => {{
         #[expect(clippy::cast_precision_loss, reason = "exact below 2^53")]
         fn read(stats: &Stats) -> f64 {
             stats.$field.get() as f64
         }
-        read
+        Number {
+            name: names::$name,
+            vllm: $vllm,
+            kind: $kind,
+            help: $help,
+            read,
+        }
     }};
 }
 
+#[rustfmt::skip]
 const NUMBERS: &[Number] = &[
-    (
-        names::REQUESTS_RUNNING,
-        "gauge",
-        "Requests computed now.",
-        number!(requests_running),
-    ),
-    (
-        names::REQUESTS_WAITING,
-        "gauge",
-        "Requests waiting for a place.",
-        number!(requests_waiting),
-    ),
-    (
-        names::STREAMS_PARKED,
-        "gauge",
-        "Sequences waiting for their reader.",
-        number!(streams_parked),
-    ),
-    (
-        names::KV_USED,
-        "gauge",
-        "Cache cells in use, kept prefixes included.",
-        number!(cells_used),
-    ),
-    (
-        names::KV_TOTAL,
-        "gauge",
-        "Cache cells there are.",
-        number!(cells_total),
-    ),
-    (
-        names::KV_RATIO,
-        "gauge",
-        "Share of the cache in use, 0 to 1.",
-        used_ratio,
-    ),
-    (
-        names::PREFIX_QUERIES,
-        "counter",
-        "Prompt tokens looked up in the cache.",
-        number!(prefix_queries),
-    ),
-    (
-        names::PREFIX_HITS,
-        "counter",
-        "Prompt tokens found in the cache.",
-        number!(prefix_hits),
-    ),
-    (
-        names::PREEMPTIONS,
-        "counter",
-        "Sequences put back because the cache was full.",
-        number!(preemptions),
-    ),
-    (
-        names::PROMPT_TOKENS,
-        "counter",
-        "Tokens of prompts.",
-        number!(prompt_tokens),
-    ),
-    (
-        names::GENERATION_TOKENS,
-        "counter",
-        "Tokens generated.",
-        number!(generation_tokens),
-    ),
-    (
-        names::ENGINE_STEPS,
-        "counter",
-        "Steps of the engine.",
-        number!(steps),
-    ),
-    (
-        names::REQUESTS_FAILED,
-        "counter",
-        "Requests that ended with a fault.",
-        number!(failed),
-    ),
+    number!("gauge" REQUESTS_RUNNING, Some(vllm::REQUESTS_RUNNING), requests_running, "Requests computed now."),
+    number!("gauge" REQUESTS_WAITING, Some(vllm::REQUESTS_WAITING), requests_waiting, "Requests waiting for a place."),
+    number!("gauge" STREAMS_PARKED, None, streams_parked, "Sequences waiting for their reader."),
+    number!("gauge" KV_USED, None, cells_used, "Cache cells in use, kept prefixes included."),
+    number!("gauge" KV_TOTAL, None, cells_total, "Cache cells there are."),
+    Number {
+        name: names::KV_RATIO,
+        vllm: Some(vllm::KV_RATIO),
+        kind: "gauge",
+        help: "Share of the cache in use, 0 to 1.",
+        read: used_ratio,
+    },
+    number!("counter" PREFIX_QUERIES, Some(vllm::PREFIX_QUERIES), prefix_queries, "Prompt tokens looked up in the cache."),
+    number!("counter" PREFIX_HITS, Some(vllm::PREFIX_HITS), prefix_hits, "Prompt tokens found in the cache."),
+    number!("counter" PREEMPTIONS, Some(vllm::PREEMPTIONS), preemptions, "Sequences put back because the cache was full."),
+    number!("counter" PROMPT_TOKENS, Some(vllm::PROMPT_TOKENS), prompt_tokens, "Tokens of prompts."),
+    number!("counter" GENERATION_TOKENS, Some(vllm::GENERATION_TOKENS), generation_tokens, "Tokens generated."),
+    number!("counter" ENGINE_STEPS, None, steps, "Steps of the engine."),
+    number!("counter" REQUESTS_FAILED, None, failed, "Requests that ended with a fault."),
 ];
 
-type Shape = (&'static str, &'static str, fn(&Stats) -> &Histogram);
+macro_rules! shape {
+    ($name:ident, $vllm:expr, $field:ident, $help:literal) => {
+        Shape {
+            name: names::$name,
+            vllm: $vllm,
+            help: $help,
+            pick: |stats| &stats.$field,
+        }
+    };
+}
 
+#[rustfmt::skip]
 const HISTOGRAMS: &[Shape] = &[
-    (
-        names::TIME_TO_FIRST_TOKEN,
-        "Seconds from submission to the first token.",
-        |s| &s.first_token_seconds,
-    ),
-    (names::INTER_TOKEN, "Seconds between two tokens.", |s| {
-        &s.inter_token_seconds
-    }),
-    (
-        names::REQUEST_SECONDS,
-        "Seconds from submission to the end.",
-        |s| &s.request_seconds,
-    ),
-    (names::QUEUE_SECONDS, "Seconds a request waited.", |s| {
-        &s.queue_seconds
-    }),
-    (names::PREFILL_SECONDS, "Seconds spent on a prompt.", |s| {
-        &s.prefill_seconds
-    }),
-    (names::DECODE_SECONDS, "Seconds spent on an output.", |s| {
-        &s.decode_seconds
-    }),
-    (names::REQUEST_PROMPT_TOKENS, "Tokens per prompt.", |s| {
-        &s.request_prompt_tokens
-    }),
-    (
-        names::REQUEST_GENERATION_TOKENS,
-        "Tokens per output.",
-        |s| &s.request_generation_tokens,
-    ),
-    (names::REQUEST_N, "Choices asked for.", |s| &s.request_n),
-    (
-        names::REQUEST_MAX_TOKENS,
-        "Tokens allowed per choice.",
-        |s| &s.request_max_tokens,
-    ),
-    (names::STEP_SECONDS, "Seconds per step.", |s| {
-        &s.step_seconds
-    }),
-    (names::STEP_TOKENS, "Tokens computed per step.", |s| {
-        &s.step_tokens
-    }),
-    (names::BATCH_SIZE, "Sequences per step.", |s| &s.batch_size),
+    shape!(TIME_TO_FIRST_TOKEN, Some(vllm::TIME_TO_FIRST_TOKEN), first_token_seconds, "Seconds from submission to the first token."),
+    shape!(INTER_TOKEN, Some(vllm::INTER_TOKEN), inter_token_seconds, "Seconds between two tokens."),
+    shape!(OUTPUT_TOKEN, Some(vllm::OUTPUT_TOKEN), output_token_seconds, "Seconds between two tokens, the mean of each request."),
+    shape!(REQUEST_SECONDS, Some(vllm::REQUEST_SECONDS), request_seconds, "Seconds from submission to the end."),
+    shape!(QUEUE_SECONDS, Some(vllm::QUEUE_SECONDS), queue_seconds, "Seconds a request waited."),
+    shape!(PREFILL_SECONDS, Some(vllm::PREFILL_SECONDS), prefill_seconds, "Seconds spent on a prompt."),
+    shape!(DECODE_SECONDS, Some(vllm::DECODE_SECONDS), decode_seconds, "Seconds spent on an output."),
+    shape!(INFERENCE_SECONDS, Some(vllm::INFERENCE_SECONDS), inference_seconds, "Seconds spent on prompt and output."),
+    shape!(REQUEST_PROMPT_TOKENS, Some(vllm::REQUEST_PROMPT_TOKENS), request_prompt_tokens, "Tokens per prompt."),
+    shape!(REQUEST_GENERATION_TOKENS, Some(vllm::REQUEST_GENERATION_TOKENS), request_generation_tokens, "Tokens per output."),
+    shape!(REQUEST_N, Some(vllm::REQUEST_N), request_n, "Choices asked for."),
+    shape!(REQUEST_MAX_TOKENS, Some(vllm::REQUEST_MAX_TOKENS), request_max_tokens, "Tokens allowed per choice."),
+    shape!(STEP_SECONDS, None, step_seconds, "Seconds per step."),
+    shape!(STEP_TOKENS, Some(vllm::STEP_TOKENS), step_tokens, "Tokens computed per step."),
+    shape!(BATCH_SIZE, None, batch_size, "Sequences per step."),
 ];

@@ -37,6 +37,8 @@ pub(crate) const BATCH_SIZE: &str = "sapwood_batch_size";
 pub(crate) const REQUEST_SECONDS: &str = "sapwood_request_seconds";
 pub(crate) const TIME_TO_FIRST_TOKEN: &str = "sapwood_time_to_first_token_seconds";
 pub(crate) const INTER_TOKEN: &str = "sapwood_inter_token_seconds";
+pub(crate) const OUTPUT_TOKEN: &str = "sapwood_time_per_output_token_seconds";
+pub(crate) const INFERENCE_SECONDS: &str = "sapwood_inference_seconds";
 
 pub(crate) const EVERGREEN_SESSIONS_OPEN: &str = "sapwood_evergreen_sessions_open";
 pub(crate) const EVERGREEN_ACTIONS_OPEN: &str = "sapwood_evergreen_actions_open";
@@ -46,3 +48,30 @@ pub(crate) const EVERGREEN_ABORTS: &str = "sapwood_evergreen_aborts_total";
 pub(crate) const EVERGREEN_FAILURES: &str = "sapwood_evergreen_failures_total";
 pub(crate) const EVERGREEN_RETAINED_BYTES: &str = "sapwood_evergreen_retained_bytes";
 pub(crate) const EVERGREEN_IGNORED: &str = "sapwood_evergreen_ignored_total";
+
+/// The names under which dashboards for vLLM look for the same numbers (OA-802).
+pub(crate) mod vllm {
+    pub(crate) const REQUESTS_RUNNING: &str = "vllm:num_requests_running";
+    pub(crate) const REQUESTS_WAITING: &str = "vllm:num_requests_waiting";
+    pub(crate) const KV_RATIO: &str = "vllm:kv_cache_usage_perc";
+    pub(crate) const CACHE_CONFIG: &str = "vllm:cache_config_info";
+    pub(crate) const PREFIX_QUERIES: &str = "vllm:prefix_cache_queries_total";
+    pub(crate) const PREFIX_HITS: &str = "vllm:prefix_cache_hits_total";
+    pub(crate) const PREEMPTIONS: &str = "vllm:num_preemptions_total";
+    pub(crate) const PROMPT_TOKENS: &str = "vllm:prompt_tokens_total";
+    pub(crate) const GENERATION_TOKENS: &str = "vllm:generation_tokens_total";
+    pub(crate) const REQUEST_SUCCESS: &str = "vllm:request_success_total";
+    pub(crate) const TIME_TO_FIRST_TOKEN: &str = "vllm:time_to_first_token_seconds";
+    pub(crate) const INTER_TOKEN: &str = "vllm:inter_token_latency_seconds";
+    pub(crate) const OUTPUT_TOKEN: &str = "vllm:request_time_per_output_token_seconds";
+    pub(crate) const REQUEST_SECONDS: &str = "vllm:e2e_request_latency_seconds";
+    pub(crate) const QUEUE_SECONDS: &str = "vllm:request_queue_time_seconds";
+    pub(crate) const PREFILL_SECONDS: &str = "vllm:request_prefill_time_seconds";
+    pub(crate) const DECODE_SECONDS: &str = "vllm:request_decode_time_seconds";
+    pub(crate) const INFERENCE_SECONDS: &str = "vllm:request_inference_time_seconds";
+    pub(crate) const REQUEST_PROMPT_TOKENS: &str = "vllm:request_prompt_tokens";
+    pub(crate) const REQUEST_GENERATION_TOKENS: &str = "vllm:request_generation_tokens";
+    pub(crate) const REQUEST_N: &str = "vllm:request_params_n";
+    pub(crate) const REQUEST_MAX_TOKENS: &str = "vllm:request_params_max_tokens";
+    pub(crate) const STEP_TOKENS: &str = "vllm:iteration_tokens_total";
+}

@@ -2,7 +2,7 @@
 //!
 //! Owns: reading `/proc`; where there is none, the numbers are left out. Refuses to know: everything else.
 
-use super::text::Text;
+use super::format::Text;
 
 pub(super) fn write(text: &mut Text) {
     if let Some(bytes) = resident_bytes() {
@@ -12,6 +12,16 @@ pub(super) fn write(text: &mut Text) {
             "Resident memory in bytes.",
         );
         text.sample("process_resident_memory_bytes", &[], bytes);
+    }
+    if let Some(bytes) = virtual_bytes() {
+        let name = "process_virtual_memory_bytes";
+        text.family(name, "gauge", "Virtual memory in bytes.");
+        text.sample(name, &[], bytes);
+    }
+    if let Some(seconds) = start_seconds() {
+        let name = "process_start_time_seconds";
+        text.family(name, "gauge", "When it was started, in seconds since 1970.");
+        text.sample(name, &[], seconds);
     }
     if let Some(open) = open_descriptors() {
         text.family("process_open_fds", "gauge", "Open file descriptors.");
@@ -41,17 +51,33 @@ fn open_descriptors() -> Option<usize> {
     Some(std::fs::read_dir("/proc/self/fd").ok()?.count())
 }
 
-#[expect(clippy::cast_precision_loss, reason = "exact below 2^53 ticks")]
+/// User and system time: the 14th and 15th field.
 fn cpu_seconds() -> Option<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field is a name in parentheses that may hold spaces; user and system time are the 14th and 15th.
+    Some(seconds(field(&stat, 14)? + field(&stat, 15)?))
+}
+
+fn virtual_bytes() -> Option<u64> {
+    field(&std::fs::read_to_string("/proc/self/stat").ok()?, 23)
+}
+
+/// The 22nd field counts from the start of the machine, which is told elsewhere.
+fn start_seconds() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let machine = std::fs::read_to_string("/proc/stat").ok()?;
+    let booted = machine
+        .lines()
+        .find_map(|line| line.strip_prefix("btime "))?;
+    Some(booted.trim().parse::<f64>().ok()? + seconds(field(&stat, 22)?))
+}
+
+/// A field of `/proc/self/stat`, counted from 1. The second is a name in parentheses that may hold spaces.
+fn field(stat: &str, number: usize) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(") ")?;
-    let ticks = rest
-        .split(' ')
-        .skip(11)
-        .take(2)
-        .map(str::parse::<u64>)
-        .sum::<Result<u64, _>>()
-        .ok()?;
-    Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    rest.split(' ').nth(number.checked_sub(3)?)?.parse().ok()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "exact below 2^53 ticks")]
+fn seconds(ticks: u64) -> f64 {
+    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
 }

@@ -1,0 +1,210 @@
+//! The two text formats that scrapers read: 0.0.4 of Prometheus, and OpenMetrics 1.0 (OA-801).
+//!
+//! Owns: both formats, and which of them a scraper is given. Refuses to know: which numbers there are.
+
+use std::fmt::{Display, Write};
+
+use prometheus::proto::{MetricFamily, MetricType};
+use sapwood_engine::stats::Histogram;
+
+/// How numbers are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// The text format 0.0.4, for whoever does not ask for the other one.
+    #[default]
+    Text,
+    /// OpenMetrics 1.0.
+    OpenMetrics,
+}
+
+impl Format {
+    /// What an `Accept` header prefers of the two.
+    #[must_use]
+    pub fn of(accept: Option<&str>) -> Self {
+        let quality = |kind: &str| {
+            let asked = accept.unwrap_or_default().split(',');
+            let named = asked.filter(|one| {
+                one.split(';')
+                    .next()
+                    .is_some_and(|name| name.trim() == kind)
+            });
+            named.map(quality).fold(0.0, f32::max)
+        };
+        let open = quality("application/openmetrics-text");
+        if open > 0.0 && open >= quality("text/plain") {
+            Self::OpenMetrics
+        } else {
+            Self::Text
+        }
+    }
+
+    /// The media type of the answer.
+    #[must_use]
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Self::Text => "text/plain; version=0.0.4; charset=utf-8",
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+/// The `q` of one element of an `Accept` header.
+fn quality(element: &str) -> f32 {
+    let mut parameters = element.split(';').skip(1);
+    let q = parameters.find_map(|parameter| parameter.trim().strip_prefix("q="));
+    q.map_or(1.0, |q| q.trim().parse().unwrap_or(0.0))
+}
+
+/// A text that grows family by family.
+#[derive(Debug, Default)]
+pub(super) struct Text {
+    written: String,
+    format: Format,
+}
+
+/// Labels of one sample.
+pub(super) type Labels<'a> = &'a [(&'a str, &'a str)];
+
+impl Text {
+    pub(super) fn new(format: Format) -> Self {
+        Self {
+            written: String::new(),
+            format,
+        }
+    }
+
+    /// Begins a family; its samples follow.
+    pub(super) fn family(&mut self, name: &str, kind: &str, help: &str) {
+        let name = match (self.format, kind) {
+            // There a counter is named without the ending that its samples have.
+            (Format::OpenMetrics, "counter") => name.strip_suffix("_total").unwrap_or(name),
+            _ => name,
+        };
+        // Writing into a string cannot fail, here and below.
+        let _ = writeln!(self.written, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    /// One number.
+    pub(super) fn sample(&mut self, name: &str, labels: Labels<'_>, value: impl Display) {
+        let _ = writeln!(self.written, "{name}{} {value}", braces(labels, None));
+    }
+
+    /// One histogram.
+    pub(super) fn histogram(&mut self, name: &str, labels: Labels<'_>, histogram: &Histogram) {
+        // `{:?}` writes whole numbers with a point, as OpenMetrics wants its bounds.
+        let bounds = histogram.bounds().iter().map(|bound| format!("{bound:?}"));
+        let mut total = 0;
+        for (bound, count) in bounds.chain(["+Inf".into()]).zip(histogram.counts()) {
+            total += count;
+            let braces = braces(labels, Some(&bound));
+            let _ = writeln!(self.written, "{name}_bucket{braces} {total}");
+        }
+        let (braces, sum) = (braces(labels, None), histogram.sum());
+        let _ = writeln!(self.written, "{name}_sum{braces} {sum}");
+        let _ = writeln!(self.written, "{name}_count{braces} {total}");
+    }
+
+    /// What a registry has gathered: counters and gauges.
+    pub(super) fn gathered(&mut self, families: &[MetricFamily]) {
+        for family in families {
+            let counts = family.get_field_type() == MetricType::COUNTER;
+            let kind = if counts { "counter" } else { "gauge" };
+            self.family(family.name(), kind, family.help());
+            for metric in family.get_metric() {
+                let labels = metric.get_label().iter();
+                let labels: Vec<_> = labels.map(|label| (label.name(), label.value())).collect();
+                let value = if counts {
+                    metric.get_counter().get_value()
+                } else {
+                    metric.get_gauge().get_value()
+                };
+                self.sample(family.name(), &labels, value);
+            }
+        }
+    }
+
+    /// All of it.
+    pub(super) fn end(mut self) -> String {
+        if self.format == Format::OpenMetrics {
+            self.written += "# EOF\n";
+        }
+        self.written
+    }
+}
+
+fn braces(labels: Labels<'_>, bound: Option<&str>) -> String {
+    let labels = labels
+        .iter()
+        .copied()
+        .chain(bound.map(|bound| ("le", bound)));
+    let inner: Vec<_> = labels
+        .map(|(name, value)| format!("{name}=\"{}\"", escape(value)))
+        .collect();
+    if inner.is_empty() {
+        String::new()
+    } else {
+        format!("{{{}}}", inner.join(","))
+    }
+}
+
+fn escape(value: &str) -> String {
+    value
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn label_values_cannot_break_out() {
+        let mut text = Text::default();
+        text.sample("x", &[("model", "a\"b\\c\nd")], 1);
+        text.sample("y", &[], 2.5);
+        assert_eq!(text.end(), "x{model=\"a\\\"b\\\\c\\nd\"} 1\ny 2.5\n");
+    }
+
+    #[test]
+    fn oa_801_a_scraper_is_given_the_format_it_prefers() {
+        let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1";
+        for (accept, open) in [
+            (None, false),
+            (Some("*/*"), false),
+            (Some("text/plain"), false),
+            (Some("application/openmetrics-text"), true),
+            (Some("application/openmetrics-text; version=1.0.0"), true),
+            (Some(prometheus), true),
+            (
+                Some("text/plain, application/openmetrics-text;q=0.9"),
+                false,
+            ),
+            (Some("application/openmetrics-text;q=0"), false),
+            (Some("application/openmetrics-text;q=much"), false),
+        ] {
+            let format = if open {
+                Format::OpenMetrics
+            } else {
+                Format::Text
+            };
+            assert_eq!(Format::of(accept), format, "{accept:?}");
+        }
+    }
+
+    #[test]
+    fn oa_801_open_metrics_names_counters_without_their_ending_and_says_where_it_ends() {
+        let write = |format| {
+            let mut text = Text::new(format);
+            text.family("x_total", "counter", "All.");
+            text.sample("x_total", &[], 1);
+            text.end()
+        };
+        assert_eq!(
+            write(Format::Text),
+            "# HELP x_total All.\n# TYPE x_total counter\nx_total 1\n"
+        );
+        let open = "# HELP x All.\n# TYPE x counter\nx_total 1\n# EOF\n";
+        assert_eq!(write(Format::OpenMetrics), open);
+    }
+}
