@@ -19,7 +19,7 @@ use span::Span;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
-    /// `HOST:PORT` of the one listener.
+    /// Where the one listener is: `HOST:PORT`, `unix:PATH` or `systemd`.
     pub(crate) listen: String,
     /// Allow a listener beyond this machine without any key.
     pub(crate) insecure: bool,

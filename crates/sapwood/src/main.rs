@@ -7,6 +7,7 @@ mod cli;
 mod client;
 mod config;
 mod failure;
+mod listening;
 mod logs;
 mod models;
 mod output;

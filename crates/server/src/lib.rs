@@ -28,6 +28,7 @@ pub mod refusal;
 pub mod request_id;
 pub mod server;
 pub mod shared;
+pub mod socket;
 pub mod tls;
 mod trail;
 mod websocket;

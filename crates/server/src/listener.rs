@@ -19,7 +19,6 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tower::ServiceExt;
@@ -28,6 +27,7 @@ use crate::activity::Activity;
 use crate::drain::{Drain, Phase};
 use crate::handover::Handover;
 use crate::metrics::Metrics;
+use crate::socket::{Accepted, Socket};
 use crate::tls::{self, Tls};
 
 /// Limits of the listener.
@@ -72,7 +72,7 @@ struct Door {
 
 /// Accepts until the drain is over, then waits a moment for the connections to say goodbye.
 pub(crate) async fn run(
-    listener: TcpListener,
+    socket: Socket,
     router: Router,
     drain: Drain,
     metrics: Arc<Metrics>,
@@ -92,10 +92,10 @@ pub(crate) async fn run(
         // Both arms may be cancelled: a connection not yet accepted stays in the backlog, a permit goes back.
         let accepted = tokio::select! {
             () = drain.reached(Phase::Over) => break,
-            accepted = accept(&listener, &slots) => accepted,
+            accepted = accept(&socket, &slots) => accepted,
         };
         while tasks.try_join_next().is_some() {}
-        let (socket, peer, slot) = match accepted {
+        let (accepted, slot) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 // Out of descriptors or memory: existing connections must go first, so wait instead of spinning.
@@ -109,7 +109,7 @@ pub(crate) async fn run(
         tasks.spawn(async move {
             open.inc();
             let _counted = Counted(open);
-            connection(socket, peer, &door).await;
+            connection(accepted, &door).await;
             drop(slot);
         });
     }
@@ -127,16 +127,14 @@ impl Drop for Counted {
 }
 
 async fn accept(
-    listener: &TcpListener,
+    socket: &Socket,
     slots: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, SocketAddr, tokio::sync::OwnedSemaphorePermit)> {
+) -> io::Result<(Accepted, tokio::sync::OwnedSemaphorePermit)> {
     let slot = Arc::clone(slots)
         .acquire_owned()
         .await
         .map_err(io::Error::other)?;
-    let (socket, peer) = listener.accept().await?;
-    socket.set_nodelay(true)?;
-    Ok((socket, peer, slot))
+    Ok((socket.accept().await?, slot))
 }
 
 fn protocol(config: &Config) -> auto::Builder<TokioExecutor> {
@@ -157,18 +155,37 @@ fn protocol(config: &Config) -> auto::Builder<TokioExecutor> {
 
 /// Lets one connection in and serves it to its end. Nothing a client leaves out may hold it for longer than the
 /// handshake's limit.
-async fn connection(socket: TcpStream, peer: SocketAddr, door: &Door) {
+async fn connection(accepted: Accepted, door: &Door) {
     let limit = door.config.handshake;
     // Waiting for the first byte also keeps an idle connection from costing more than its slot.
-    let mut first = [0];
-    let Ok(Ok(1..)) = tokio::time::timeout(limit, socket.peek(&mut first)).await else {
-        return;
-    };
-    let caller = Extensions::new();
+    match accepted {
+        Accepted::Tcp(socket, peer) => {
+            let mut first = [0];
+            let Ok(Ok(1..)) = tokio::time::timeout(limit, socket.peek(&mut first)).await else {
+                return;
+            };
+            let caller = with(Extensions::new(), Peer(peer));
+            secure(socket, first[0] == tls::HANDSHAKE, caller, door).await;
+        }
+        // It cannot be looked into before it is read; a first byte that is no handshake fails the handshake.
+        Accepted::Unix(socket) => {
+            if let Ok(Ok(())) = tokio::time::timeout(limit, socket.readable()).await {
+                secure(socket, true, Extensions::new(), door).await;
+            }
+        }
+    }
+}
+
+/// TLS, if the listener speaks it. `hello`: the first byte looks like it.
+async fn secure<S>(socket: S, hello: bool, caller: Extensions, door: &Door)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let limit = door.config.handshake;
     let Some(tls) = &door.tls else {
-        return serve(socket, with(caller, Peer(peer)), door).await;
+        return serve(socket, caller, door).await;
     };
-    if first[0] != tls::HANDSHAKE {
+    if !hello {
         let _ = tokio::time::timeout(limit, tls::answer_plain(socket)).await;
         return;
     }
@@ -178,7 +195,7 @@ async fn connection(socket: TcpStream, peer: SocketAddr, door: &Door) {
                 Some(subject) => with(caller, subject),
                 None => caller,
             };
-            serve(stream, with(caller, Peer(peer)), door).await;
+            serve(stream, caller, door).await;
         }
         Ok(Err(error)) => tracing::debug!(%error, "no TLS handshake"),
         Err(_) => tracing::debug!("a TLS handshake took too long"),

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::response::Response;
-use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 use tonic_health::server::HealthReporter;
 
@@ -19,6 +18,7 @@ use crate::gate::{self, Gate};
 use crate::health::Health;
 use crate::metrics::{self, Metrics};
 use crate::shared::{Face, Shared};
+use crate::socket::Socket;
 use crate::tls::Tls;
 use crate::{grpc, listener, ops, origin};
 
@@ -181,7 +181,7 @@ impl Server {
     /// Serves until `shutdown` resolves and the drain that follows is over.
     pub async fn serve(
         mut self,
-        listener: TcpListener,
+        socket: impl Into<Socket>,
         shutdown: impl Future<Output = ()>,
     ) -> Outcome {
         self.fit_descriptors();
@@ -202,7 +202,7 @@ impl Server {
         // Goes with the server.
         let _following = following.map(AbortOnDropHandle::new);
         let accepting = listener::run(
-            listener,
+            socket.into(),
             self.routes,
             shared.drain.clone(),
             Arc::clone(&shared.metrics),

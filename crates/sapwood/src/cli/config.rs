@@ -3,6 +3,7 @@
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
+use super::serve::load_tls;
 use super::{Common, PlaceFlags};
 use crate::config::keys;
 use crate::config::layers::{Flags, Layers};
@@ -40,6 +41,7 @@ impl Command {
             Sub::Check => {
                 let config = common.config(Flags::default())?;
                 keys::load(&config.auth)?;
+                load_tls(&config)?;
                 output::say("The configuration is sound.");
                 Ok(Exit::Ok)
             }

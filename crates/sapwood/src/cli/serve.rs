@@ -4,7 +4,6 @@
 //!   configuration ─► port ─► server (answers while models load) ─► models ─► signal ─► drain ─► exit code
 //! ```
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -14,7 +13,6 @@ use sapwood_server::allowance::Charging;
 use sapwood_server::counting::Counting;
 use sapwood_server::tls::Tls;
 use sapwood_server::{Server, Shared, drain, evergreen, listener, metrics, origin};
-use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 
@@ -22,14 +20,15 @@ use super::{Common, ModelFlags};
 use crate::config::layers::{Flags, Layers, list};
 use crate::config::{Config, Mtls, keys};
 use crate::failure::{Exit, Failure};
+use crate::listening::{Listening, Name};
 use crate::logs::Logs;
 use crate::models::Planned;
 use crate::upstreams::Upstreams;
-use crate::{models, output, serving};
+use crate::{listening, models, output, serving};
 
 #[derive(Debug, Args)]
 pub(super) struct Serve {
-    /// The one address for HTTP and gRPC; port 0 takes a free one
+    /// Where to serve: HOST:PORT, unix:PATH, or systemd for the socket that it passes
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
     /// Serve the functions of another server too, whenever it is there: evergreen+http://HOST:PORT; may be repeated
@@ -88,19 +87,19 @@ impl Serve {
         let keys = keys::load(&config.auth)?;
         let tls = load_tls(&config)?;
         let logs = Logs::start(&config.log)?;
-        let listener = listen(&config).await?;
-        let address = listener
-            .local_addr()
+        let Listening { socket, name } = listening::listen(&config.listen).await?;
+        let local = socket
+            .is_local()
             .map_err(|error| Failure::new(error.to_string()))?;
         let certified = config.tls.client_ca.is_some() && config.tls.mtls == Mtls::Required;
-        if !address.ip().is_loopback() && keys.is_empty() && !certified && !config.insecure {
+        if !local && keys.is_empty() && !certified && !config.insecure {
             return Err(Failure::usage(format!(
-                "{address} can be reached from other machines and no key is configured: set --api-key, --key-file \
+                "{name} can be reached from other machines and no key is configured: set --api-key, --key-file \
                  or --tls-client-ca, or say --insecure if that is meant"
             )));
         }
         let broken = |error: sapwood_server::server::BuildError| Failure::new(error.to_string());
-        let settings = server_config(&config, address, tls.clone());
+        let settings = server_config(&config, local, tls.clone());
         let builder = Server::builder(settings, keys).map_err(broken)?;
         let shared = builder.shared().clone();
         let kernel = serving::kernel(&config, &planned)?;
@@ -122,9 +121,9 @@ impl Serve {
             tls,
         };
         let signals = Signals::install()?;
-        announce(address, &config, &planned);
+        announce(&name, &config, &planned);
         let stop = Arc::new(Notify::new());
-        let served = server.serve(listener, {
+        let served = server.serve(socket, {
             let stop = Arc::clone(&stop);
             async move { stop.notified().await }
         });
@@ -167,33 +166,12 @@ async fn load(kernel: Kernel, planned: Vec<Planned>, shared: Shared) -> Failure 
     }
 }
 
-fn load_tls(config: &Config) -> Result<Option<Arc<Tls>>, Failure> {
+pub(super) fn load_tls(config: &Config) -> Result<Option<Arc<Tls>>, Failure> {
     let load = |files| Tls::load(files).map_err(|error| Failure::usage(format!("tls: {error}")));
     Ok(config.tls.files()?.map(load).transpose()?.map(Arc::new))
 }
 
-async fn listen(config: &Config) -> Result<TcpListener, Failure> {
-    let address = &config.listen;
-    TcpListener::bind(address).await.map_err(|error| {
-        let what = match error.kind() {
-            std::io::ErrorKind::AddrInUse => {
-                "the port is in use; stop the other program, or choose another port with --listen HOST:PORT".into()
-            }
-            std::io::ErrorKind::PermissionDenied => {
-                "that needs more rights; choose a port above 1023 with --listen HOST:PORT".into()
-            }
-            std::io::ErrorKind::InvalidInput => "that is no address; write HOST:PORT".into(),
-            _ => format!("{error}; choose another address with --listen HOST:PORT"),
-        };
-        Failure::exit(Exit::Listen, format!("cannot listen on {address}: {what}"))
-    })
-}
-
-fn server_config(
-    config: &Config,
-    address: SocketAddr,
-    tls: Option<Arc<Tls>>,
-) -> sapwood_server::Config {
+fn server_config(config: &Config, local: bool, tls: Option<Arc<Tls>>) -> sapwood_server::Config {
     let limits = &config.limits;
     sapwood_server::Config {
         listener: listener::Config {
@@ -211,7 +189,7 @@ fn server_config(
         origin: origin::Config {
             origins: config.browser.origins.clone(),
             hosts: config.browser.hosts.clone(),
-            loopback: address.ip().is_loopback(),
+            loopback: local,
         },
         engine_watchdog: config.engine.watchdog.get(),
         metrics_public: config.auth.metrics_public,
@@ -230,17 +208,17 @@ fn evergreen_config(config: &Config, planned: &[Planned]) -> evergreen::Config {
     }
 }
 
-fn announce(address: SocketAddr, config: &Config, planned: &[Planned]) {
+fn announce(name: &Name, config: &Config, planned: &[Planned]) {
     let names: Vec<_> = planned.iter().map(|model| model.name.as_str()).collect();
-    let scheme = if config.tls.certificate.is_some() {
-        "https"
-    } else {
-        "http"
+    let url = match (name, &config.tls.certificate) {
+        (Name::Tcp(address), None) => format!("http://{address}"),
+        (Name::Tcp(address), Some(_)) => format!("https://{address}"),
+        (Name::Unix(_) | Name::Unnamed, _) => name.to_string(),
     };
-    tracing::info!(url = %format_args!("{scheme}://{address}"), models = names.join(", "), "listening");
-    output::whisper(format!(
-        "Talk to it: sapwood chat --server {scheme}://{address}"
-    ));
+    tracing::info!(url, models = names.join(", "), "listening");
+    if matches!(name, Name::Tcp(_)) {
+        output::whisper(format!("Talk to it: sapwood chat --server {url}"));
+    }
 }
 
 /// What SIGHUP does: keys, certificates and the log filter are read again; everything else needs a restart.

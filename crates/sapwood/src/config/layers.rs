@@ -175,11 +175,25 @@ impl Layers {
         } else {
             format!("{key}: ")
         };
-        Failure::usage(format!(
-            "configuration: {key}{}{}",
-            first.kind,
-            origin.unwrap_or_default()
-        ))
+        let what = match &first.kind {
+            figment::error::Kind::UnknownField(name, known) => unknown(name, known),
+            other => other.to_string(),
+        };
+        let origin = origin.unwrap_or_default();
+        Failure::usage(format!("configuration: {key}{what}{origin}"))
+    }
+}
+
+/// What to write instead of a key that there is not.
+fn unknown(name: &str, known: &[&str]) -> String {
+    let near = |known: &&&str| strsim::damerau_levenshtein(name, known);
+    match known
+        .iter()
+        .min_by_key(near)
+        .filter(|best| near(best) <= 1 + name.len() / 4)
+    {
+        Some(best) => format!("unknown field; did you mean `{best}`?"),
+        None => format!("unknown field; there are: {}", known.join(", ")),
     }
 }
 

@@ -71,47 +71,62 @@ fn oa_912_file_environment_and_flags_win_in_this_order_and_are_remembered() {
     });
 }
 
+/// A file, and what is said about it.
+const WRONG: &[(&str, [&str; 3])] = &[
+    (
+        "lisen = \"a:1\"",
+        [
+            "lisen",
+            "unknown field; did you mean `listen`?",
+            "sapwood.toml",
+        ],
+    ),
+    (
+        "[drain]\ngrace = \"5 parsecs\"",
+        ["drain.grace", "5 parsecs", "sapwood.toml"],
+    ),
+    (
+        "[engine]\nctx = \"many\"",
+        ["engine.ctx", "many", "sapwood.toml"],
+    ),
+    (
+        "[[models]]\nname = \"a\"\nbakend = \"mock\"",
+        ["bakend", "did you mean `backend`?", "sapwood.toml"],
+    ),
+    (
+        "[limits]\nwhatever_else = 1",
+        [
+            "limits.whatever_else",
+            "there are: connections, ",
+            "sapwood.toml",
+        ],
+    ),
+    ("[[models]]\nname = \"a\"", ["models.path", "`a`", "GGUF"]),
+    (
+        "default_model = \"b\"\n[[models]]\nname = \"a\"\nbackend = \"mock\"",
+        ["default_model", "`b`", "a"],
+    ),
+    (
+        "upstreams = [\"lmtp://x:1/m\"]",
+        ["upstreams", "lmtp", "not built yet"],
+    ),
+    (
+        "[tls]\nkey = \"a.key\"",
+        ["tls.certificate", "--tls-cert", "both"],
+    ),
+    (
+        "[tls]\nclient_ca = \"ca.pem\"",
+        ["tls.certificate", "--tls-key", "both"],
+    ),
+    (
+        "upstreams = [\"x\"]",
+        ["upstreams", "`x`", "evergreen+http://"],
+    ),
+];
+
 #[test]
 fn oa_912_unknown_keys_and_wrong_types_name_key_and_place() {
-    for (text, parts) in [
-        (
-            "lisen = \"a:1\"",
-            ["lisen", "unknown field", "sapwood.toml"],
-        ),
-        (
-            "[drain]\ngrace = \"5 parsecs\"",
-            ["drain.grace", "5 parsecs", "sapwood.toml"],
-        ),
-        (
-            "[engine]\nctx = \"many\"",
-            ["engine.ctx", "many", "sapwood.toml"],
-        ),
-        (
-            "[[models]]\nname = \"a\"\nbakend = \"mock\"",
-            ["bakend", "unknown field", "sapwood.toml"],
-        ),
-        ("[[models]]\nname = \"a\"", ["models.path", "`a`", "GGUF"]),
-        (
-            "default_model = \"b\"\n[[models]]\nname = \"a\"\nbackend = \"mock\"",
-            ["default_model", "`b`", "a"],
-        ),
-        (
-            "upstreams = [\"lmtp://x:1/m\"]",
-            ["upstreams", "lmtp", "not built yet"],
-        ),
-        (
-            "[tls]\nkey = \"a.key\"",
-            ["tls.certificate", "--tls-cert", "both"],
-        ),
-        (
-            "[tls]\nclient_ca = \"ca.pem\"",
-            ["tls.certificate", "--tls-key", "both"],
-        ),
-        (
-            "upstreams = [\"x\"]",
-            ["upstreams", "`x`", "evergreen+http://"],
-        ),
-    ] {
+    for (text, parts) in WRONG {
         in_jail(|jail| {
             jail.create_file("sapwood.toml", text).unwrap();
             let failure = Layers::read(None, Flags::default())

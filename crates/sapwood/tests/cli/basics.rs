@@ -95,6 +95,14 @@ fn oa_912_config_check_exits_0_or_2() {
     for part in ["limits.conections", "odd.toml", "connections"] {
         assert!(ended.err.contains(part), "{part} is missing in {ended:?}");
     }
+    for (text, part) in [
+        ("[tls]\ncertificate = \"a.pem\"\nkey = \"b.pem\"\n", "a.pem"),
+        ("[auth]\nkey_file = \"nowhere.toml\"\n", "nowhere.toml"),
+    ] {
+        std::fs::write(here.join("odd.toml"), text).unwrap();
+        let ended = run(&here, &["config", "check", "--config", "odd.toml"]);
+        assert!(ended.code == 2 && ended.err.contains(part), "{ended:?}");
+    }
     let ended = run(&here, &["config", "check", "--config", "none.toml"]);
     assert!(
         ended.code == 2 && ended.err.contains("none.toml"),

@@ -10,3 +10,4 @@ mod chat;
 mod process;
 mod remote;
 mod server;
+mod sockets;

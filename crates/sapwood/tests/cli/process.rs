@@ -69,7 +69,12 @@ impl Serving {
     /// Starts `sapwood serve` in `folder` on a free port and waits until it listens.
     pub(crate) fn start(folder: &Path, arguments: &[&str]) -> Self {
         let all = [&["serve", "--listen", "127.0.0.1:0"], arguments].concat();
-        let mut child = sapwood(folder, &all).spawn().unwrap();
+        Self::of(sapwood(folder, &all))
+    }
+
+    /// Starts a server by this command and waits until it listens.
+    pub(crate) fn of(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
         let logs = BufReader::new(child.stderr.take().unwrap());
         let mut serving = Self {
             child,
