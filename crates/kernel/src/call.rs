@@ -14,6 +14,7 @@ use futures::future::try_join_all;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use crate::behalf::Behalf;
 use crate::cancel::Cancel;
 use crate::error::Error;
 use crate::kernel::Kernel;
@@ -220,6 +221,8 @@ pub struct Call {
     pub payer: Option<Arc<dyn Payer>>,
     /// Who is told what a model is asked, if anybody traces it.
     pub witness: Option<Arc<dyn Witness>>,
+    /// On whose behalf it is made; its callers' unless a layer says otherwise.
+    pub behalf: Option<Behalf>,
     pub(crate) spec: Arc<Spec>,
     pub(crate) depth: u32,
 }

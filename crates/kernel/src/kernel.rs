@@ -13,6 +13,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::Result;
 use crate::args::IntoArgs;
+use crate::behalf::Behalf;
 use crate::call::{Call, CallId, Context, Inputs, Instant};
 use crate::cancel::Cancel;
 use crate::error::Error;
@@ -62,6 +63,7 @@ pub(crate) struct Caller {
     pub(crate) deadline: Option<Instant>,
     pub(crate) cancel: Cancel,
     pub(crate) context: Arc<Context>,
+    pub(crate) behalf: Option<Behalf>,
 }
 
 impl Kernel {
@@ -257,6 +259,10 @@ impl Kernel {
             caller.id == call.id
                 && caller.deadline == call.deadline
                 && Arc::ptr_eq(&caller.context, &call.context)
+                && match (&caller.behalf, &call.behalf) {
+                    (Some(before), Some(now)) => before.is(now),
+                    (before, now) => before.is_none() && now.is_none(),
+                }
         });
         if same {
             return self;
@@ -269,6 +275,7 @@ impl Kernel {
                 deadline: call.deadline,
                 cancel: call.cancel.clone(),
                 context: call.context.clone(),
+                behalf: call.behalf.clone(),
             })),
         }
     }

@@ -30,6 +30,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod behalf;
 mod call;
 mod cancel;
 mod chunk;
@@ -58,6 +59,7 @@ mod spec;
 mod witness;
 
 pub use self::args::{Args, IntoArgs};
+pub use self::behalf::Behalf;
 pub use self::call::{Call, CallId, Context, Inputs, Instant, Ports, Want};
 pub use self::cancel::{Cancel, Cancelled};
 pub use self::chunk::{Chunk, Part, Text};

@@ -287,10 +287,10 @@ pub struct Charging;
 
 impl Layer for Charging {
     fn call(&self, mut call: Call, next: Next) -> Chunks {
-        if !next.spec().model {
-            return next.call(call);
-        }
-        let Some(allowance) = Trail::present().and_then(|trail| trail.allowance()) else {
+        // Also of what is no model: it may call some.
+        let trail = Trail::of(&mut call);
+        let allowance = trail.and_then(|trail| trail.allowance());
+        let Some(allowance) = allowance.filter(|_| next.spec().model) else {
             return next.call(call);
         };
         match allowance.begin(&next.spec().name) {

@@ -35,7 +35,9 @@ impl Counting {
 }
 
 impl Layer for Counting {
-    fn call(&self, call: Call, next: Next) -> Chunks {
+    fn call(&self, mut call: Call, next: Next) -> Chunks {
+        // Also of what is no model: it may call some.
+        let trail = Trail::of(&mut call);
         if !next.spec().model {
             return next.call(call);
         }
@@ -44,7 +46,7 @@ impl Layer for Counting {
             counting: self.clone(),
             model,
             code: "cancelled",
-            trail: Trail::present(),
+            trail,
             began: None,
             answered: false,
             usage: None,

@@ -1,7 +1,7 @@
 //! What a request leaves behind in the logs: the span of its lines, and its line in the access log (OA-804).
 //!
-//! Owns: [`Trail`], whose allowance it is charged to, and how it goes with the request's work from task to task. Refuses to know: what the lines say; no
-//! payload comes by here.
+//! Owns: [`Trail`], whose allowance it is charged to, and how it goes with the request's work from task to task, and from
+//! call to call. Refuses to know: what the lines say; no payload comes by here.
 //!
 //! ```text
 //!   gate ─► route ─► answer ([`Trailed`])              each holds the trail; models that are called add to it;
@@ -17,12 +17,12 @@ use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
 use hyper::body::{Body as _, Frame, SizeHint};
+use sapwood_kernel::{Behalf, Call};
 use tracing::{Instrument, Span};
 
 use crate::access::Entry;
 use crate::activity::InFlight;
 use crate::allowance::Allowance;
-use crate::telemetry::Parent;
 
 tokio::task_local! {
     static PRESENT: Trail;
@@ -34,7 +34,6 @@ pub(crate) struct Trail {
     span: Span,
     entry: Arc<Mutex<Entry>>,
     allowance: Option<Arc<Allowance>>,
-    parent: Option<Parent>,
 }
 
 impl Trail {
@@ -43,29 +42,21 @@ impl Trail {
             span: tracing::info_span!("request", request = entry.id.as_str(), key = &*entry.key),
             entry: Arc::new(Mutex::new(entry)),
             allowance,
-            parent: None,
         }
-    }
-
-    /// The same, as the child of a caller's span.
-    pub(crate) fn within_trace(mut self, parent: Option<Parent>) -> Self {
-        self.parent = parent;
-        self
-    }
-
-    /// Whose child the request's spans are.
-    pub(crate) const fn parent(&self) -> Option<Parent> {
-        self.parent
-    }
-
-    /// The request's id.
-    pub(crate) fn request(&self) -> String {
-        self.note(|entry| entry.id.as_str().to_owned())
     }
 
     /// The trail of the request that is being worked for, if any is.
     pub(crate) fn present() -> Option<Self> {
         PRESENT.try_with(Self::clone).ok()
+    }
+
+    /// The trail of the request that a call belongs to: that of the call around it, or else what is being worked for. The
+    /// calls within it belong to the same, whichever task they are made by.
+    pub(crate) fn of(call: &mut Call) -> Option<Self> {
+        if call.behalf.is_none() {
+            call.behalf = Self::present().map(Behalf::of);
+        }
+        call.behalf.as_ref()?.get::<Self>().cloned()
     }
 
     /// `work` within this trail.

@@ -262,6 +262,7 @@ impl Flow {
             context,
             payer: None,
             witness: None,
+            behalf: caller.and_then(|caller| caller.behalf.clone()),
             spec: setup.spec,
             depth: setup.depth,
         };

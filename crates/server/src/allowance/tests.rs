@@ -189,6 +189,32 @@ async fn oa_906_a_key_has_so_many_calls_at_once_and_others_are_not_affected() {
 }
 
 #[tokio::test]
+async fn oa_906_what_a_function_calls_from_a_task_of_its_own_is_charged_to_its_caller() {
+    let (trail, allowance) = trail(limits(None, Some(2), None));
+    let kernel = kernel();
+    let spec = Spec::new("agent", "").outputs([Output::new(Port::MAIN, Mime::TEXT)]);
+    let agent = raw(spec, |call: Call| {
+        let within = call.kernel;
+        let task = tokio::spawn(async move { within.run::<String>("near", ()).await });
+        let answer = async move { Ok(Chunk::text(task.await.unwrap()?)) };
+        stream::once(answer).boxed()
+    });
+    kernel.add(agent).unwrap();
+    trail
+        .follow(async {
+            for _ in 0..2 {
+                assert!(kernel.run::<String>("agent", ()).await.is_ok());
+            }
+            let error = kernel.run::<String>("agent", ()).await.unwrap_err();
+            assert_eq!(error.reason(), "RATE_LIMITED");
+        })
+        .await;
+    assert!(told(&allowance).contains(&"x-ratelimit-remaining-requests: 0".into()));
+    let nobodys = kernel.run::<String>("agent", ()).await;
+    assert!(nobodys.is_ok(), "{nobodys:?}");
+}
+
+#[tokio::test]
 async fn oa_905_a_key_may_use_its_models_alone() {
     let (trail, _) = trail(Limits {
         models: Some([Name::new("near")].into()),
