@@ -1,6 +1,7 @@
 """Evergreen over a plain WebSocket, as a program writes it by hand: PyPI websockets, protobuf and JSON.
 
-Owns: both dialects against protobuf's own encoding and JSON mapping, detection, half-close, last words, small frames.
+Owns: both dialects against protobuf's own encoding and JSON mapping, detection, half-close, last words, small frames, coming
+back with a token.
 Refuses to know: anything of the Rust code but its .proto files.
 
     python tests/foreign/evergreen_websockets/check.py --server 127.0.0.1:8000 [--key SECRET]
@@ -9,10 +10,12 @@ Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing fai
 """
 
 import importlib
+import itertools
 import json
 import pathlib
 import sys
 import tempfile
+from socket import SHUT_RDWR
 
 import grpc_tools
 from google.protobuf import json_format
@@ -42,11 +45,11 @@ class World:
         self.server = options.server
         self.headers = {"Authorization": f"Bearer {options.key}"} if options.key else {}
 
-    def open(self, path="/evergreen", subprotocol=None):
+    def open(self, path="/evergreen", subprotocol=None, headers=()):
         return connect(
             f"ws://{self.server}{path}",
             subprotocols=[subprotocol] if subprotocol else None,
-            additional_headers=self.headers,
+            additional_headers={**self.headers, **dict(headers)},
             open_timeout=TIMEOUT_S,
             max_size=None,
         )
@@ -67,6 +70,17 @@ class World:
                 fragment.chunk_fragment.metadata.role = "USER"
         return message
 
+    def say(self, socket, message):
+        """In the dialect of the socket's subprotocol."""
+        text = socket.subprotocol == JSON
+        socket.send(json_format.MessageToJson(message) if text else message.SerializeToString())
+
+    def heard(self, socket):
+        said = socket.recv(timeout=TIMEOUT_S)
+        if socket.subprotocol == JSON:
+            return json_format.Parse(said, self.pb.SessionMessage())
+        return self.pb.SessionMessage.FromString(bytes(said))
+
     def rest(self, socket):
         """Everything until the Close, and how that reads."""
         said = []
@@ -78,6 +92,9 @@ class World:
 
 
 FINISH = ("FINISH", {}, {})
+JSON = "evergreen.v2.json"
+PROTO = "evergreen.v2.proto"
+TOKEN = "evergreen-session-token"
 
 
 def content(messages, node):
@@ -177,6 +194,49 @@ def pings_are_answered(world):
         assert socket.ping().wait(TIMEOUT_S)
 
 
+def a_session_is_come_back_to_in_either_dialect(world):
+    for before, after in itertools.product((PROTO, JSON), repeat=2):
+        for cut in (True, False):
+            comes_back(world, before, after, cut)
+
+
+def comes_back(world, before, after, cut):
+    first = world.open(subprotocol=before, headers={"evergreen-resume": "1"})
+    token = first.response.headers[TOKEN]
+    assert "resume" in first.response.headers["evergreen-extensions"]
+    echo = ("echo", {"text": "p"}, {"response": "r"})
+    world.say(first, world.message([echo], [("p", 0, b"hello ", True)]))
+    had = []
+    while not any(f.id == "r" for message in had for f in message.node_fragments):
+        had.append(world.heard(first))
+    if cut:
+        # Not a word, as when a cable is pulled.
+        first.socket.shutdown(SHUT_RDWR)
+    second = world.open(subprotocol=after, headers={TOKEN: token})
+    if not cut:
+        assert world.rest(first)[1] == (1008, "ABORTED: SUPERSEDED")
+    resume = world.message([("RESUME", {"have": "h"}, {"have": "theirs"})])
+    have = resume.node_fragments.add(id="h")
+    have.chunk_fragment.metadata.mimetype = "application/json"
+    have.chunk_fragment.data = json.dumps({"nodes": {"r": 1}, "actions": 0}).encode()
+    world.say(second, resume)
+    more = []
+    while not any(f.id == "theirs" and not f.continued for message in more for f in message.node_fragments):
+        more.append(world.heard(second))
+    theirs = json.loads(content(more, "theirs"))
+    assert theirs["nodes"]["p"] == 1 and theirs["actions"] == 1, theirs
+    world.say(second, world.message([FINISH], [("p", 1, b"world", False)]))
+    said, close = world.rest(second)
+    parse = (
+        (lambda one: json_format.Parse(one, world.pb.SessionMessage()))
+        if after == JSON
+        else (lambda one: world.pb.SessionMessage.FromString(bytes(one)))
+    )
+    assert content([*had, *more, *map(parse, said)], "r") == b"hello world" and close == (1000, ""), close
+    with world.open(subprotocol=after, headers={TOKEN: token}) as late:
+        assert world.rest(late)[1] == (1008, "NOT_FOUND: NO_SESSION")
+
+
 CHECKS = [
     protobuf_echo,
     json_echo_in_protobufs_own_mapping,
@@ -186,6 +246,7 @@ CHECKS = [
     what_is_no_dialect_is_closed,
     options_are_checked_before_the_upgrade,
     pings_are_answered,
+    a_session_is_come_back_to_in_either_dialect,
 ]
 
 
