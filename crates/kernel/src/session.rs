@@ -42,7 +42,8 @@ use std::time::Duration;
 use futures::Stream;
 use futures::stream::FuturesUnordered;
 use sapwood_proto::evergreen::{Dialect, Limits, Message, MetadataMode, Reason, Status};
-use sapwood_proto::session::{self as machine, Retain, Side, Stats};
+use sapwood_proto::session::{self as machine, Live, Retain, Side, Stats};
+use sapwood_proto::time::Time;
 
 use self::driver::Driver;
 use self::intake::Intake;
@@ -188,7 +189,7 @@ pub fn listing(kernel: &Kernel, options: &Options) -> serde_json::Value {
 
 /// Opens a session against the functions of `kernel`: what is to be run, and what goes to the transport.
 pub fn open<W: Observe>(kernel: Kernel, options: Options, observer: W) -> (Session<W>, Outgoing) {
-    let link = Link::new(|now| {
+    let link = Link::new(options.dialect, |now| {
         let config = machine::Config {
             limits: Arc::clone(&options.limits),
             metadata: options.metadata,
@@ -286,17 +287,30 @@ pub struct Outgoing {
     connection: Option<u64>,
 }
 
-impl Drop for Outgoing {
-    fn drop(&mut self) {
-        let Some(connection) = self.connection.filter(|_| !self.over) else {
+impl Outgoing {
+    /// The connection was cut, which is no leave-taking even of a client that has said its last word (EV-940). To drop
+    /// this instead leaves that open.
+    pub fn cut(mut self) {
+        self.leave(Live::lost);
+    }
+
+    fn leave(&mut self, how: impl FnOnce(&mut Live, Time)) {
+        let over = std::mem::replace(&mut self.over, true);
+        let Some(connection) = self.connection.filter(|_| !over) else {
             return;
         };
         let now = self.link.now();
         self.link.with(|live| {
             if live.connection() == connection {
-                live.lost(now);
+                how(live, now);
             }
         });
+    }
+}
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        self.leave(Live::let_go);
     }
 }
 

@@ -4,5 +4,3 @@
 //! Refuses to know: kernels, engines, servers.
 
 pub mod evergreen;
-#[cfg(feature = "otlp")]
-pub mod otlp;

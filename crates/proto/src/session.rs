@@ -122,7 +122,7 @@ impl Session {
         Self {
             side,
             phase: Phase::Open,
-            store: Store::new(config.entropy, config.kept()),
+            store: Store::new(&config),
             search: Search::default(),
             cursors: Slab::new(),
             parked: 0,
@@ -218,7 +218,7 @@ impl Session {
         }
         let status = status.into();
         self.phase = Phase::Aborted(Arc::clone(&status));
-        self.store = Store::new(self.config.entropy, self.config.kept());
+        self.store = Store::new(&self.config);
         self.search = Search::default();
         self.cursors = Slab::new();
         self.actions = Actions::new();
@@ -284,16 +284,16 @@ impl Session {
         self.store.mention(id, &limits)
     }
 
-    /// The id of a node; `None` once the session is aborted.
+    /// The id of a node; `None` once it is forgotten, or the session aborted.
     #[must_use]
     pub fn id(&self, node: NodeKey) -> Option<&Id> {
-        ((node.0 as usize) < self.store.len()).then(|| &self.store.get(node).id)
+        self.store.has(node).then(|| &self.store.get(node).id)
     }
 
     /// Whether a node is complete (EV-208).
     #[must_use]
     pub fn is_complete(&self, node: NodeKey) -> bool {
-        (node.0 as usize) < self.store.len() && self.store.get(node).is_complete()
+        self.store.get(node).is_complete()
     }
 
     /// How the session was aborted, if it was.
@@ -367,6 +367,7 @@ impl Session {
             limits: &self.config.limits,
             mode: self.config.metadata,
             copy_below,
+            joins: self.config.manners.joins,
         };
         let accepted = self.store.accept(fragment, &rules)?;
         let key = match accepted {

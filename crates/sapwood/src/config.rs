@@ -6,7 +6,6 @@
 pub(crate) mod keys;
 pub(crate) mod layers;
 pub(crate) mod span;
-pub(crate) mod trace;
 
 use std::path::PathBuf;
 
@@ -15,7 +14,6 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::failure::Failure;
 use span::Span;
-use trace::Trace;
 
 /// The whole configuration. Every key stands in `config.example.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,7 +35,6 @@ pub(crate) struct Config {
     pub(crate) limits: Limits,
     pub(crate) drain: Drain,
     pub(crate) browser: Browser,
-    pub(crate) trace: Trace,
     pub(crate) client: Client,
     /// Other servers whose functions are served here too.
     pub(crate) upstreams: Vec<String>,
@@ -59,7 +56,6 @@ impl Default for Config {
             limits: Limits::default(),
             drain: Drain::default(),
             browser: Browser::default(),
-            trace: Trace::default(),
             client: Client::default(),
             upstreams: Vec::new(),
             models: Vec::new(),
@@ -213,6 +209,10 @@ pub(crate) struct Limits {
     pub(crate) sessions: usize,
     /// Bytes that all Evergreen sessions together may hold; the one that asks for more is ended.
     pub(crate) server_retained_bytes: u64,
+    /// Evergreen sessions at a time that can be come back to; 0 is none.
+    pub(crate) resumable_sessions: usize,
+    /// How long such a session waits for its client.
+    pub(crate) resume_grace: Span,
     /// Requests that may wait for one model; one more is refused.
     pub(crate) queue_requests: usize,
     /// Prompt tokens that may wait for one model, together.
@@ -231,6 +231,8 @@ impl Default for Limits {
             idle: Span::seconds(75),
             sessions: 20_000,
             server_retained_bytes: 4 << 30,
+            resumable_sessions: 1_000,
+            resume_grace: Span::seconds(60),
             queue_requests: 1_024,
             queue_tokens: 4_194_304,
             queue_timeout: Span::seconds(60),

@@ -13,7 +13,6 @@ mod models;
 mod output;
 mod progress;
 mod serving;
-mod telling;
 mod upstreams;
 
 fn main() -> std::process::ExitCode {

@@ -37,8 +37,8 @@ pub struct Config {
     pub limits: Arc<Limits>,
     /// The target of GENERATE where an action names none (EV-503).
     pub default_target: Option<String>,
-    /// Sessions at a time that can be come back to after their connection was lost (EV-940); those above are sessions
-    /// without resume.
+    /// Sessions at a time that can be come back to after their connection was lost (EV-940), with or without one now; those
+    /// above are sessions without resume. 0 turns that off.
     pub resumable_sessions: usize,
     /// Ready fragments are joined into messages (EV-706); off for the gated bench alone (D-33).
     pub coalesce: bool,
@@ -58,6 +58,11 @@ impl Default for Config {
 }
 
 impl Config {
+    /// What is on in a dialect.
+    fn extensions(&self, dialect: Dialect) -> &'static [&'static str] {
+        session::extensions(dialect.resumes() && self.resumable_sessions > 0)
+    }
+
     fn session(&self, dialect: Dialect, options: Options) -> session::Options {
         session::Options {
             dialect,
@@ -70,7 +75,7 @@ impl Config {
             timeout: options.timeout,
             default_target: self.default_target.clone(),
             token: None,
-            extensions: session::extensions(dialect == Dialect::Grpc),
+            extensions: self.extensions(dialect),
             // The standard library seeds every hasher from the system's randomness.
             entropy: RandomState::new().hash_one(0_u8),
         }

@@ -8,6 +8,8 @@
 //!   GET ─ asked ─► 101 ─► handed over to the connection's task ─► messages ─► last words ─► Close ─► the peer's Close
 //! ```
 
+mod carrier;
+
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -16,16 +18,17 @@ use axum::body::Body;
 use bytes::Bytes;
 use futures::{Sink, SinkExt, Stream, StreamExt};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version, header};
-use hyper::upgrade::{OnUpgrade, Upgraded};
-use hyper_util::rt::TokioIo;
+use hyper::upgrade::OnUpgrade;
 use sapwood_proto::code::Code;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Error, Message, Utf8Bytes};
 
+use self::carrier::{Carrier, Watched};
 use crate::handover::Handover;
 use crate::refusal::Refusal;
 use crate::trail;
@@ -57,7 +60,9 @@ pub(crate) enum Heard {
 /// Why nothing more is heard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lost {
-    /// The peer has closed, or the connection is gone.
+    /// The peer has closed in good order: with the code 1000, or with none.
+    Left,
+    /// The connection is gone, or the peer has closed it for another reason.
     Gone,
     /// A message is larger than allowed.
     TooLarge,
@@ -143,8 +148,8 @@ impl Asked {
         self.handover.leave(trail::carry(async move {
             // The answer may have been lost on its way.
             if let Ok(upgraded) = upgrade.await {
-                let io = TokioIo::new(upgraded);
-                serve(Socket::new(io, message_bytes_max, keepalive).await).await;
+                let (io, ahead) = Carrier::of(upgraded);
+                serve(Socket::new(io, ahead, message_bytes_max, keepalive).await).await;
             }
         }));
         answer
@@ -152,32 +157,49 @@ impl Asked {
 }
 
 /// A connection that has become a WebSocket.
-pub(crate) struct Socket<S = TokioIo<Upgraded>> {
+pub(crate) struct Socket<S = Carrier> {
     stream: WebSocketStream<S>,
     keepalive: Keepalive,
     /// When anything came last, a pong included.
     heard: Instant,
+    /// When the next ping is due.
+    ping_at: Instant,
     timer: Pin<Box<Sleep>>,
+    /// The peer has said goodbye.
+    left: bool,
     /// What comes can no longer be told apart, so nothing is read.
     lost: Option<Lost>,
     /// Something was written and not flushed.
     unflushed: bool,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
-    pub(crate) async fn new(io: S, message_bytes_max: usize, keepalive: Keepalive) -> Self {
+impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
+    /// `io`, of which `ahead` has been read.
+    pub(crate) async fn new(
+        io: S,
+        ahead: Vec<u8>,
+        message_bytes_max: usize,
+        keepalive: Keepalive,
+    ) -> Self {
         let config = WebSocketConfig::default()
             .read_buffer_size(BUFFER_BYTES)
             .write_buffer_size(BUFFER_BYTES)
             .max_message_size(Some(message_bytes_max))
             .max_frame_size(Some(message_bytes_max));
-        let stream = WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await;
+        let config = Some(config);
+        let stream = if ahead.is_empty() {
+            WebSocketStream::from_raw_socket(io, Role::Server, config).await
+        } else {
+            WebSocketStream::from_partially_read(io, ahead, Role::Server, config).await
+        };
         let now = Instant::now();
         Self {
             stream,
             keepalive,
             heard: now,
+            ping_at: now + keepalive.every,
             timer: Box::pin(sleep_until(now + keepalive.every)),
+            left: false,
             lost: None,
             unflushed: false,
         }
@@ -194,8 +216,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
             let lost = match item {
                 Some(Ok(Message::Text(text))) => return Poll::Ready(Ok(Heard::Text(text.into()))),
                 Some(Ok(Message::Binary(bytes))) => return Poll::Ready(Ok(Heard::Binary(bytes))),
-                // Pings are answered below; after a Close, the next look sends ours and finds the end.
+                // The next look sends ours and finds the end.
+                Some(Ok(Message::Close(frame))) => {
+                    self.left = frame.is_none_or(|frame| frame.code == CloseCode::Normal);
+                    continue;
+                }
+                // Pings are answered below.
                 Some(Ok(_)) => continue,
+                _ if self.left => Lost::Left,
                 Some(Err(Error::Capacity(_))) => Lost::TooLarge,
                 Some(Err(Error::Utf8(_))) => Lost::NotText,
                 Some(Err(Error::Protocol(error))) if !is_cut(&error) => Lost::Broken,
@@ -245,25 +273,38 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
         Poll::Ready(flushed.map_err(|_| Lost::Gone))
     }
 
-    /// Sends pings; resolves when the peer has been silent for too long. A peer that we do not listen to is not silent.
+    /// Sends pings; resolves when the peer is gone, or has been silent for too long. A peer that we do not listen to is not
+    /// silent, but watched: nothing of it is read, and yet it is seen when it has closed (EV-802, D-28).
     pub(crate) fn poll_alive(&mut self, deaf: bool, cx: &mut Context<'_>) -> Poll<()> {
+        if deaf && self.timer.deadline() > Instant::now() + LOOK {
+            self.timer.as_mut().reset(Instant::now() + LOOK);
+        }
         while self.timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
             if deaf {
                 self.heard = now;
             }
-            if now.duration_since(self.heard) >= self.keepalive.silence {
+            let closed = deaf && self.stream.get_ref().is_closed();
+            if closed || now.duration_since(self.heard) >= self.keepalive.silence {
                 return Poll::Ready(());
             }
-            self.timer.as_mut().reset(now + self.keepalive.every);
-            if self.poll_room(cx).is_ready() {
-                // One that cannot be sent is found by whoever sends next.
-                let _ = Pin::new(&mut self.stream).start_send(Message::Ping(Bytes::new()));
-                self.unflushed = true;
+            if now >= self.ping_at {
+                self.ping_at = now + self.keepalive.every;
+                if self.poll_room(cx).is_ready() {
+                    let ping = Message::Ping(Bytes::new());
+                    if Pin::new(&mut self.stream).start_send(ping).is_err() {
+                        return Poll::Ready(());
+                    }
+                    self.unflushed = true;
+                }
             }
+            let next = if deaf { now + LOOK } else { self.ping_at };
+            self.timer.as_mut().reset(next.min(self.ping_at));
         }
-        let _ = self.poll_sent(cx);
-        Poll::Pending
+        match self.poll_sent(cx) {
+            Poll::Ready(Err(_)) => Poll::Ready(()),
+            _ => Poll::Pending,
+        }
     }
 
     /// Sends a Close behind everything else and waits for the peer's, in all no longer than `limit`. What still comes
@@ -317,6 +358,8 @@ fn has_token(headers: &HeaderMap, name: header::HeaderName, token: &str) -> bool
 const VERSION: &str = "13";
 /// First size of the buffer of each direction; a connection that says little holds little (EV-982).
 const BUFFER_BYTES: usize = 4 * 1024;
+/// How often a peer that is not listened to is looked at.
+const LOOK: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests;

@@ -178,21 +178,6 @@ async fn ev_704_keys_and_origins_are_checked_before_the_upgrade() {
     }
 }
 
-/// Who wants its session back is not to be given another one.
-#[tokio::test]
-async fn ev_941_a_socket_that_brings_a_token_is_refused() {
-    let server = Running::with_test_functions().await;
-    for (path, headers) in [
-        ("/evergreen?evergreen-session-token=AAAA", vec![]),
-        ("/?x=1&evergreen-session-token=", vec![]),
-        ("/evergreen", vec![("evergreen-session-token", "AAAA")]),
-    ] {
-        let opened = Socket::open(&server, path, &headers).await;
-        let status = opened.err().map(|status| status.as_u16());
-        assert_eq!(status, Some(404), "{path} {headers:?}");
-    }
-}
-
 #[tokio::test]
 async fn malformed_options_and_a_full_house_are_refused_before_the_upgrade() {
     let config = Config {

@@ -151,7 +151,9 @@ impl Serving {
         let trailing = self.trailing();
         let written = self.link.with(|live| {
             let written = trailing
-                .map_or(Ok(()), |chunk| self.outputs.write(live.machine(), &chunk))
+                .map_or(Ok(()), |chunk| {
+                    self.outputs.write_last(live.machine(), &chunk)
+                })
                 .and_then(|()| self.outputs.finish(live.machine()));
             if written.is_ok() {
                 live.machine().finish(self.key);
@@ -188,13 +190,11 @@ impl Serving {
     /// EV-913: the caller asked for the end, so it is a good one. Of an action that ended otherwise (a deadline, the end
     /// of the session) the key is stale by now, and nothing of this has an effect.
     fn cancelled(&mut self) -> Option<Arc<Status>> {
-        if self.outputs.has(META)
-            && let Ok(chunk) = Chunk::json(&last_words(self.run.meta()))
-        {
+        if let Ok(chunk) = Chunk::json(&last_words(self.run.meta())) {
             // If it cannot be written the session is over.
             let _ = self
                 .link
-                .with(|live| self.outputs.write(live.machine(), &chunk.on(META)));
+                .with(|live| self.outputs.write_last(live.machine(), &chunk.on(META)));
         }
         self.finished()
     }

@@ -10,12 +10,12 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
-use sapwood_proto::evergreen::{Message, Status};
-use tokio::sync::mpsc;
+use sapwood_proto::evergreen::{Dialect, Message, Status};
 
 use super::Outgoing;
 use super::link::Link;
@@ -36,17 +36,38 @@ pub type Incoming = BoxStream<'static, Result<Message, Lost>>;
 #[derive(Clone)]
 pub struct Back {
     link: Link,
-    returns: mpsc::Sender<Incoming>,
+    door: Arc<Door>,
+}
+
+/// Where the last connection that has come waits for the session to look.
+#[derive(Default)]
+struct Door(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    next: Option<Next>,
+    session: Option<Waker>,
+}
+
+/// A connection and its number.
+struct Next {
+    connection: u64,
+    dialect: Dialect,
+    incoming: Incoming,
 }
 
 impl Back {
-    /// `incoming` takes over: the old connection ends with `SUPERSEDED`, and what goes to the new one is given. `None`:
-    /// the session is over.
+    /// `incoming` takes over, in this dialect: the old connection ends with `SUPERSEDED`, and what goes to the new one is
+    /// given. Of several at once the last one stays. `None`: the session is over.
     #[must_use]
-    pub fn connect(&self, incoming: Incoming) -> Option<Outgoing> {
+    pub fn connect(&self, dialect: Dialect, incoming: Incoming) -> Option<Outgoing> {
         let now = self.link.now();
         let connection = self.link.with(|live| live.take_over(now))?;
-        self.returns.try_send(incoming).ok()?;
+        self.door.knock(Next {
+            connection,
+            dialect,
+            incoming,
+        });
         Some(Outgoing {
             link: self.link.clone(),
             ready: VecDeque::new(),
@@ -62,36 +83,67 @@ impl fmt::Debug for Back {
     }
 }
 
+impl Door {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Somebody has come; who came before it and was not let in yet has been taken over from.
+    fn knock(&self, next: Next) {
+        let mut waiting = self.waiting();
+        let number = |waiting: &Waiting| waiting.next.as_ref().map_or(0, |next| next.connection);
+        if number(&waiting) > next.connection {
+            return;
+        }
+        let before = waiting.next.replace(next);
+        let session = waiting.session.take();
+        drop(waiting);
+        drop(before);
+        session.into_iter().for_each(Waker::wake);
+    }
+
+    /// Who waits, or the session's waker instead.
+    fn open(&self, cx: &Context<'_>) -> Option<Next> {
+        let mut waiting = self.waiting();
+        let next = waiting.next.take();
+        match &waiting.session {
+            Some(waker) if waker.will_wake(cx.waker()) => {}
+            _ => waiting.session = Some(cx.waker().clone()),
+        }
+        next
+    }
+}
+
 /// The connections of one session, one after the other, as one stream of messages.
 pub struct Connections {
     link: Link,
     current: Option<Incoming>,
     /// A new one, which begins once everything of the old one has been dealt with.
-    next: Option<Incoming>,
+    next: Option<Next>,
     dealt_with: bool,
-    returns: mpsc::Receiver<Incoming>,
+    door: Arc<Door>,
 }
 
 impl Connections {
     pub(super) fn new(link: Link, first: Incoming) -> (Self, Back) {
-        let (send, returns) = mpsc::channel(RETURNS);
+        let door = Arc::<Door>::default();
         let back = Back {
             link: link.clone(),
-            returns: send,
+            door: Arc::clone(&door),
         };
         let connections = Self {
             link,
             current: Some(first),
             next: None,
             dealt_with: false,
-            returns,
+            door,
         };
         (connections, back)
     }
 
     /// `false`: first what was taken from the old connection has to go where it goes.
-    fn change(&mut self, cx: &mut Context<'_>) -> bool {
-        while let Poll::Ready(Some(next)) = self.returns.poll_recv(cx) {
+    fn change(&mut self, cx: &Context<'_>) -> bool {
+        if let Some(next) = self.door.open(cx) {
             self.current = None;
             self.next = Some(next);
         }
@@ -103,9 +155,11 @@ impl Connections {
             cx.waker().wake_by_ref();
             return false;
         }
-        self.current = self.next.take();
-        let now = self.link.now();
-        self.link.with(|live| live.returned(now));
+        if let Some(next) = self.next.take()
+            && self.link.returned(next.connection, next.dialect)
+        {
+            self.current = Some(next.incoming);
+        }
         true
     }
 }
@@ -146,5 +200,5 @@ impl fmt::Debug for Connections {
     }
 }
 
-/// Connections that may come before the session has looked.
-const RETURNS: usize = 8;
+#[cfg(test)]
+mod tests;

@@ -49,11 +49,7 @@ pub(super) fn bind(
     let configs = Configs::read(spec, &start.configs)?;
     let choices = Arc::new(AtomicU32::new(1));
     let signals = Arc::new(Signals::default());
-    let mut outputs = Outputs::new(
-        start.action,
-        options.dialect.manners(),
-        Arc::clone(&choices),
-    );
+    let mut outputs = Outputs::new(start.action, Arc::clone(&choices));
     for (name, node) in &start.outputs {
         bind_output(spec, &mut outputs, name, *node)?;
     }

@@ -160,7 +160,9 @@ where
 
     fn start(&mut self, start: &Start) {
         self.observer.action_began();
-        let failed = if let Some(answer) = reserved::answer(&self.kernel, &self.options, start) {
+        let dialect = self.link.dialect();
+        let answer = reserved::answer(&self.kernel, &self.options, dialect, start);
+        let failed = if let Some(answer) = answer {
             let written = answer.and_then(|value| reserved::write(&self.link, start, &value));
             if written.is_ok() {
                 self.observer.action_ended(None);

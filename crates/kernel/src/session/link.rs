@@ -6,6 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 
+use sapwood_proto::evergreen::Dialect;
 use sapwood_proto::session::{Live, Session};
 use sapwood_proto::time::Time;
 use tokio::time::Instant;
@@ -18,15 +19,18 @@ pub(super) struct Link(Arc<Shared>);
 struct Shared {
     live: Mutex<Live>,
     origin: Instant,
+    /// In which dialect the connection speaks.
+    dialect: Mutex<Dialect>,
 }
 
 impl Link {
     /// A link to the machine that `make` builds; its time begins now.
-    pub(super) fn new(make: impl FnOnce(Time) -> Session) -> Self {
+    pub(super) fn new(dialect: Dialect, make: impl FnOnce(Time) -> Session) -> Self {
         let live = Live::new(make(Time::ZERO));
         Self(Arc::new(Shared {
             live: Mutex::new(live),
             origin: Instant::now(),
+            dialect: Mutex::new(dialect),
         }))
     }
 
@@ -38,6 +42,36 @@ impl Link {
     /// The instant on tokio's clock that `time` stands for.
     pub(super) fn instant(&self, time: Time) -> Instant {
         self.0.origin + time.since_origin()
+    }
+
+    /// In which dialect the session speaks now.
+    pub(super) fn dialect(&self) -> Dialect {
+        *self
+            .0
+            .dialect
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection with this number stands, and speaks so. `false`: another one has taken over meanwhile.
+    pub(super) fn returned(&self, connection: u64, dialect: Dialect) -> bool {
+        let now = self.now();
+        let stands = self.with(|live| {
+            let stands = live.connection() == connection;
+            if stands {
+                live.machine().speak(dialect.manners());
+                live.returned(now);
+            }
+            stands
+        });
+        if stands {
+            *self
+                .0
+                .dialect
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = dialect;
+        }
+        stands
     }
 
     /// Does something to the machine, then wakes whom that concerns; not the transport, see [`Link::flush`].

@@ -2,7 +2,7 @@
 //!
 //! Owns: the two JSON documents. Refuses to know: who asked, and how the answer travels.
 
-use sapwood_proto::evergreen::MetadataMode;
+use sapwood_proto::evergreen::{Dialect, MetadataMode};
 use sapwood_proto::session::Retain;
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ pub(super) fn actions(kernel: &Kernel, options: &Options) -> Value {
 }
 
 /// The dialect, the options in force and the limits of this session.
-pub(super) fn session(options: &Options) -> Value {
+pub(super) fn session(options: &Options, dialect: Dialect) -> Value {
     let limits = &options.limits;
     let mode = match options.metadata {
         MetadataMode::Strict => "strict",
@@ -37,7 +37,7 @@ pub(super) fn session(options: &Options) -> Value {
         Retain::Unread => "unread",
     };
     json!({
-        "dialect": options.dialect.name(),
+        "dialect": dialect.name(),
         "options": {
             "evergreen-metadata": mode,
             "evergreen-partial-failure": i32::from(options.partial_failure),

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytes::{Bytes, BytesMut};
 use bytestring::ByteString;
-use sapwood_proto::evergreen::{Manners, Metadata, msgpack};
+use sapwood_proto::evergreen::{Metadata, msgpack};
 use sapwood_proto::session::{ActionKey, NodeKey, Session, WriteError};
 
 use super::wire;
@@ -26,7 +26,6 @@ use crate::spec;
 pub(super) struct Outputs {
     action: ActionKey,
     list: Vec<Output>,
-    manners: Manners,
     /// How many answers were asked for; known once the config has been read, which is before the first chunk.
     choices: Arc<AtomicU32>,
 }
@@ -62,11 +61,10 @@ enum Shape {
 type Written = Result<(), WriteError>;
 
 impl Outputs {
-    pub(super) const fn new(action: ActionKey, manners: Manners, choices: Arc<AtomicU32>) -> Self {
+    pub(super) const fn new(action: ActionKey, choices: Arc<AtomicU32>) -> Self {
         Self {
             action,
             list: Vec::new(),
-            manners,
             choices,
         }
     }
@@ -92,11 +90,6 @@ impl Outputs {
         self.list.iter().map(|output| &output.port)
     }
 
-    /// Whether `port` is listed.
-    pub(super) fn has(&self, port: &str) -> bool {
-        self.ports().any(|mine| *mine == *port)
-    }
-
     /// Whether `port` is listed and nothing has been written to it.
     pub(super) fn is_unwritten(&self, port: &str) -> bool {
         let mut unwritten = self
@@ -116,24 +109,31 @@ impl Outputs {
         else {
             return Ok(());
         };
-        let mut pen = Pen {
-            session,
-            action: self.action,
-            whole_json: self.manners.whole_json,
-        };
-        if self.manners.flat {
+        let mut pen = Pen::new(session, self.action);
+        if pen.session.config().manners.flat {
             return output.write_flat(&mut pen, chunk, choices);
         }
         output.write(&mut pen, chunk, choices)
     }
 
+    /// Writes the whole of a port to which nothing has been written, and ends it. Needs no room: it is what cannot be said
+    /// before the end.
+    pub(super) fn write_last(&mut self, session: &mut Session, chunk: &Chunk) -> Written {
+        let output = self
+            .list
+            .iter_mut()
+            .find(|output| output.port == chunk.port);
+        let Some(output) = output.filter(|output| matches!(output.top.shape, Shape::Open)) else {
+            return Ok(());
+        };
+        output.top.shape = Shape::Ended;
+        let metadata = Arc::new(wire::metadata(chunk));
+        session.end_with_data(output.top.node, &metadata, chunk.data.clone())
+    }
+
     /// Ends every output, those that stayed empty included (EV-508).
     pub(super) fn finish(&mut self, session: &mut Session) -> Written {
-        let mut pen = Pen {
-            session,
-            action: self.action,
-            whole_json: self.manners.whole_json,
-        };
+        let mut pen = Pen::new(session, self.action);
         self.list
             .iter_mut()
             .try_for_each(|output| output.top.finish(&mut pen, &output.mime))
@@ -148,7 +148,16 @@ struct Pen<'a> {
     whole_json: bool,
 }
 
-impl Pen<'_> {
+impl<'a> Pen<'a> {
+    /// What the connection of this moment needs.
+    const fn new(session: &'a mut Session, action: ActionKey) -> Self {
+        Self {
+            whole_json: session.config().manners.whole_json,
+            session,
+            action,
+        }
+    }
+
     /// New children of a tree, announced in one fragment.
     fn children(&mut self, tree: NodeKey, count: usize) -> Result<Vec<NodeKey>, WriteError> {
         // A session that has no room for another node is as good as over for this action.
@@ -272,12 +281,12 @@ impl Slot {
             Shape::Open => Arc::new(wire::metadata(chunk)),
             _ => return Err(WriteError::Refused),
         };
-        let data = if pen.whole_json && is_json(&metadata.mimetype) {
+        let data = if is_json(&metadata.mimetype) && (pen.whole_json || !self.begun.is_empty()) {
             // What is taken in here is not taken in twice.
             if !pen.session.has_room() {
                 return Err(WriteError::Full);
             }
-            self.whole_values(&metadata.mimetype, &chunk.data)
+            self.whole_values(pen, &metadata.mimetype, &chunk.data)?
         } else {
             Some(chunk.data.clone())
         };
@@ -288,17 +297,30 @@ impl Slot {
         Ok(())
     }
 
-    /// What can be sent of JSON without cutting a value: whole lines, or nothing before the end.
-    fn whole_values(&mut self, mimetype: &str, data: &[u8]) -> Option<Bytes> {
+    /// What can be sent of JSON without cutting a value: whole lines, or nothing before the end. What waits counts
+    /// (EV-801).
+    fn whole_values(
+        &mut self,
+        pen: &mut Pen<'_>,
+        mimetype: &str,
+        data: &[u8],
+    ) -> Result<Option<Bytes>, WriteError> {
+        pen.session.hold_aside(pen.action, data.len())?;
         self.begun.extend_from_slice(data);
         let lines = mimetype.contains("ndjson") || mimetype.contains("jsonl");
-        let end = if self.begun.len() > WHOLE_BYTES_MAX {
+        let end = if self.begun.len() > WHOLE_BYTES_MAX || !pen.whole_json {
             Some(self.begun.len())
         } else {
             let newline = self.begun.iter().rposition(|&byte| byte == b'\n');
             newline.filter(|_| lines).map(|at| at + 1)
         };
-        end.map(|end| self.begun.split_to(end).freeze())
+        Ok(end.map(|end| self.let_go(pen, end)))
+    }
+
+    /// What waited no longer does.
+    fn let_go(&mut self, pen: &mut Pen<'_>, bytes: usize) -> Bytes {
+        pen.session.let_go_aside(pen.action, bytes);
+        self.begun.split_to(bytes).freeze()
     }
 
     /// Ends this node and everything below it, children first.
@@ -314,7 +336,7 @@ impl Slot {
         }
         let shape = std::mem::replace(&mut self.shape, Shape::Ended);
         if let (Shape::Leaf(metadata), false) = (shape, self.begun.is_empty()) {
-            let rest = self.begun.split().freeze();
+            let rest = self.let_go(pen, self.begun.len());
             return pen.session.end_with_data(self.node, &metadata, rest);
         }
         pen.session

@@ -16,13 +16,14 @@ use crate::kernel::Kernel;
 pub(super) fn answer(
     kernel: &Kernel,
     options: &Options,
+    dialect: Dialect,
     start: &Start,
 ) -> Option<Result<Value, Status>> {
     let (output, value) = match &*start.name {
         "LIST_ACTIONS" => ("actions", listing::actions(kernel, options)),
-        "SESSION_INFO" => ("info", listing::session(options)),
+        "SESSION_INFO" => ("info", listing::session(options, dialect)),
         // Whether anybody is there, in Action Engine's words (EV-742).
-        "__ping__" if options.dialect == Dialect::Msgpack => ("result", Value::Null),
+        "__ping__" if dialect == Dialect::Msgpack => ("result", Value::Null),
         _ => return None,
     };
     let unknown = start

@@ -20,6 +20,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::chunk::Chunk;
 use crate::handler::raw;
+use crate::meta::Meta;
 use crate::name::{Mime, Port};
 use crate::spec::{Input, Output, Spec};
 
@@ -375,6 +376,99 @@ async fn ev_913_the_meta_of_a_cancelled_answer_says_so() {
     let meta: Value = serde_json::from_slice(&probe.complete("m").await.data).unwrap();
     assert_eq!(meta["finish_reason"], "cancelled");
     assert_eq!(probe.complete("r").await.data, b"well");
+}
+
+/// KE-305, EV-803
+#[tokio::test(start_paused = true)]
+async fn ev_601_the_last_word_needs_no_room_in_a_full_queue() {
+    let spec = || Spec::new("talk", "Talks.").outputs([Output::new(Port::MAIN, Mime::TEXT)]);
+    let words = || {
+        let meta = Meta::default().with_extra("mood", "good");
+        let chunk = Chunk::text("x".repeat(500)).with_meta(meta);
+        stream::iter([Ok(chunk)])
+    };
+    for (endless, expect) in [(false, "good"), (true, "cancelled")] {
+        let talk = raw(spec(), move |_| {
+            let rest = stream::pending().take(usize::from(endless));
+            words().chain(rest).boxed()
+        });
+        let limits = Arc::new(Limits {
+            outbound_queue_bytes: 100,
+            ..Limits::default()
+        });
+        let options = Options {
+            limits,
+            ..Options::default()
+        };
+        let mut probe = Probe::open([talk], options);
+        let outputs = [("output", "r"), ("meta", "m")];
+        let mut asked = vec![action("talk", &[], &outputs)];
+        if endless {
+            asked.push(action("CANCEL", &[("action", "r")], &[]));
+        }
+        probe.send(vec![], asked).await;
+        // Nobody has taken anything when the function ends.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let meta: Value = serde_json::from_slice(&probe.complete("m").await.data).unwrap();
+        assert!(meta.to_string().contains(expect), "{meta}");
+        probe.complete("r").await;
+        assert_eq!(reason(probe.end().await), "OK");
+    }
+}
+
+/// EV-722
+#[tokio::test(start_paused = true)]
+async fn ev_801_json_that_waits_to_be_whole_counts_and_is_given_back() {
+    let spec = || Spec::new("list", "Lists.").outputs([Output::new(Port::MAIN, Mime::JSON)]);
+    let piece = || Ok(Chunk::text("x".repeat(1000)).with_mime(Mime::JSON));
+    let options = |retained_bytes| Options {
+        dialect: Dialect::Json,
+        limits: Arc::new(Limits {
+            retained_bytes,
+            ..Limits::default()
+        }),
+        ..Options::default()
+    };
+    let list = raw(spec(), move |_| {
+        stream::iter([piece(), piece(), piece()])
+            .chain(stream::pending())
+            .boxed()
+    });
+    for (most, expect) in [(3_000 + 1, None), (3_000, Some("RETAINED_LIMIT"))] {
+        let mut probe = Probe::open([list.clone()], options(most));
+        probe
+            .send(vec![], vec![action("list", &[], &[("output", "r")])])
+            .await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let held = probe
+            .outgoing
+            .link
+            .with(|live| live.machine().retained_bytes());
+        if let Some(expect) = expect {
+            assert_eq!(reason(probe.failure().await), expect);
+            continue;
+        }
+        assert_eq!(held, 3_001, "the id of the output, and what waits");
+        let cancel = action("CANCEL", &[("action", "r")], &[]);
+        probe.send(vec![], vec![cancel]).await;
+        assert_eq!(
+            reason(probe.failure().await),
+            "RETAINED_LIMIT",
+            "there is no room for a fragment"
+        );
+    }
+    let all = raw(spec(), move |_| stream::iter([piece(), piece()]).boxed());
+    let mut probe = Probe::open([all], options(1 << 20));
+    probe
+        .send(vec![], vec![action("list", &[], &[("output", "r")])])
+        .await;
+    assert_eq!(probe.complete("r").await.data.len(), 2000);
+    let held = probe
+        .outgoing
+        .link
+        .with(|live| live.machine().retained_bytes());
+    let metadata = "application/json".len() as u64;
+    assert_eq!(held, 1 + 2000 + 64 + metadata);
 }
 
 /// KE-139

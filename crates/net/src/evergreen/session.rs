@@ -34,8 +34,8 @@ pub struct Options {
     /// Content is let go once everybody has read it or it is sent, here and at a server that announces `retain`; who
     /// comes later is told `NODE_RELEASED` (EV-955). For sessions that stream without end.
     pub retain_unread: bool,
-    /// The session survives the loss of its connection, where the server announces `resume`: it is connected to again,
-    /// and nothing is lost or done twice (EV-940, EV-975).
+    /// The session survives the loss of its connection, where the server gives it a token: it is connected to again, and
+    /// nothing is lost or done twice (EV-940, EV-975). Not in the dialect msgpack, which has no way to say so.
     pub resume: bool,
     /// The session ends this long after it began (EV-950).
     pub timeout: Option<std::time::Duration>,
@@ -114,6 +114,7 @@ impl Session {
                 metadata: metadata(dialect),
                 manners: Manners {
                     lax_seq: dialect.manners().lax_seq,
+                    joins: dialect == Dialect::Msgpack,
                     ..Manners::default()
                 },
                 retain: if options.retain_unread {
@@ -132,6 +133,9 @@ impl Session {
             connection: 0,
         };
         let opened = connection.call(&headers, None, outgoing).await?;
+        if options.resume && opened.token.is_none() {
+            link.with(|live| live.machine().without_resume());
+        }
         let back = opened.token.map(|token| Back {
             connection: connection.clone(),
             token,

@@ -179,7 +179,9 @@ impl Connection {
     ) -> Result<Opened, Status> {
         let (channel, key) = match self {
             Self::Grpc { channel, key } => (channel, key),
-            Self::WebSocket(place, address) => return place.call(address, options, outgoing).await,
+            Self::WebSocket(place, address) => {
+                return place.call(address, options, token, outgoing).await;
+            }
         };
         let mut request = Request::new(outgoing);
         for (name, value) in options {
@@ -268,7 +270,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// The header of the token, both ways.
-const TOKEN: &str = "evergreen-session-token";
+pub(super) const TOKEN: &str = "evergreen-session-token";
 /// EV-703.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;

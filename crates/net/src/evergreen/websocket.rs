@@ -17,8 +17,8 @@ use bytes::{Bytes, BytesMut};
 use futures::future::FutureExt;
 use futures::stream::{SplitSink, SplitStream};
 use futures::{Sink, SinkExt, Stream, StreamExt};
-use http::Uri;
 use http::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
+use http::{HeaderMap, Uri};
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -38,7 +38,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use self::listening::{Ear, Listening};
 use super::grpc::MESSAGE_BYTES_MAX;
-use super::transport::{Address, Incoming, Opened, bad_address};
+use super::transport::{Address, Incoming, Opened, TOKEN, bad_address};
 
 /// Where a server is, and in which dialect it is spoken to.
 #[derive(Clone, Debug)]
@@ -101,21 +101,25 @@ impl Place {
         &self,
         address: &Address,
         options: &[(&'static str, String)],
+        token: Option<&str>,
         outgoing: impl Stream<Item = Message> + Send + Unpin + 'static,
     ) -> Result<Opened, Status> {
         let opening = async {
             let (io, ear) = Listening::to(self.connect(address).await?);
-            let (wire, extensions) = self.upgrade(io, address, options).await?;
-            Ok((wire, ear, extensions))
+            let (wire, answer) = self.upgrade(io, address, options, token).await?;
+            Ok((wire, ear, answer))
         };
         let late = || unavailable(address, "no answer in time");
-        let (wire, ear, extensions) = timeout(address.connect_timeout, opening)
+        let (wire, ear, answer) = timeout(address.connect_timeout, opening)
             .await
             .map_err(|_| late())??;
+        let said = |name| answer.get(name).and_then(|value| value.to_str().ok());
+        let names = said("evergreen-extensions").unwrap_or_default().split(',');
+        let names = names.map(|name| name.trim().to_owned());
         Ok(Opened {
-            token: None,
+            token: said(TOKEN).map(str::to_owned),
             incoming: converse(wire, ear, self.dialect, outgoing),
-            extensions,
+            extensions: names.filter(|name| !name.is_empty()).collect(),
         })
     }
 
@@ -153,7 +157,8 @@ impl Place {
         io: Listening,
         address: &Address,
         options: &[(&'static str, String)],
-    ) -> Result<(Wire, Vec<String>), Status> {
+        token: Option<&str>,
+    ) -> Result<(Wire, HeaderMap), Status> {
         let path = match self.uri.path() {
             "" | "/" => "/evergreen",
             path => path,
@@ -178,6 +183,12 @@ impl Place {
                 .map_err(|_| bad_address("a session option cannot be sent as a header"))?;
             headers.insert(HeaderName::from_static(name), value);
         }
+        if let Some(token) = token {
+            let mut value = HeaderValue::try_from(token)
+                .map_err(|_| bad_address("the session's token cannot be sent as a header"))?;
+            value.set_sensitive(true);
+            headers.insert(TOKEN, value);
+        }
         if let Some(key) = &address.key {
             let mut value = HeaderValue::try_from(format!("Bearer {key}"))
                 .map_err(|_| bad_address("the key holds characters that no header can carry"))?;
@@ -192,11 +203,7 @@ impl Place {
         let (wire, answer) = client_async_with_config(request, io, Some(config))
             .await
             .map_err(|error| refused(address, &error))?;
-        let announced = answer.headers().get("evergreen-extensions");
-        let announced = announced.and_then(|value| value.to_str().ok());
-        let names = announced.unwrap_or_default().split(',');
-        let names = names.map(|name| name.trim().to_owned());
-        Ok((wire, names.filter(|name| !name.is_empty()).collect()))
+        Ok((wire, answer.into_parts().0.headers))
     }
 }
 

@@ -52,6 +52,9 @@ pub struct Manners {
     pub flat: bool,
     /// A fragment without a place is appended, and one past the final is ignored (EV-731, EV-740).
     pub lax_seq: bool,
+    /// A server of it describes every chunk anew: to a client, what is described as the chunk before it is more of the same
+    /// (EV-972).
+    pub joins: bool,
 }
 
 impl Dialect {
@@ -97,6 +100,12 @@ impl Dialect {
         }
     }
 
+    /// Whether a session that speaks it can be come back to: 0.4.0 has no way to say so (D-29).
+    #[must_use]
+    pub const fn resumes(self) -> bool {
+        !matches!(self, Self::Msgpack)
+    }
+
     /// What its clients expect.
     #[must_use]
     pub const fn manners(self) -> Manners {
@@ -107,6 +116,7 @@ impl Dialect {
             whole_json: json,
             flat: msgpack,
             lax_seq: msgpack,
+            joins: false,
         }
     }
 

@@ -21,6 +21,8 @@ pub(super) struct Rules<'a> {
     pub(super) mode: MetadataMode,
     /// Payloads below this are copied out of the receive buffer (EV-805).
     pub(super) copy_below: usize,
+    /// What is described as the chunk before it is more of the same.
+    pub(super) joins: bool,
 }
 
 /// What became of a fragment.
@@ -170,12 +172,12 @@ impl Store {
             early.insert(seq, piece);
             return Ok(Accepted::Held(key));
         }
-        let dropped = if seq == 0 {
+        let mut dropped = if seq == 0 {
             type_by_first(node, &piece, rules.mode)?
         } else {
             0
         };
-        node.extend(piece);
+        dropped += node.extend(piece, rules.joins);
         let complete = node.is_complete();
         self.give_back(dropped);
         Ok(if complete {
@@ -187,15 +189,43 @@ impl Store {
 }
 
 impl Node {
-    /// Appends a piece and whatever was held for just after it, and ends the log if that was all.
-    fn extend(&mut self, piece: Piece) {
-        // An ended log takes nothing, and nothing is past the final seq by now: the results cannot be errors.
-        let _ = self.log.append(piece);
-        while let Some(piece) = self.early.remove(&self.next_seq()) {
+    /// Appends a piece and whatever was held for just after it, and ends the log if that was all. Gives what the metadata
+    /// dropped by that counted.
+    fn extend(&mut self, piece: Piece, joins: bool) -> u64 {
+        let mut dropped = 0;
+        let mut next = Some(piece);
+        while let Some(mut piece) = next {
+            let seq = self.next_seq();
+            if joins && seq > 0 {
+                let before = piece.cost(seq);
+                piece = self.join(piece);
+                dropped += before - piece.cost(seq);
+            }
+            // An ended log takes nothing, and nothing is past the final seq by now: the results cannot be errors.
             let _ = self.log.append(piece);
+            next = self.early.remove(&self.next_seq());
         }
         if self.last.is_some_and(|last| self.next_seq() > last) {
             let _ = self.log.end(());
+        }
+        dropped
+    }
+
+    /// A piece that is described as the one before it begins nothing new. By its seq, not by when it came.
+    fn join(&mut self, piece: Piece) -> Piece {
+        match piece {
+            Piece::Begin(metadata, data) if self.metadata.as_ref() == Some(&metadata) => {
+                if data.is_empty() {
+                    Piece::Empty
+                } else {
+                    Piece::Data(data)
+                }
+            }
+            Piece::Begin(metadata, data) => {
+                self.metadata = Some(Arc::clone(&metadata));
+                Piece::Begin(metadata, data)
+            }
+            other => other,
         }
     }
 }

@@ -39,8 +39,8 @@ pub(super) struct Entry {
     pub(super) incomplete: usize,
     /// Inputs that it has not begun to read, where that decides what is kept (EV-955).
     pub(super) unopened: Vec<NodeKey>,
-    /// What its configs count, which the shell holds as long as it runs.
-    pub(super) config_bytes: u64,
+    /// What the shell holds for it as long as it runs: its configs, and what it says besides.
+    pub(super) aside_bytes: u64,
 }
 
 impl Entry {
@@ -58,7 +58,7 @@ impl Entry {
             cancelled: false,
             incomplete: 0,
             unopened: Vec::new(),
-            config_bytes: 0,
+            aside_bytes: 0,
         }
     }
 

@@ -16,6 +16,7 @@ pub(super) struct Closure<'a> {
     seen: HashSet<NodeKey, RandomState>,
     stack: Vec<NodeKey>,
     edges_left: usize,
+    /// Whether something was left out.
     cut: bool,
 }
 
@@ -30,9 +31,23 @@ impl<'a> Closure<'a> {
         }
     }
 
-    /// Whether the walk has left something out.
-    pub(super) const fn is_cut(&self) -> bool {
-        self.cut
+    /// All that lies below `roots` and not in `covered`, without a budget: for what can be done to each edge only once.
+    pub(super) fn beside(
+        store: &'a Store,
+        roots: impl IntoIterator<Item = NodeKey>,
+        covered: HashSet<NodeKey, RandomState>,
+    ) -> Self {
+        Self {
+            seen: covered,
+            edges_left: usize::MAX,
+            ..Self::new(store, roots)
+        }
+    }
+
+    /// Every node of the walk; `None` if it has left something out.
+    pub(super) fn into_all(mut self) -> Option<HashSet<NodeKey, RandomState>> {
+        while self.next().is_some() {}
+        (!self.cut).then_some(self.seen)
     }
 }
 

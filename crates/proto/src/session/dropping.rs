@@ -1,7 +1,8 @@
 //! Nodes that are dropped before the session ends (EV-911).
 //!
 //! Owns: which nodes go together, who may still finish reading them, and the moment when their bytes are free. Refuses
-//! to know: who asked. The id of a dropped node stays taken: what still comes for it is ignored.
+//! to know: who asked. The id of a dropped node stays taken: what still comes for it is ignored. (Where the store forgets
+//! ids, that holds for the last ones.)
 //!
 //! ```text
 //!   kept ──DROP──► dropped ──last reader gone, wholly sent──► gone
@@ -219,6 +220,19 @@ impl Store {
         }
     }
 
+    /// Sending has begun anew somewhere else: what of the dropped is unsent is counted again.
+    pub(super) fn recount_unsent(&mut self) {
+        let batches: Vec<Key> = self.drops.iter().map(|(key, _)| key).collect();
+        for batch in batches {
+            let nodes = self.batch_nodes(batch).iter();
+            let unsent = nodes.filter(|node| self.get(**node).is_unsent()).count();
+            if let Some(known) = self.drops.get_mut(batch) {
+                known.unsent = unsent;
+            }
+            self.free_if_done(batch);
+        }
+    }
+
     fn free_if_done(&mut self, batch: Key) {
         let done = |batch: &Batch| batch.readers.is_empty() && batch.unsent == 0;
         if !self.drops.get(batch).is_some_and(done) {
@@ -231,13 +245,8 @@ impl Store {
             node.log.clear();
             node.metadata = None;
             node.readers = None;
-            node.fate = Fate::Gone;
             self.give_back(bytes);
+            self.is_gone(key);
         }
-    }
-
-    /// A node that was made below a dropped one and that nobody knows of yet.
-    pub(super) fn never_mind(&mut self, key: NodeKey) {
-        self.get_mut(key).fate = Fate::Gone;
     }
 }

@@ -390,7 +390,7 @@ impl<'a> Play<'a> {
             .filter(|(_, cursor)| cursor.parked.is_some())
             .count();
         assert_eq!(session.parked, parked, "parked cursors are counted");
-        let nodes = (0..session.store.len()).map(|at| session.store.get(NodeKey(at as u32)));
+        let nodes = session.store.keys().map(|key| session.store.get(key));
         let unread: u64 = nodes.clone().map(|node| node.unread).sum();
         assert_eq!(session.store.unread, unread, "unread bytes are counted");
         let held: u64 = nodes
@@ -400,7 +400,7 @@ impl<'a> Play<'a> {
         let configs: u64 = session
             .actions
             .iter()
-            .map(|(_, entry)| entry.config_bytes)
+            .map(|(_, entry)| entry.aside_bytes)
             .sum();
         assert_eq!(
             session.retained_bytes(),

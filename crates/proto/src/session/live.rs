@@ -182,15 +182,19 @@ impl Live {
         self.connection
     }
 
-    /// The connection is lost. The owner learns of the new time-out, or of the end: after the peer's last word nobody
-    /// comes back (EV-940).
+    /// The connection is lost. The owner learns of the new time-out, or of the end.
     pub fn lost(&mut self, now: Time) {
+        self.machine.lost(now);
+        self.woken.extend(self.owner.take());
+    }
+
+    /// The transport was let go, and cannot say whether the connection was lost. A peer that has said its last word before
+    /// has left then, and nobody comes back (EV-940).
+    pub fn let_go(&mut self, now: Time) {
         if self.machine.is_half_closed() {
             self.machine.abort(gone());
-        } else {
-            self.machine.lost(now);
         }
-        self.woken.extend(self.owner.take());
+        self.lost(now);
     }
 
     /// A new connection takes over; whoever serves the old one learns of it. Its number, if the session is not over.

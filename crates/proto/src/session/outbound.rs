@@ -59,14 +59,21 @@ impl Outbound {
         self.bytes = 0;
     }
 
-    /// Everything of a node from this seq on waits.
-    pub(super) fn queue_from(&mut self, key: NodeKey, from: u32, store: &mut Store) {
-        let node = store.get(key);
-        let pieces = (from..node.next_seq()).filter_map(|seq| node.piece(seq));
-        self.bytes += pieces
-            .map(|piece| piece.len() + FRAGMENT_BYTES)
-            .sum::<usize>();
-        self.queue(key, store);
+    /// Everything of a node that was not sent waits, with the node where its turn has not come.
+    pub(super) fn queue_rest(&mut self, key: NodeKey, store: &mut Store) {
+        let node = store.get_mut(key);
+        let sent = node.producer.as_ref().map_or(0, |producer| producer.sent);
+        let pieces = (sent..node.next_seq()).filter_map(|seq| node.piece(seq));
+        let bytes: usize = pieces.map(|piece| piece.len() + FRAGMENT_BYTES).sum();
+        let producer = node.producer.get_or_insert_default();
+        match &mut producer.held {
+            Some(held) => *held = bytes,
+            None if bytes > 0 => {
+                self.bytes += bytes;
+                self.queue(key, store);
+            }
+            None => {}
+        }
     }
 
     /// Gives a node its place in the turn.
@@ -186,11 +193,10 @@ impl Outbound {
 
     /// A node is out: the tree that lists it may end, if it waited for that.
     fn wholly_sent(&mut self, key: NodeKey, store: &mut Store) {
-        let parent = store
-            .get_mut(key)
-            .producer
-            .as_mut()
-            .and_then(|producer| producer.parent.take());
+        let parent = store.get_mut(key).producer.as_mut().and_then(|producer| {
+            let awaited = std::mem::take(&mut producer.awaited);
+            producer.parent.filter(|_| awaited)
+        });
         store.was_wholly_sent(key);
         let Some(parent) = parent else { return };
         if let Some(producer) = &mut store.get_mut(parent).producer {
@@ -217,7 +223,7 @@ impl Outbound {
     }
 
     /// Leaves of one tree go one after the other, where the peer needs that (EV-722).
-    fn next_turn(&mut self, tree: NodeKey, ended: Option<NodeKey>, store: &mut Store) {
+    pub(super) fn next_turn(&mut self, tree: NodeKey, ended: Option<NodeKey>, store: &mut Store) {
         let Some(producer) = &mut store.get_mut(tree).producer else {
             return;
         };
@@ -248,7 +254,8 @@ fn next_bytes(key: NodeKey, store: &Store) -> Option<usize> {
     (!held).then_some(piece.len() + FRAGMENT_BYTES)
 }
 
-fn action_bytes(action: &Action) -> usize {
+/// What an action counts.
+pub(super) fn action_bytes(action: &Action) -> usize {
     let params = action
         .inputs
         .iter()

@@ -13,9 +13,14 @@ use super::slab::Key;
 use crate::evergreen::{Limits, Manners, Metadata, MetadataMode, Param, Status};
 use crate::time::Time;
 
-/// A node of one session. Valid as long as the session.
+/// A node of one session. Valid as long as the session; where a session forgets nodes (EV-741), what has become of a
+/// forgotten one is what becomes of any that was released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NodeKey(pub(super) u32);
+pub struct NodeKey {
+    pub(super) index: u32,
+    /// Which of the nodes that had this place one after the other.
+    pub(super) tenant: u32,
+}
 
 /// An action of one session, ours or the peer's. Stale once the action is finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -68,10 +68,7 @@ impl Session {
         metadata: &Arc<Metadata>,
         data: Bytes,
     ) -> Result<(), WriteError> {
-        if self.is_dropped(node) {
-            return Ok(());
-        }
-        if !self.has_room() {
+        if !self.has_room() && !self.is_dropped(node) {
             self.check_writable(node, Kind::Leaf)?;
             return Err(WriteError::Full);
         }
@@ -88,9 +85,6 @@ impl Session {
         metadata: &Arc<Metadata>,
         data: Bytes,
     ) -> Result<(), WriteError> {
-        if self.is_dropped(node) {
-            return Ok(());
-        }
         self.put(node, metadata, data)?;
         self.end(node, metadata)
     }
@@ -102,6 +96,9 @@ impl Session {
         metadata: &Arc<Metadata>,
         data: Bytes,
     ) -> Result<(), WriteError> {
+        if self.is_dropped(node) {
+            return Ok(());
+        }
         self.check_writable(node, Kind::Leaf)?;
         let most = self.config.limits.max_fragment_bytes.max(1);
         let mut rest = data;
@@ -132,7 +129,8 @@ impl Session {
         if self.is_dropped(node) {
             for &child in children {
                 if self.is_new(child) {
-                    self.store.never_mind(child);
+                    // It was made below a dropped one, and nobody knows of it yet.
+                    self.store.is_gone(child);
                 }
             }
             return Ok(());
@@ -239,7 +237,7 @@ impl Session {
 
     /// Whether the peer has dropped a node: whatever is written to it goes nowhere, and that is no error (EV-911).
     fn is_dropped(&self, node: NodeKey) -> bool {
-        (node.0 as usize) < self.store.len() && self.store.get(node).fate != Fate::Kept
+        self.aborted().is_none() && self.store.get(node).fate != Fate::Kept
     }
 
     /// Whether a node of ours has neither content nor anybody who lists it.
@@ -249,7 +247,8 @@ impl Session {
     }
 
     fn store_kind(&self, node: NodeKey) -> Option<Kind> {
-        ((node.0 as usize) < self.store.len()).then(|| self.store.get(node).kind)
+        let over = self.aborted().is_some();
+        (!over).then(|| self.store.get(node).kind)
     }
 
     fn check_writable(&mut self, node: NodeKey, kind: Kind) -> Result<(), WriteError> {
@@ -290,7 +289,7 @@ impl Session {
             let unwritten = node.next_seq() == 0;
             let producer = node.producer.get_or_insert_default();
             if producer.parent.is_none() {
-                producer.parent = Some(tree);
+                (producer.parent, producer.awaited) = (Some(tree), true);
                 open += 1;
                 if in_line && unwritten {
                     producer.held = Some(0);

@@ -9,20 +9,22 @@
 //!                 └── resume_grace ──► aborted ◄── 5 s without RESUME ──┘
 //! ```
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 
+use super::Session;
 use super::have::Have;
 use super::leaves::{Leaf, Wanted};
+use super::outbound::action_bytes;
 use super::port::{ActionKey, NodeKey, Side};
 use super::reserved::{HAVE, RESUME};
-use super::store::Owner;
-use super::{Phase, Session};
+use super::store::{Kind, Owner, Piece, Producer, Store};
 use crate::evergreen::{
-    Action, Chunk, Fragment, Message, Metadata, Param, Payload, Reason, Status,
+    Action, Chunk, Fragment, Manners, Message, Metadata, Param, Payload, Reason, Status,
 };
 use crate::time::Time;
 
@@ -40,8 +42,10 @@ pub(super) enum Line {
 #[derive(Debug)]
 pub(super) struct Resume {
     pub(super) line: Line,
-    /// Every action of ours, in order.
+    /// Actions of ours that the other side may not have, in order; the quota counts them.
     asked: Vec<Action>,
+    /// How many stood before those: the other side has said that it has them.
+    known: usize,
     /// How many actions of the peer's were taken in, RESUME aside.
     received: u64,
     /// What goes out first on a new connection.
@@ -57,6 +61,7 @@ impl Resume {
         Self {
             line: Line::Up,
             asked: Vec::new(),
+            known: 0,
             received: 0,
             hello: None,
             theirs: None,
@@ -85,11 +90,6 @@ impl Session {
             return;
         };
         resume.line = Line::Returning(now);
-        if self.phase == Phase::Finished && self.side == Side::Server {
-            // The end, or what stood before it, may not have arrived.
-            self.phase = Phase::HalfClosed;
-            self.ending = false;
-        }
         if self.side == Side::Client
             && let Err(status) = self.say_hello(now)
         {
@@ -117,12 +117,32 @@ impl Session {
         }
     }
 
-    /// Notes an action that we send.
-    pub(super) fn ask(&mut self, action: Action) {
+    /// Nobody can bring this session back: its connection's end is its end, and nothing is remembered for another one.
+    /// To be said before anything is written.
+    pub fn without_resume(&mut self) {
+        self.resume = None;
+        self.config.resume = false;
+        self.store.keep(self.config.kept());
+    }
+
+    /// The connection speaks another dialect than the last one (EV-941). What a session of msgpack is cannot be changed.
+    pub const fn speak(&mut self, manners: Manners) {
+        self.config.manners.in_order = manners.in_order;
+        self.config.manners.whole_json = manners.whole_json;
+    }
+
+    /// Sends an action, and remembers it as long as it may have to be sent again.
+    ///
+    /// # Errors
+    /// `RETAINED_LIMIT`: there is no room to remember it, and it is not sent.
+    pub(super) fn ask(&mut self, action: Action) -> Result<(), Status> {
         if let Some(resume) = &mut self.resume {
+            let bytes = action_bytes(&action) as u64;
+            self.store.retain(bytes, &self.config.limits)?;
             resume.asked.push(action.clone());
         }
         self.outbound.push_action(action);
+        Ok(())
     }
 
     /// Notes an action that has come, unless it is RESUME, which must come first.
@@ -240,42 +260,39 @@ impl Session {
         let Some(theirs) = resume.theirs.take() else {
             return;
         };
-        let known = theirs.actions.min(resume.asked.len());
-        let asked = resume.asked[known..].to_vec();
+        let known = theirs.actions.saturating_sub(resume.known);
+        let known = resume.asked.drain(..known.min(resume.asked.len()));
+        let known: Vec<usize> = known.map(|action| action_bytes(&action)).collect();
+        resume.known += known.len();
+        self.store.give_back(known.iter().sum::<usize>() as u64);
+        let asked = resume.asked.clone();
         self.sending_finished |= resume.half_closed;
         self.outbound.clear();
         for action in asked {
             self.outbound.push_action(action);
         }
-        let all = (0..self.store.len()).map(|at| NodeKey(u32::try_from(at).unwrap_or(u32::MAX)));
-        let rest = all.filter(|key| Some(*key) != first);
+        self.store.rewind(&theirs);
+        self.store.recount_unsent();
+        let trees = if self.config.manners.in_order {
+            self.store.line_up()
+        } else {
+            Vec::new()
+        };
+        let rest = self.store.keys().filter(|key| Some(*key) != first);
         for key in first.into_iter().chain(rest) {
-            let node = self.store.get_mut(key);
-            let next = node.next_seq();
-            // What was dropped since cannot be sent again.
-            let held = u32::try_from(node.log.released()).unwrap_or(u32::MAX);
-            let has = theirs.nodes.get(&*node.id).copied().unwrap_or(0);
-            let from = u32::try_from(has).unwrap_or(u32::MAX).min(next).max(held);
-            let Some(producer) = node.producer.as_mut().filter(|_| from < next) else {
-                if let Some(producer) = &mut node.producer {
-                    producer.sent = next;
-                    producer.queued = false;
-                }
-                continue;
-            };
-            producer.sent = from;
-            producer.queued = false;
-            self.outbound.queue_from(key, from, &mut self.store);
+            if self.store.get(key).is_unsent() {
+                self.outbound.queue_rest(key, &mut self.store);
+            }
+        }
+        for tree in trees {
+            self.outbound.next_turn(tree, None, &mut self.store);
         }
         self.after_sending();
     }
 
     /// The contiguous prefix of each of the peer's nodes, and how many actions have come.
     fn have(&self) -> String {
-        let nodes = (0..self.store.len()).map(|at| {
-            self.store
-                .get(NodeKey(u32::try_from(at).unwrap_or(u32::MAX)))
-        });
+        let nodes = self.store.keys().map(|key| self.store.get(key));
         let theirs = nodes.filter(|node| matches!(node.owner, Owner::Peer(_)));
         let held: serde_json::Map<String, Value> = theirs
             .filter(|node| !node.log.is_empty())
@@ -283,6 +300,79 @@ impl Session {
             .collect();
         let received = self.resume.as_ref().map_or(0, |resume| resume.received);
         json!({ "nodes": held, "actions": received }).to_string()
+    }
+}
+
+impl Store {
+    /// Nodes of ours stand where the other side has them, and trees wait for what it has not whole (EV-508).
+    fn rewind(&mut self, theirs: &Have) {
+        for key in self.keys() {
+            let node = self.get_mut(key);
+            let next = node.next_seq();
+            // What was dropped since cannot be sent again.
+            let held = u32::try_from(node.log.released()).unwrap_or(u32::MAX);
+            let has = theirs.nodes.get(&*node.id).copied().unwrap_or(0);
+            let has = u32::try_from(has).unwrap_or(u32::MAX);
+            if let Some(producer) = &mut node.producer {
+                **producer = Producer {
+                    sent: has.min(next).max(held),
+                    parent: producer.parent,
+                    ..Producer::default()
+                };
+            }
+        }
+        for key in self.keys() {
+            let node = self.get_mut(key);
+            let whole = node.is_complete() && !node.is_unsent();
+            let Some(producer) = node.producer.as_mut().filter(|_| !whole) else {
+                continue;
+            };
+            producer.awaited = producer.parent.is_some();
+            let parent = producer.parent.map(|parent| self.get_mut(parent));
+            if let Some(parent) = parent.and_then(|parent| parent.producer.as_mut()) {
+                parent.open_children += 1;
+            }
+        }
+    }
+
+    /// Children of which nothing was sent take their turns in reading order, as when they were listed (EV-722). Gives
+    /// the trees whose next child may go.
+    fn line_up(&mut self) -> Vec<NodeKey> {
+        let trees = self.keys().filter(|tree| {
+            let node = self.get(*tree);
+            node.kind == Kind::Tree && node.producer.is_some()
+        });
+        let trees: Vec<NodeKey> = trees.collect();
+        for &tree in &trees {
+            let told = self.get(tree).producer.as_ref().map_or(0, |it| it.sent);
+            let listed: Vec<(bool, NodeKey)> = (0..self.get(tree).next_seq())
+                .filter_map(|seq| match self.get(tree).piece(seq) {
+                    Some(Piece::Children(children)) => Some((seq < told, children)),
+                    _ => None,
+                })
+                .flat_map(|(told, children)| children.iter().map(move |child| (told, *child)))
+                .collect();
+            let (mut line, mut announced, mut turn) = (VecDeque::new(), 0, None);
+            for (told, child) in listed {
+                let Some(producer) = &mut self.get_mut(child).producer else {
+                    continue;
+                };
+                if producer.parent != Some(tree) || !producer.awaited || producer.held.is_some() {
+                    continue;
+                }
+                if producer.sent > 0 {
+                    turn = Some(child);
+                    continue;
+                }
+                producer.held = Some(0);
+                line.push_back(child);
+                announced += usize::from(told);
+            }
+            if let Some(producer) = &mut self.get_mut(tree).producer {
+                (producer.line, producer.announced, producer.turn) = (line, announced, turn);
+            }
+        }
+        trees
     }
 }
 

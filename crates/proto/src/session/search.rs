@@ -103,12 +103,12 @@ impl Search {
         if roots.is_empty() {
             return false;
         }
-        self.begin(store.len());
+        self.begin(store.places());
         self.stack.clear();
         self.stack.extend_from_slice(roots);
         let mut visits = limits.cycle_visits;
         while let Some(node) = self.stack.pop() {
-            let mark = &mut self.marks[node.0 as usize];
+            let mark = &mut self.marks[node.index as usize];
             if std::mem::replace(mark, self.epoch) == self.epoch {
                 continue;
             }

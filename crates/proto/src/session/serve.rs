@@ -10,7 +10,7 @@ use prost_types::Any;
 
 use super::actions::Entry;
 use super::dropping::Fate;
-use super::port::{self, ActionKey, Call, CancelledBy, NodeKey, Output, Start};
+use super::port::{self, ActionKey, Call, CancelledBy, NodeKey, Output, Start, WriteError};
 use super::store::Owner;
 use super::{Session, reserved};
 use crate::evergreen::{Action, Metadata, Param, Reason, Scope, Status, mimetype};
@@ -22,7 +22,8 @@ impl Session {
     /// without outputs has no visible end (EV-507), its key is stale at once.
     ///
     /// # Errors
-    /// `OUTPUT_NOT_NEW` if an output is anybody's already; the status of the abort if the session is over.
+    /// `OUTPUT_NOT_NEW` if an output is anybody's already; `RETAINED_LIMIT` if a session that may be resumed has no room
+    /// to remember it; the status of the abort if the session is over.
     pub fn call(&mut self, call: Call) -> Result<ActionKey, Status> {
         if let Some(status) = self.aborted() {
             return Err(Status::clone(status));
@@ -38,13 +39,14 @@ impl Session {
             }
         }
         let id = |node: NodeKey| self.store.get(node).id.clone();
-        self.ask(Action {
+        let action = Action {
             name: call.name.clone(),
             target: call.target,
             inputs: port::params(&call.inputs, id),
             outputs: port::params(&call.outputs, id),
             configs: call.configs,
-        });
+        };
+        self.ask(action)?;
         let mut entry = Entry::new(call.name, false);
         entry.inputs = call.inputs.iter().map(|(_, node)| *node).collect();
         entry.outputs = call.outputs.iter().map(|(_, node)| *node).collect();
@@ -71,11 +73,14 @@ impl Session {
         };
         let id = self.store.get(output).id.clone();
         let inputs = vec![Param::new(reserved::CANCEL_INPUT, id)];
-        self.ask(Action {
+        let asked = self.ask(Action {
             name: reserved::CANCEL.into(),
             inputs,
             ..Action::default()
         });
+        if let Err(status) = asked {
+            self.abort(status);
+        }
     }
 
     /// The shell says that an action waits for nothing but its cursors, or no longer does (D-3). A cursor that
@@ -193,11 +198,41 @@ impl Session {
         self.drop_nodes(&named);
     }
 
+    /// The shell holds `bytes` more for an action of the peer's than the session knows of: the quota counts them until the
+    /// action ends, or it says less (EV-801).
+    ///
+    /// # Errors
+    /// There is no room for them: the session is over.
+    pub fn hold_aside(&mut self, action: ActionKey, bytes: usize) -> Result<(), WriteError> {
+        if self.is_closed() {
+            return Err(WriteError::Closed);
+        }
+        let Some(entry) = self.actions.get_mut(action) else {
+            return Err(WriteError::Ended);
+        };
+        let bytes = bytes as u64;
+        if let Err(status) = self.store.retain(bytes, &self.config.limits) {
+            self.abort(status);
+            return Err(WriteError::Closed);
+        }
+        entry.aside_bytes += bytes;
+        Ok(())
+    }
+
+    /// The shell holds so many bytes less for an action than it has said.
+    pub fn let_go_aside(&mut self, action: ActionKey, bytes: usize) {
+        if let Some(entry) = self.actions.get_mut(action) {
+            let bytes = (bytes as u64).min(entry.aside_bytes);
+            entry.aside_bytes -= bytes;
+            self.store.give_back(bytes);
+        }
+    }
+
     /// Takes an action of the peer's off the books; what it held and had still to read is free.
     fn forget(&mut self, action: ActionKey) -> Option<Entry> {
         let entry = self.actions.remove(action)?;
         self.stop_reading(action);
-        self.store.give_back(entry.config_bytes);
+        self.store.give_back(entry.aside_bytes);
         for node in &entry.unopened {
             self.store.unbind_reader(*node);
         }
@@ -223,7 +258,7 @@ impl Session {
         // Counted before this one is among them.
         let room = self.has_room_for(&action);
         let mut entry = Entry::new(copy(&action.name), true);
-        entry.config_bytes = config_bytes;
+        entry.aside_bytes = config_bytes;
         let key = self.actions.insert(entry);
         let outputs = self.claim_outputs(key, &action)?;
         let reserved = reserved::is_known_by_node(&action.name);

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 use super::dropping::{Batch, Fate};
 use super::pack::Packer;
-use super::port::{ActionKey, CursorId, NodeKey};
+use super::port::{ActionKey, Config, CursorId, NodeKey};
 use super::release::{Readers, Retain};
 use super::slab::Slab;
 use crate::evergreen::{Id, Limits, Metadata, Reason, Status};
@@ -103,8 +103,10 @@ pub(super) struct Producer {
     pub(super) sent: u32,
     /// Whether it stands in the queue.
     pub(super) queued: bool,
-    /// The tree of ours that lists it, which may not end before it (EV-508).
+    /// The tree of ours that listed it first.
     pub(super) parent: Option<NodeKey>,
+    /// Whether that tree may not end before it does (EV-508): it is not wholly sent.
+    pub(super) awaited: bool,
     /// Children of ours that are not wholly sent.
     pub(super) open_children: u32,
     /// Set while its turn has not come, for peers that take leaves as they arrive (EV-722): the bytes that wait with it.
@@ -146,12 +148,15 @@ pub(super) struct Node {
     /// Who has still to pass it, where that decides what is kept (EV-955).
     pub(super) readers: Option<Box<Readers>>,
     pub(super) fate: Fate,
+    /// Which of those it is that had its place.
+    tenant: u32,
 }
 
 impl Node {
-    fn new(id: Id) -> Self {
+    fn new(id: Id, tenant: u32) -> Self {
         Self {
             id,
+            tenant,
             log: Log::new(),
             early: BTreeMap::new(),
             last: None,
@@ -245,10 +250,19 @@ impl Node {
     }
 }
 
-/// All nodes of the session. They live until it ends, so keys are plain indices and freeing never recurses (EV-305).
+/// All nodes of the session. They live until it ends, so keys are places and freeing never recurses (EV-305). Only a
+/// dialect whose sessions last for years forgets, of those of which nothing is left, all but the last: their places are
+/// given out anew, and whoever still has the key of one finds a node that was released.
 #[derive(Debug)]
 pub(super) struct Store {
     nodes: Vec<Node>,
+    /// Places without a tenant.
+    vacant: Vec<u32>,
+    /// What can be forgotten, the oldest first.
+    gone: VecDeque<NodeKey>,
+    forgets: bool,
+    /// What is found where a node was forgotten.
+    forgotten: Box<Node>,
     /// Small payloads of all nodes.
     packer: Packer,
     ids: HashMap<Id, NodeKey, RandomState>,
@@ -265,10 +279,20 @@ pub(super) struct Store {
 }
 
 impl Store {
-    pub(super) fn new(entropy: u64, retain: Retain) -> Self {
+    pub(super) fn new(config: &Config) -> Self {
+        let (entropy, retain) = (config.entropy, config.kept());
         let seed = |salt: u64| entropy.rotate_left(17) ^ salt;
+        let forgotten = Node {
+            owner: Owner::Peer(None),
+            fate: Fate::Gone,
+            ..Node::new(Id::default(), 0)
+        };
         Self {
             nodes: Vec::new(),
+            vacant: Vec::new(),
+            gone: VecDeque::new(),
+            forgets: config.manners.flat,
+            forgotten: Box::new(forgotten),
             packer: Packer::default(),
             ids: HashMap::with_hasher(RandomState::with_seeds(entropy, seed(1), seed(2), seed(3))),
             retained: 0,
@@ -282,20 +306,47 @@ impl Store {
     }
 
     pub(super) fn get(&self, key: NodeKey) -> &Node {
-        &self.nodes[key.0 as usize]
+        match self.nodes.get(key.index as usize) {
+            Some(node) if node.tenant == key.tenant => node,
+            _ => &self.forgotten,
+        }
     }
 
     pub(super) fn get_mut(&mut self, key: NodeKey) -> &mut Node {
-        &mut self.nodes[key.0 as usize]
+        self.get_with_packer(key).0
     }
 
     /// A node, and what copies its small payloads.
     pub(super) fn get_with_packer(&mut self, key: NodeKey) -> (&mut Node, &mut Packer) {
-        (&mut self.nodes[key.0 as usize], &mut self.packer)
+        let node = match self.nodes.get_mut(key.index as usize) {
+            Some(node) if node.tenant == key.tenant => node,
+            _ => &mut self.forgotten,
+        };
+        (node, &mut self.packer)
     }
 
-    pub(super) const fn len(&self) -> usize {
+    /// Whether there is such a node.
+    pub(super) fn has(&self, key: NodeKey) -> bool {
+        let node = self.nodes.get(key.index as usize);
+        node.is_some_and(|node| node.tenant == key.tenant)
+    }
+
+    /// How many places there are, those without a tenant included.
+    pub(super) const fn places(&self) -> usize {
         self.nodes.len()
+    }
+
+    /// Changes what is kept, before anything is.
+    pub(super) const fn keep(&mut self, retain: Retain) {
+        self.retain = retain;
+    }
+
+    /// All nodes, and places without one, of which nothing is known.
+    pub(super) fn keys(&self) -> impl Iterator<Item = NodeKey> + Clone + use<> {
+        // The tenants of now: nobody forgets while this is looked at.
+        let tenants: Vec<u32> = self.nodes.iter().map(|node| node.tenant).collect();
+        let places = (0..).zip(tenants);
+        places.map(|(index, tenant)| NodeKey { index, tenant })
     }
 
     pub(super) const fn retained(&self) -> u64 {
@@ -319,8 +370,11 @@ impl Store {
         }
         check_id(id, limits)?;
         let max = limits.max_nodes;
-        if self.nodes.len() >= max {
-            let value = self.nodes.len() as u64 + 1;
+        if self.live() >= max {
+            self.forget();
+        }
+        if self.live() >= max {
+            let value = self.live() as u64 + 1;
             return Err(Status::limit(
                 Reason::NodeLimit,
                 "max_nodes",
@@ -329,12 +383,57 @@ impl Store {
             ));
         }
         self.retain(id.len() as u64, limits)?;
-        let key = NodeKey(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
         // A copy: the id may be a view of a receive buffer (EV-805).
         let id = ByteString::from(id.to_owned());
-        self.nodes.push(Node::new(id.clone()));
+        let key = self.lodge(id.clone());
         self.ids.insert(id, key);
         Ok(key)
+    }
+
+    /// A place for a new node.
+    fn lodge(&mut self, id: Id) -> NodeKey {
+        if let Some(index) = self.vacant.pop() {
+            let place = &mut self.nodes[index as usize];
+            let tenant = place.tenant;
+            *place = Node::new(id, tenant);
+            return NodeKey { index, tenant };
+        }
+        let index = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
+        self.nodes.push(Node::new(id, 0));
+        NodeKey { index, tenant: 0 }
+    }
+
+    fn live(&self) -> usize {
+        self.nodes.len() - self.vacant.len()
+    }
+
+    /// Nothing is left of a node but its id. Where that may be forgotten it will be, once enough others have gone the same
+    /// way: what still comes for it is ignored until then.
+    pub(super) fn is_gone(&mut self, key: NodeKey) {
+        self.get_mut(key).fate = Fate::Gone;
+        if self.forgets && self.has(key) {
+            self.gone.push_back(key);
+            if self.gone.len() > GONE_KNOWN {
+                self.forget();
+            }
+        }
+    }
+
+    /// Forgets the node that has been gone for the longest.
+    fn forget(&mut self) {
+        let Some(key) = self.gone.pop_front() else {
+            return;
+        };
+        let node = self.get_mut(key);
+        let next = Node {
+            fate: Fate::Gone,
+            owner: Owner::Peer(None),
+            ..Node::new(Id::default(), key.tenant.wrapping_add(1))
+        };
+        let id = std::mem::replace(node, next).id;
+        self.ids.remove(&id);
+        self.give_back(id.len() as u64);
+        self.vacant.push(key.index);
     }
 
     /// A node under an id of our making (EV-216).
@@ -436,6 +535,8 @@ pub(super) fn check_id(id: &str, limits: &Limits) -> Result<(), Status> {
     Err(Status { message, ..status })
 }
 
+/// Of how many nodes that are gone a session that forgets still knows the ids.
+const GONE_KNOWN: usize = 1024;
 /// About what a status takes beside its text.
 const STATUS_BYTES: usize = 128;
 /// What the quota, and the outbound queue, count per fragment beside its payload (EV-801, EV-803).

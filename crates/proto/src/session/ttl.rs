@@ -4,7 +4,7 @@
 //! A time to live holds for a node and whatever is below it when the time comes; what several cover lives to the
 //! latest. Times are rounded up to the next second, so that a session is swept once a second at most.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use ahash::RandomState;
@@ -56,6 +56,12 @@ impl Ttls {
             due.push(node);
         }
         due
+    }
+
+    fn forget_gone(&mut self, store: &Store) {
+        let kept = |node: &NodeKey| store.get(*node).fate == Fate::Kept;
+        self.until.retain(|node, _| kept(node));
+        self.order.retain(|(_, node)| kept(node));
     }
 
     fn others<'a>(&'a self, store: &'a Store) -> impl Iterator<Item = NodeKey> + 'a {
@@ -119,7 +125,12 @@ impl Session {
     fn live_for(&mut self, node: Option<NodeKey>, ttl: Duration, since: Time) -> String {
         let node = node.filter(|node| self.store.get(*node).fate == Fate::Kept);
         if let Some(node) = node {
-            let ttl = ttl.min(self.config.limits.max_ttl);
+            let limits = &self.config.limits;
+            let ttl = ttl.min(limits.max_ttl);
+            // Nodes that are gone wait for their time as well, and may be followed by any number of others.
+            if self.ttls.until.len() > 2 * limits.max_nodes {
+                self.ttls.forget_gone(&self.store);
+            }
             self.ttls.set(
                 node,
                 if ttl.is_zero() {
@@ -138,17 +149,16 @@ impl Session {
             return;
         }
         let due = self.ttls.due(now);
-        let mut others = Closure::new(&self.store, self.ttls.others(&self.store));
-        let covered: HashSet<NodeKey> = others.by_ref().collect();
-        // What lies in a graph too large to be searched is kept, and looked at again when that may have become smaller.
-        if others.is_cut() {
+        let others = Closure::new(&self.store, self.ttls.others(&self.store));
+        // What may lie in a graph too large to be searched is kept, and looked at again when that may have become smaller.
+        let Some(covered) = others.into_all() else {
             for node in due {
                 self.ttls.set(node, next_second(now + AGAIN));
             }
             return;
-        }
-        let doomed: Vec<(NodeKey, bool)> = Closure::new(&self.store, due)
-            .filter(|node| !covered.contains(node))
+        };
+        // Each edge of what goes is followed this once, so that does not need a budget.
+        let doomed: Vec<(NodeKey, bool)> = Closure::beside(&self.store, due, covered)
             .map(|node| (node, false))
             .collect();
         self.drop_nodes(&doomed);

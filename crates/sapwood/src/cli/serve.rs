@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use sapwood_kernel::Kernel;
+use sapwood_proto::evergreen::Limits;
 use sapwood_server::allowance::Charging;
 use sapwood_server::counting::Counting;
 use sapwood_server::tls::Tls;
@@ -23,7 +24,6 @@ use crate::failure::{Exit, Failure};
 use crate::listening::{Listening, Name};
 use crate::logs::Logs;
 use crate::models::Planned;
-use crate::telling::Telling;
 use crate::upstreams::Upstreams;
 use crate::{listening, models, output, serving};
 
@@ -108,7 +108,6 @@ impl Serve {
         shared.metrics.watch_kernel(kernel.clone());
         kernel.layer(Counting::new(&shared.metrics, metrics::Face::Evergreen));
         kernel.layer(Charging);
-        let telling = Telling::begin(&config, &shared, &kernel)?;
         let face = evergreen::face(
             shared.clone(),
             kernel.clone(),
@@ -133,7 +132,6 @@ impl Serve {
         tokio::select! {
             outcome = served => {
                 upstreams.leave().await;
-                telling.end().await;
                 Ok(if outcome.cut > 0 { Exit::Cut } else { Exit::Ok })
             }
             failure = load(kernel, planned, shared) => Err(failure),
@@ -207,6 +205,11 @@ fn evergreen_config(config: &Config, planned: &[Planned]) -> evergreen::Config {
         sessions: config.limits.sessions,
         retained_bytes: config.limits.server_retained_bytes,
         default_target: config.default_model.clone().or_else(only),
+        resumable_sessions: config.limits.resumable_sessions,
+        limits: Arc::new(Limits {
+            resume_grace: config.limits.resume_grace.get(),
+            ..Limits::default()
+        }),
         ..evergreen::Config::default()
     }
 }

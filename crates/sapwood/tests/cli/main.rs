@@ -11,4 +11,3 @@ mod process;
 mod remote;
 mod server;
 mod sockets;
-mod traces;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sapwood_kernel::session::{Back, Incoming, Outgoing};
-use sapwood_proto::evergreen::{Reason, Status};
+use sapwood_proto::evergreen::{Dialect, Reason, Status};
 use tokio_util::task::AbortOnDropHandle;
 
 /// 32 random bytes.
@@ -91,7 +91,7 @@ impl Held {
         }
     }
 
-    /// Takes over with a new connection. Unknown, ended and somebody else's are one answer.
+    /// Takes over with a new connection, which speaks so. Unknown, ended and somebody else's are one answer.
     ///
     /// # Errors
     /// `NO_SESSION`.
@@ -99,6 +99,7 @@ impl Held {
         &self,
         token: &str,
         caller: &str,
+        dialect: Dialect,
         incoming: Incoming,
     ) -> Result<Outgoing, Status> {
         let back = Token::read(token).and_then(|token| {
@@ -106,16 +107,19 @@ impl Held {
             let place = places.get(&token).filter(|place| *place.caller == *caller);
             place?.back.clone()
         });
-        let outgoing = back.and_then(|back| back.connect(incoming));
-        outgoing.ok_or_else(|| {
-            let message = "there is no session to come back to: open a new one";
-            Status::new(Reason::NoSession, message)
-        })
+        let outgoing = back.and_then(|back| back.connect(dialect, incoming));
+        outgoing.ok_or_else(gone)
     }
 
     fn places(&self) -> MutexGuard<'_, HashMap<Token, Place>> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The one answer to whoever must not come back.
+pub(super) fn gone() -> Status {
+    let message = "there is no session to come back to: open a new one";
+    Status::new(Reason::NoSession, message)
 }
 
 impl Drop for Stay {

@@ -7,16 +7,18 @@ use std::sync::Arc;
 
 use futures::{Stream, StreamExt, stream};
 use sapwood_kernel::Kernel;
-use sapwood_kernel::session::{self, Order, Outgoing, Session};
+use sapwood_kernel::session::{self, Incoming, Order, Outgoing, Session};
 use sapwood_proto::evergreen::{Dialect, Reason, Status};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::Config;
-use super::held::{Held, Token};
+use super::held::{Held, Stay, Token};
 use super::options::Options;
 use super::tally::Tally;
 use crate::drain::{Drain, Phase};
 use crate::shared::Shared;
+use crate::trail;
 
 /// Shared by everything that opens sessions.
 pub(super) struct House {
@@ -73,6 +75,26 @@ impl House {
         let mut options = self.config.session(dialect, options);
         options.token = token.map(|token| session::Token(token.text().into()));
         session::open(self.kernel.clone(), options, tally)
+    }
+
+    /// A session that outlives its connections, in a task of its own; the first of them gives `incoming`.
+    pub(super) fn hold(
+        &self,
+        dialect: Dialect,
+        options: Options,
+        (token, stay): (Token, Stay),
+        place: OwnedSemaphorePermit,
+        incoming: Incoming,
+    ) -> Outgoing {
+        let (session, outgoing) = self.open(dialect, options, Some(token));
+        let (connections, back) = session.connections(incoming);
+        let orders = self.orders();
+        let task = tokio::spawn(trail::carry(async move {
+            session.run(connections, orders).await;
+            drop((place, stay));
+        }));
+        self.held.keep(token, back, AbortOnDropHandle::new(task));
+        outgoing
     }
 
     /// What the drain asks of a live session (EV-960, D-31).

@@ -3,6 +3,7 @@
 //! Owns: the names, the values and the refusal of malformed ones before a session starts. Refuses to know: what an
 //! option does. Options we do not know are ignored, so that newer clients work.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -10,8 +11,12 @@ use percent_encoding::percent_decode_str;
 use sapwood_proto::evergreen::MetadataMode;
 use sapwood_proto::session::Retain;
 
+/// The header of a session's token, both ways (EV-940).
+pub(crate) const TOKEN: &str = "evergreen-session-token";
+
 /// What a client asked of its session; `None` where the dialect's default holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
+#[cfg_attr(test, derive(Debug))]
 pub(crate) struct Options {
     /// `evergreen-metadata` (EV-405).
     pub(crate) metadata: Option<MetadataMode>,
@@ -21,8 +26,8 @@ pub(crate) struct Options {
     pub(crate) retain: Retain,
     /// `evergreen-resume` (EV-940).
     pub(crate) resume: bool,
-    /// `evergreen-session-token`: it wants its earlier session back, whichever that is (EV-941).
-    pub(crate) returns: bool,
+    /// `evergreen-session-token`: it wants its earlier session back (EV-941). As good as a key, so it is never shown.
+    pub(crate) token: Option<Arc<str>>,
     /// The earlier of `evergreen-timeout-ms` and `grpc-timeout` (EV-950).
     pub(crate) timeout: Option<Duration>,
 }
@@ -106,7 +111,10 @@ impl Options {
             partial_failure: partial_failure.unwrap_or(false),
             retain: retain.unwrap_or_default(),
             resume: resume.unwrap_or(false),
-            returns: headers.contains_key("evergreen-session-token"),
+            // What cannot be read is no token of ours, which is answered as any other that is unknown.
+            token: headers
+                .get(TOKEN)
+                .map(|token| token.to_str().unwrap_or_default().into()),
             timeout: ours.into_iter().chain(grpc).min(),
         })
     }

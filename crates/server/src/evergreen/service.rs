@@ -26,7 +26,7 @@ use tonic::server::{Grpc, StreamingService};
 use tonic::{Request, Response, Streaming};
 
 use super::house::House;
-use super::options::{Malformed, Options};
+use super::options::{Malformed, Options, TOKEN};
 use crate::auth::Caller;
 use crate::trail;
 
@@ -74,14 +74,16 @@ fn start(
     let options = Options::read(&headers).map_err(|malformed| refused(&malformed))?;
     let caller = extensions.get::<Caller>().map(|caller| &caller.name);
     let caller = caller.map_or_else(|| Arc::from(""), Arc::clone);
-    if let Some(token) = headers.get(TOKEN) {
-        let token = token.to_str().unwrap_or_default();
-        let messages = house.held.connect(token, &caller, following(incoming))?;
+    if let Some(token) = &options.token {
+        let incoming = following(incoming);
+        let messages = house
+            .held
+            .connect(token, &caller, Dialect::Grpc, incoming)?;
         let outgoing = Outgoing {
             messages,
             _task: None,
         };
-        return answer(outgoing, Some(token));
+        return answer(house, outgoing, Some(token));
     }
     let place = house.admit()?;
     let issued = options.resume.then(|| house.held.issue(&caller)).flatten();
@@ -94,21 +96,15 @@ fn start(
             drop(place);
         }));
         let _task = Some(AbortOnDropHandle::new(task));
-        return answer(Outgoing { messages, _task }, None);
+        return answer(house, Outgoing { messages, _task }, None);
     };
-    let (session, messages) = house.open(Dialect::Grpc, options, Some(token));
-    let (connections, back) = session.connections(following(incoming));
-    let orders = house.orders();
-    let task = tokio::spawn(trail::carry(async move {
-        session.run(connections, orders).await;
-        drop((place, stay));
-    }));
-    house.held.keep(token, back, AbortOnDropHandle::new(task));
+    let incoming = following(incoming);
+    let messages = house.hold(Dialect::Grpc, options, (token, stay), place, incoming);
     let outgoing = Outgoing {
         messages,
         _task: None,
     };
-    answer(outgoing, Some(&token.text()))
+    answer(house, outgoing, Some(&token.text()))
 }
 
 /// What a connection gives that another one may follow.
@@ -123,9 +119,13 @@ fn following(incoming: Streaming<Message>) -> Incoming {
     incoming.map(move |item| item.map_err(lost)).boxed()
 }
 
-fn answer(outgoing: Outgoing, token: Option<&str>) -> Result<Response<Outgoing>, Status> {
+fn answer(
+    house: &House,
+    outgoing: Outgoing,
+    token: Option<&str>,
+) -> Result<Response<Outgoing>, Status> {
     let mut response = Response::new(outgoing);
-    let names = session::extensions(true).join(", ");
+    let names = house.config.extensions(Dialect::Grpc).join(", ");
     if let Ok(names) = names.parse::<MetadataValue<_>>() {
         response
             .metadata_mut()
@@ -137,9 +137,6 @@ fn answer(outgoing: Outgoing, token: Option<&str>) -> Result<Response<Outgoing>,
     }
     Ok(response)
 }
-
-/// The header of the token, both ways (EV-940).
-const TOKEN: &str = "evergreen-session-token";
 
 /// An option that cannot be read: `BAD_CONFIG`, naming the option as the field.
 fn refused(option: &Malformed) -> Status {

@@ -6,9 +6,11 @@
 //! ```text
 //!   GET ─ options, place ─► 101 ─┬─ subprotocol ──────────────► conversation in that dialect
 //!                                └─ first message: which? ─────► the same, or Close
+//!   a new session, one that can be come back to, or the next connection of such a one (EV-941)
 //! ```
 
 mod conversation;
+mod inbox;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +18,17 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::IntoResponse;
 use axum::routing::{MethodRouter, get};
+use futures::StreamExt;
 use http::{HeaderValue, Request, Response};
-use sapwood_kernel::session;
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Detected, Dialect, Frame, Reason, Status, socket};
+use tokio::sync::OwnedSemaphorePermit;
 
+use self::conversation::Wire;
+use super::held::{Stay, Token, gone};
 use super::house::House;
-use super::options::Options;
+use super::options::{Options, TOKEN};
+use crate::auth::Caller;
 use crate::drain::Phase;
 use crate::refusal::Refusal;
 use crate::websocket::{Asked, Keepalive, Socket};
@@ -75,12 +81,20 @@ fn upgrade(
             malformed.to_string(),
         )
     })?;
-    if options.returns {
-        let message = "sessions are come back to over gRPC, not over a WebSocket: open a new one";
-        return Err(Refusal::new(Code::NotFound, "NO_SESSION", message));
-    }
-    let room = house.admit().map_err(|status| refusal(&status))?;
+    let caller = request.extensions().get::<Caller>();
+    let caller = caller.map_or_else(|| Arc::from(""), |caller| Arc::clone(&caller.name));
     let chosen = asked.offered().find_map(Dialect::of_subprotocol);
+    let entry = match &options.token {
+        Some(token) => Entry::Back(Arc::clone(token)),
+        None => {
+            let room = house.admit().map_err(|status| refusal(&status))?;
+            let resumes = options.resume && chosen.is_none_or(Dialect::resumes);
+            let issued = resumes.then(|| house.held.issue(&caller)).flatten();
+            Entry::New(room, issued)
+        }
+    };
+    let token = entry.token();
+    let names = house.config.extensions(chosen.unwrap_or(Dialect::Protobuf));
     let bytes_max = house.config.limits.max_message_bytes;
     let subprotocol = chosen.and_then(Dialect::subprotocol);
     let mut answer = asked.accept(
@@ -88,35 +102,101 @@ fn upgrade(
         bytes_max,
         place.keepalive,
         move |socket| async move {
-            begin(&house, place, options, chosen, socket).await;
-            drop(room);
+            let guest = Guest {
+                caller,
+                options,
+                entry,
+            };
+            begin(&house, place, guest, chosen, socket).await;
         },
     );
-    if let Ok(names) = session::extensions(false).join(", ").parse::<HeaderValue>() {
+    if let Ok(names) = names.join(", ").parse::<HeaderValue>() {
         answer.headers_mut().insert("evergreen-extensions", names);
     }
+    if let Some(Ok(mut token)) = token.map(|token| token.parse::<HeaderValue>()) {
+        token.set_sensitive(true);
+        answer.headers_mut().insert(TOKEN, token);
+    }
     Ok(answer)
+}
+
+/// Who has come, and for what.
+struct Guest {
+    caller: Arc<str>,
+    options: Options,
+    entry: Entry,
+}
+
+/// What a connection is to become.
+enum Entry {
+    /// A session with a place among the others; with a token if it is one that can be come back to.
+    New(OwnedSemaphorePermit, Option<(Token, Stay)>),
+    /// The next connection of the session with this token.
+    Back(Arc<str>),
+}
+
+impl Entry {
+    /// The token that is given out.
+    fn token(&self) -> Option<String> {
+        match self {
+            Self::New(_, Some((token, _))) => Some(token.text()),
+            Self::New(_, None) | Self::Back(_) => None,
+        }
+    }
 }
 
 /// Finds out the dialect, and speaks it.
 async fn begin(
     house: &House,
     place: Place,
-    options: Options,
+    guest: Guest,
     chosen: Option<Dialect>,
     mut socket: Socket,
 ) {
     if let Some(dialect) = chosen {
-        return conversation::run(house, dialect, options, socket, None).await;
+        return serve(house, guest, Wire::new(socket, dialect, None)).await;
     }
     match first(house, place, &mut socket).await {
         Ok((dialect, first)) => {
-            conversation::run(house, dialect, options, socket, Some(first)).await;
+            serve(house, guest, Wire::new(socket, dialect, Some(first))).await;
         }
         Err(None) => {}
         Err(Some((code, status))) => {
             let reason = socket::reason_text(&status);
             socket.close(code, reason, conversation::LAST_WORDS).await;
+        }
+    }
+}
+
+/// Lets the guest into its session.
+async fn serve(house: &House, guest: Guest, wire: Wire) {
+    let Guest {
+        caller,
+        options,
+        entry,
+    } = guest;
+    let dialect = wire.dialect();
+    match entry {
+        Entry::New(room, Some(issued)) if dialect.resumes() => {
+            let (inbox, incoming) = inbox::new();
+            let outgoing = house.hold(dialect, options, issued, room, incoming.boxed());
+            conversation::apart(inbox, outgoing, wire).await;
+        }
+        Entry::New(room, _) => {
+            let (session, outgoing) = house.open(dialect, options, None);
+            conversation::run(session, house.orders(), outgoing, wire).await;
+            drop(room);
+        }
+        Entry::Back(token) => {
+            let (inbox, incoming) = inbox::new();
+            let held = dialect.resumes().then_some(&house.held);
+            let outgoing = held
+                .ok_or_else(gone)
+                .and_then(|held| held.connect(&token, &caller, dialect, incoming.boxed()));
+            match outgoing {
+                Ok(outgoing) => conversation::apart(inbox, outgoing, wire).await,
+                Err(status) => wire.end(Some(&Arc::new(status))).await,
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-use tokio::io::duplex;
+use tokio::io::{DuplexStream, duplex};
 
 use super::*;
 
@@ -6,6 +6,13 @@ const KEEPALIVE: Keepalive = Keepalive {
     every: Duration::from_secs(30),
     silence: Duration::from_secs(60),
 };
+
+/// Nothing can be seen of it but by reading.
+impl Watched for DuplexStream {
+    fn is_closed(&self) -> bool {
+        false
+    }
+}
 
 /// A masked frame of a client, the mask being zero.
 fn frame(head: u8, payload: &[u8]) -> Vec<u8> {
@@ -24,7 +31,7 @@ fn frame(head: u8, payload: &[u8]) -> Vec<u8> {
 #[tokio::test(start_paused = true)]
 async fn ev_705_a_peer_is_pinged_every_30_seconds_and_dead_30_seconds_after_the_last_sign() {
     let (mut client, server) = duplex(1024);
-    let mut socket = Socket::new(server, 1024, KEEPALIVE).await;
+    let mut socket = Socket::new(server, Vec::new(), 1024, KEEPALIVE).await;
     let began = Instant::now();
     let heard = tokio::spawn(async move { socket.heard().await.unwrap_err() });
     let mut ping = [0; 2];
@@ -41,7 +48,7 @@ async fn ev_705_a_peer_is_pinged_every_30_seconds_and_dead_30_seconds_after_the_
 #[tokio::test(start_paused = true)]
 async fn ev_705_a_peer_that_is_not_listened_to_is_not_called_dead() {
     let (_client, server) = duplex(1024);
-    let mut socket = Socket::new(server, 1024, KEEPALIVE).await;
+    let mut socket = Socket::new(server, Vec::new(), 1024, KEEPALIVE).await;
     let mut deaf = true;
     let began = Instant::now();
     let hour = tokio::time::sleep(Duration::from_secs(3600));
@@ -70,10 +77,14 @@ async fn ev_705_what_cannot_be_read_is_told_apart() {
         (frame(0x83, b""), Some(Lost::Broken)),
         (frame(0xc2, b""), Some(Lost::Broken)),
         (vec![0x82, 0x01, b'x'], Some(Lost::Broken)),
-        (frame(0x88, b"\x03\xe8"), Some(Lost::Gone)),
+        (frame(0x88, b"\x03\xe8"), Some(Lost::Left)),
+        (frame(0x88, b""), Some(Lost::Left)),
+        // EV-940: these are lost, and may come back.
+        (frame(0x88, b"\x03\xe9"), Some(Lost::Gone)),
+        (frame(0x88, b"\x0f\xa0"), Some(Lost::Gone)),
     ] {
         let (mut client, server) = duplex(1024);
-        let mut socket = Socket::new(server, 100, KEEPALIVE).await;
+        let mut socket = Socket::new(server, Vec::new(), 100, KEEPALIVE).await;
         client.write_all(&bytes).await.unwrap();
         assert_eq!(socket.heard().await.err(), expect, "{bytes:02x?}");
     }
@@ -82,7 +93,7 @@ async fn ev_705_what_cannot_be_read_is_told_apart() {
 #[tokio::test(start_paused = true)]
 async fn ev_705_a_close_goes_behind_what_was_said_and_what_still_comes_is_thrown_away() {
     let (mut client, server) = duplex(64);
-    let mut socket = Socket::new(server, 10, KEEPALIVE).await;
+    let mut socket = Socket::new(server, Vec::new(), 10, KEEPALIVE).await;
     client.write_all(&frame(0x82, &[b'x'; 11])).await.unwrap();
     assert_eq!(socket.heard().await.err(), Some(Lost::TooLarge));
     socket.send(Bytes::from_static(b"sorry"), false).unwrap();
@@ -95,4 +106,36 @@ async fn ev_705_a_close_goes_behind_what_was_said_and_what_still_comes_is_thrown
     assert_eq!(said, *b"\x82\x05sorry\x88\x0b\x03\xf1TOO_LARGE");
     drop(client);
     closing.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_705_what_was_read_ahead_of_the_upgrade_is_heard_first() {
+    let (mut client, server) = duplex(1024);
+    let mut message = frame(0x82, b"hello");
+    let rest = message.split_off(3);
+    let mut socket = Socket::new(server, message, 1024, KEEPALIVE).await;
+    client.write_all(&rest).await.unwrap();
+    let heard = socket.heard().await.unwrap();
+    assert!(matches!(heard, Heard::Binary(bytes) if bytes == "hello"));
+}
+
+/// EV-802
+#[tokio::test]
+async fn ev_109_a_peer_that_is_not_listened_to_is_seen_to_go() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
+    let (server, _) = listener.accept().await.unwrap();
+    let mut socket = Socket::new(Carrier::Plain(server), Vec::new(), 1024, KEEPALIVE).await;
+    // Much that nobody reads stands before the end.
+    client.write_all(&[0; 10_000]).await.unwrap();
+    tokio::time::pause();
+    let began = Instant::now();
+    let hour = Duration::from_secs(3600);
+    let alive = timeout(hour, std::future::poll_fn(|cx| socket.poll_alive(true, cx)));
+    assert!(alive.await.is_err(), "it is there");
+    client.shutdown().await.unwrap();
+    std::future::poll_fn(|cx| socket.poll_alive(true, cx)).await;
+    let noticed = began.elapsed() - hour;
+    assert!(noticed <= LOOK * 3, "{noticed:?}");
 }

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::evergreen::{
-    Action, Chunk, Fragment, Fragments, Id, Message, Metadata, Param, Payload, Reason, Status,
+    Action, Chunk, Fragment, Fragments, Id, Message, Param, Payload, Reason, Status,
 };
 
 /// The open actions of one session.
@@ -32,8 +32,6 @@ struct Open {
     order: u64,
     /// Its end is the end of this action.
     ends: Option<Id>,
-    /// What its last chunk was, for a client.
-    described: Option<Arc<Metadata>>,
 }
 
 impl Calls {
@@ -101,9 +99,8 @@ impl Calls {
     /// ends as they say. Nobody waits for an output whose action is over.
     pub(crate) fn heard(&mut self, message: &mut Message) {
         let mut heard = Fragments::with_capacity(message.fragments.len());
-        for mut fragment in std::mem::take(&mut message.fragments) {
+        for fragment in std::mem::take(&mut message.fragments) {
             let Some((action, dispatched)) = self.status_of(&fragment.id) else {
-                self.continued(&mut fragment);
                 self.grown(&fragment);
                 heard.push(fragment);
                 continue;
@@ -136,19 +133,6 @@ impl Calls {
         }
     }
 
-    /// A server describes every chunk anew; what is described as the one before is more of the same (EV-972).
-    fn continued(&mut self, fragment: &mut Fragment) {
-        let (Some(open), Some(chunk)) = (self.nodes.get_mut(&fragment.id), fragment.chunk.as_mut())
-        else {
-            return;
-        };
-        if chunk.metadata.is_some() && open.described == chunk.metadata {
-            chunk.metadata = None;
-        } else if chunk.metadata.is_some() {
-            open.described.clone_from(&chunk.metadata);
-        }
-    }
-
     fn open(&mut self, node: &Id, ends: Option<Id>) {
         self.count += 1;
         let order = self.count;
@@ -156,7 +140,6 @@ impl Calls {
             next: 0,
             order,
             ends,
-            described: None,
         };
         self.nodes.entry(node.clone()).or_insert(open);
     }

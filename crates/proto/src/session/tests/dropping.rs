@@ -31,31 +31,32 @@ fn dropped(session: &mut Session, inputs: &str) -> String {
 
 const LEAF: u64 = 64 + 10 + 1;
 const TREE: u64 = 64;
+const CHILD: u64 = 8;
 
 #[test]
 fn ev_911_a_node_goes_alone_and_a_tree_with_what_nobody_else_lists() {
     let gone = Stop::Failed(Reason::NodeReleased);
     let table = [
         ("node=a", 1, LEAF, vec!["a"], vec!["b"]),
-        ("node=t", 1, TREE + 8, vec!["t"], vec!["a", "b"]),
+        ("node=t", 1, TREE + 2 * CHILD, vec!["t"], vec!["a", "b"]),
         (
             "tree=t",
             2,
-            TREE + 8 + LEAF,
+            TREE + 2 * CHILD + LEAF,
             vec!["t", "a"],
             vec!["b", "other"],
         ),
         (
             "tree=t tree.1=other",
             4,
-            2 * TREE + 12 + 2 * LEAF,
+            2 * TREE + 3 * CHILD + 2 * LEAF,
             vec!["t", "other", "a", "b"],
             vec![],
         ),
         (
             "node=t node.1=t node.22=other",
             2,
-            2 * TREE + 12,
+            2 * TREE + 3 * CHILD,
             vec!["t", "other"],
             vec!["a", "b"],
         ),
@@ -150,7 +151,7 @@ fn ev_911_a_running_reader_finishes_on_what_there_is_and_its_end_frees_the_bytes
         (Stop::End, 2)
     );
     session.close(fresh);
-    let freed = 2 * TREE + 12 + 2 * LEAF;
+    let freed = 2 * TREE + 3 * CHILD + 2 * LEAF;
     assert_eq!(
         session.retained_bytes(),
         before - freed,
@@ -374,4 +375,59 @@ fn ev_911_an_action_that_ends_leaves_what_another_still_writes() {
         gone,
         "its writer was the last"
     );
+}
+
+/// EV-201, EV-911
+#[test]
+fn ev_741_a_session_that_lasts_for_years_forgets_what_its_actions_left() {
+    // The number of nodes is what makes it forget, or it does so by itself.
+    for (max_nodes, most) in [(40, 40), (65_536, 1_024 + 8)] {
+        let mut session = server_with(|config, limits| {
+            (config.manners.flat, config.manners.lax_seq) = (true, true);
+            config.partial_failure = true;
+            limits.max_nodes = max_nodes;
+        });
+        let text = of("text/plain", "").unwrap();
+        let mut first = None;
+        let mut held = 0;
+        for round in 0..5_000 {
+            let id = |name: &str| format!("{round:04}#{name}");
+            let outputs = format!("o={} __status__={}", id("o"), id("s"));
+            let input = format!("i={}", id("i"));
+            act(&mut session, action("f", &input, &outputs)).unwrap();
+            let run = start(&mut session);
+            feed(&mut session, [leaf(&id("i"), 0, "in")]).unwrap();
+            let read = read_node(&mut session, run.inputs[0].1, Some(run.action));
+            assert_eq!(read.1, Stop::End, "{round}");
+            let data = Bytes::from_static(b"out");
+            session.write(run.outputs[0].1, &text, data).unwrap();
+            session.finish(run.action);
+            assert_eq!(sent(&mut session).len(), 2, "{round}");
+            // What comes late is for nobody, and makes nothing.
+            let before = session.stats().discarded;
+            feed(&mut session, [more(&id("i"), 1, "late")]).unwrap();
+            assert_eq!(session.stats().discarded, before + 1, "{round}");
+            if round == 3_000 {
+                held = session.retained_bytes();
+            }
+            first.get_or_insert(run);
+        }
+        assert!(session.store.places() <= most, "{}", session.store.places());
+        assert_eq!(session.retained_bytes(), held);
+        // Whoever still knows the first action's nodes finds what was released, and not who has its place now.
+        let first = first.unwrap();
+        let (input, output) = (first.inputs[0].1, first.outputs[0].1);
+        let gone = Stop::Failed(Reason::NodeReleased);
+        for node in [input, output] {
+            assert_eq!(read_node(&mut session, node, None).1, gone);
+            assert_eq!((session.id(node), session.is_complete(node)), (None, false));
+            assert_eq!(session.produce(node), Err(WriteError::Refused));
+        }
+        let late = Bytes::from_static(b"late");
+        assert_eq!(session.write(output, &text, late), Ok(()));
+        assert_eq!(session.end(output, &text), Ok(()));
+        assert!(sent(&mut session).is_empty() && session.retained_bytes() == held);
+        // Its name is free again.
+        act(&mut session, action("g", "", "o=0000#o")).unwrap();
+    }
 }

@@ -107,7 +107,7 @@ fn coalescing_off_gives_one_fragment_per_message() {
 
 #[test]
 fn ev_801_payload_64_per_fragment_and_ids_are_counted_and_limited() {
-    // ids: t, aa, bb; fragments: 3; children: 2 of 4 bytes; payload 3; metadata twice 10.
+    // ids: t, aa, bb; fragments: 3; children: 2 of 8 bytes; payload 3; metadata twice 10.
     let list = || {
         [
             tree("t", 0, &["aa", "bb"]),
@@ -115,7 +115,7 @@ fn ev_801_payload_64_per_fragment_and_ids_are_counted_and_limited() {
             leaf("bb", 0, ""),
         ]
     };
-    let wanted = 5 + 3 * 64 + 2 * 4 + 3 + 2 * 10;
+    let wanted = 5 + 3 * 64 + 2 * 8 + 3 + 2 * 10;
     for (quota, expect) in [(wanted, Ok(())), (wanted - 1, Err(Reason::RetainedLimit))] {
         let mut session = server_with(|_, limits| limits.retained_bytes = quota);
         assert_eq!(feed(&mut session, list()), expect, "{quota}");

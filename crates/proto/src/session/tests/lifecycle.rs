@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::harness::*;
 use crate::code::Code;
-use crate::evergreen::{Message, Reason, Status};
+use crate::evergreen::{Fragment, Manners, Message, MetadataMode, Reason, Status};
 use crate::session::{CancelledBy, Config, CursorId, Output, Read, Session, Side, Start};
 use crate::time::Time;
 
@@ -436,4 +436,42 @@ fn ev_972_a_client_reads_with_the_same_limits_and_an_early_end_is_truncation() {
         Err(Reason::SeqPastFinal),
         "a server is not trusted"
     );
+}
+
+/// EV-303, EV-405
+#[test]
+fn ev_972_what_is_described_as_the_chunk_before_it_is_more_of_it_whenever_it_came() {
+    let (one, two) = (of("text/plain", ""), of("text/html", ""));
+    let list = [
+        chunk("p", 0, one.clone(), Some("a")),
+        chunk("p", 1, one.clone(), Some("b")),
+        chunk("p", 2, two.clone(), Some("c")),
+        chunk("p", 3, two, Some("d")),
+        Fragment {
+            last: true,
+            ..chunk("p", 4, one, Some("e"))
+        },
+    ];
+    for order in orders(&list) {
+        let config = Config {
+            metadata: MetadataMode::PerChunk,
+            manners: Manners {
+                joins: true,
+                ..Manners::default()
+            },
+            ..Config::default()
+        };
+        let mut client = Session::new(Side::Client, config, T0);
+        feed(&mut client, order).unwrap();
+        let expect = vec![
+            item("text/plain", "", "ab"),
+            item("text/html", "", "cd"),
+            item("text/plain", "", "e"),
+        ];
+        assert_eq!(content(&mut client, "p"), (expect, Stop::End));
+        // What is not held does not count.
+        let again = 2 * (128 + "text/html".len() as u64) + 1;
+        let held = 5 * 64 + 5 + "text/plain".len() as u64 + 1;
+        assert_eq!(client.retained_bytes(), held + again);
+    }
 }

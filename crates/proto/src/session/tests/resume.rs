@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::harness::*;
-use crate::evergreen::{Limits, Message, Reason};
+use crate::evergreen::{Dialect, Limits, Message, Reason};
 use crate::session::{
     ActionKey, Call, Config, CursorId, NodeKey, Output, Read, Session, Side, Start,
 };
@@ -136,13 +136,17 @@ impl Pair {
     fn cut(&mut self, unaware: usize) {
         self.client.lost(T0);
         for _ in 0..unaware {
+            // Once all is said that was asked for, the session is over.
+            if self.server.is_half_closed() {
+                break;
+            }
             self.serve();
             let _ = self.server.next_message(T0);
         }
         self.server.lost(T0);
         assert!(self.client.next_message(T0).is_none() && self.server.next_message(T0).is_none());
         (self.up, self.down) = (VecDeque::new(), VecDeque::new());
-        (self.half_close, self.over) = (false, false);
+        self.half_close = false;
         self.client.returned(T0);
         self.server.returned(T0);
     }
@@ -153,7 +157,7 @@ impl Pair {
         let mut total = 0;
         loop {
             self.work();
-            if cuts.peek() == Some(&arrived) {
+            if !self.over && cuts.peek() == Some(&arrived) {
                 cuts.next();
                 arrived = 0;
                 self.cut(unaware);
@@ -438,5 +442,198 @@ fn ev_942_one_resume_at_a_time_whose_text_is_counted_and_bounded() {
         };
         let resumed = act(&mut server, action("RESUME", "have=h", ""));
         assert_eq!(resumed, expect, "{entries}");
+    }
+}
+
+/// A server with a tree of three leaves on its way, and what a client that has taken so many messages has of it.
+fn leaves_under_way(taken: usize, dialect: Dialect) -> (Session, Vec<(String, i32)>) {
+    let mut server = server_with(|config, limits| {
+        (config.resume, config.manners) = (true, dialect.manners());
+        limits.coalesce_bytes = 1;
+    });
+    act(&mut server, action("f", "", "o=o")).unwrap();
+    let run = start(&mut server);
+    let (tree, text) = (run.outputs[0].1, of("text/plain", "").unwrap());
+    let children: Vec<NodeKey> = (0..3)
+        .map(|_| server.make(Some(run.action)).unwrap())
+        .collect();
+    server.list(tree, &children).unwrap();
+    for word in ["one", "two"] {
+        for child in &children {
+            let data = Bytes::from_static(word.as_bytes());
+            server.write(*child, &text, data).unwrap();
+        }
+    }
+    let mut has = Vec::new();
+    for _ in 0..taken {
+        let Some(message) = server.next_message(T0) else {
+            break;
+        };
+        let taken = message.fragments.into_iter();
+        has.extend(taken.map(|fragment| (fragment.id.to_string(), fragment.seq)));
+        if has.len() == 3 {
+            // The first one ends while the connection is up, or not.
+            server.end(children[0], &text).unwrap();
+        }
+    }
+    server.lost(T0);
+    for child in &children {
+        let _ = server.end(*child, &text);
+    }
+    server.finish(run.action);
+    (server, has)
+}
+
+/// EV-508, EV-722
+#[test]
+fn ev_942_leaves_take_their_turns_after_a_resume_and_what_waits_is_counted_once() {
+    for before in [Dialect::Grpc, Dialect::Json] {
+        for after in [Dialect::Protobuf, Dialect::Json] {
+            for taken in 0..9 {
+                let (mut server, has) = leaves_under_way(taken, before);
+                server.speak(after.manners());
+                server.returned(T0);
+                let mut next = std::collections::BTreeMap::new();
+                for (id, seq) in &has {
+                    next.insert(id.clone(), seq + 1);
+                }
+                let have = serde_json::json!({"nodes": next, "actions": 0}).to_string();
+                feed(&mut server, [leaf("h", 0, &have)]).unwrap();
+                act(&mut server, action("RESUME", "have=h", "")).unwrap();
+                let what = format!("{before:?}, {after:?}, {taken}: {has:?}");
+                let rest = sent(&mut server);
+                assert_eq!(server.outbound.bytes, 0, "{what}");
+                assert!(
+                    rest.last()
+                        .is_some_and(|last| &*last.id == "o" && last.last),
+                    "{what}"
+                );
+                // Nothing twice, and nothing left out: a tree, its end, and three leaves of two words each.
+                let before_that = has.len();
+                let mut all = has;
+                all.extend(rest.iter().map(|it| (it.id.to_string(), it.seq)));
+                all.sort();
+                all.dedup();
+                assert_eq!(all.len(), before_that + rest.len(), "{what}");
+                let mut order: Vec<&str> = rest.iter().map(|it| &*it.id).collect();
+                order.retain(|id| *id != "o");
+                order.dedup();
+                let mut once = order.clone();
+                once.sort_unstable();
+                once.dedup();
+                let in_turn = order.len() == once.len();
+                assert!(in_turn || after == Dialect::Protobuf, "{what}: {order:?}");
+            }
+        }
+    }
+}
+
+/// EV-940, EV-943
+#[test]
+fn ev_911_dropped_nodes_are_kept_until_a_resumed_client_has_them() {
+    let mut server = server_with(|config, limits| {
+        (config.resume, config.partial_failure) = (true, true);
+        limits.coalesce_bytes = 1;
+    });
+    act(&mut server, action("f", "", "a=a b=b")).unwrap();
+    let run = start(&mut server);
+    let text = of("text/plain", "").unwrap();
+    for (_, node) in &run.outputs {
+        let data = Bytes::from_static(b"kept");
+        server.end_with_data(*node, &text, data).unwrap();
+    }
+    server.finish(run.action);
+    act(&mut server, action("DROP", "node=a node.1=b", "")).unwrap();
+    let first = server.next_message(T0).unwrap();
+    assert_eq!(first.fragments.len(), 1, "one of the two is out");
+    let resume = |server: &mut Session, have: &str, id: &str| {
+        server.lost(T0);
+        server.returned(T0);
+        feed(server, [leaf(id, 0, have)]).unwrap();
+        act(server, action("RESUME", &format!("have={id}"), "")).unwrap();
+    };
+    // It was lost, and so is the next one: neither may be forgotten before the other is out.
+    for id in ["h1", "h2"] {
+        resume(&mut server, "{}", id);
+        server.next_message(T0).unwrap();
+    }
+    resume(&mut server, "{}", "h3");
+    let rest = sent(&mut server);
+    assert_eq!(rest.len(), 2, "{rest:?}");
+    assert_eq!(server.store.drops.len(), 0, "and then they are");
+    // What the client has already is not waited for either.
+    act(&mut server, action("g", "", "c=c")).unwrap();
+    let run = start(&mut server);
+    let data = Bytes::from_static(b"kept");
+    let node = run.outputs[0].1;
+    server.end_with_data(node, &text, data).unwrap();
+    act(&mut server, action("DROP", "node=c", "")).unwrap();
+    assert_eq!(server.store.drops.len(), 1);
+    resume(&mut server, "{\"nodes\":{\"c\":1}}", "h4");
+    assert_eq!(server.store.drops.len(), 0);
+}
+
+/// EV-801
+#[test]
+fn ev_942_actions_are_remembered_until_the_other_side_has_them_and_counted() {
+    let mut client = Session::new(Side::Client, config(1), T0);
+    let before = client.retained_bytes();
+    client
+        .call(Call {
+            name: "f".into(),
+            ..Call::default()
+        })
+        .unwrap();
+    client
+        .call(Call {
+            name: "g".into(),
+            ..Call::default()
+        })
+        .unwrap();
+    assert_eq!(client.retained_bytes(), before + 2 * 65);
+    let mut sizes = Vec::new();
+    // The server says each time how many it has, which may be fewer than were known before.
+    for known in [1, 0, 2] {
+        client.lost(T0);
+        client.returned(T0);
+        let hello = client.next_message(T0).unwrap();
+        let answer = hello.actions[0].outputs[0].id.clone();
+        let have = format!("{{\"actions\":{known}}}");
+        feed(&mut client, [leaf(&answer, 0, &have)]).unwrap();
+        outputs(&mut client);
+        let again = client
+            .next_message(T0)
+            .map_or(0, |message| message.actions.len());
+        sizes.push(again);
+    }
+    assert_eq!(sizes, [1, 1, 0]);
+    // There is room for some, and nothing is sent that could not be sent again.
+    let mut config = config(1);
+    config.limits = std::sync::Arc::new(Limits {
+        retained_bytes: 100,
+        ..Limits::default()
+    });
+    let mut client = Session::new(Side::Client, config, T0);
+    client
+        .call(Call {
+            name: "f".into(),
+            ..Call::default()
+        })
+        .unwrap();
+    let refused = client.call(Call {
+        name: "g".into(),
+        ..Call::default()
+    });
+    assert_eq!(reason(&refused.unwrap_err()), Reason::RetainedLimit);
+    assert_eq!(client.next_message(T0).unwrap().actions.len(), 1);
+    // Where nobody can come back nothing is remembered.
+    client.without_resume();
+    for _ in 0..9 {
+        client
+            .call(Call {
+                name: "g".into(),
+                ..Call::default()
+            })
+            .unwrap();
     }
 }

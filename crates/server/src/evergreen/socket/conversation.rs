@@ -1,12 +1,17 @@
 //! One session on one WebSocket, in one dialect (EV-710, EV-720, EV-730, EV-903).
 //!
-//! Owns: [`run`]: messages from the socket to the session and back, in the connection's own task; last words and the
-//! Close. Refuses to know: how messages are written, and what a session does with them.
+//! Owns: [`run`] and [`apart()`]: messages from the socket to the session and back; last words and the Close. Refuses to
+//! know: how messages are written, and what a session does with them.
 //!
 //! ```text
 //!   socket ─ Incoming ─► session ─ outgoing ─► codec ─► socket        all polled by one task, in this order
 //!   the session ends ─► last words ─► Close          the peer goes ─► the session is dropped, and all it runs
+//!
+//!   apart:  socket ─ inbox ─► session ─ outgoing ─► socket            a session that outlives the connection has a task
+//!                                                                     of its own (EV-940)
 //! ```
+
+mod apart;
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,39 +21,27 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::BytesMut;
 use futures::future::{BoxFuture, FutureExt};
 use futures::{Stream, StreamExt};
-use sapwood_kernel::session::Outgoing;
+use sapwood_kernel::session::{Observe, Order, Outgoing, Session};
 use sapwood_proto::evergreen::socket::{Codec, Heard as Said};
 use sapwood_proto::evergreen::{Dialect, Frame, Message, Reason, Status};
 use sapwood_proto::session::Side;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::evergreen::house::House;
-use crate::evergreen::options::Options;
 use crate::websocket::{Heard, Lost, Socket};
 
-/// Speaks `dialect` until either side has had enough.
+pub(super) use self::apart::apart;
+
+/// Runs a session that ends with its socket, until either side has had enough.
 pub(super) async fn run(
-    house: &House,
-    dialect: Dialect,
-    options: Options,
-    socket: Socket,
-    first: Option<Frame>,
+    session: Session<impl Observe>,
+    orders: impl Stream<Item = Order> + Send + 'static,
+    outgoing: Outgoing,
+    wire: Wire,
 ) {
-    let (session, outgoing) = house.open(dialect, options, None);
-    let mut codec = Codec::new(dialect, Side::Server);
-    let line = Line(Arc::new(Mutex::new(Wire {
-        ahead: first.and_then(|frame| read(&mut codec, frame)),
-        socket,
-        codec,
-        buf: BytesMut::new(),
-        wanted: false,
-        heard_all: false,
-        broken: false,
-        gone: false,
-    })));
+    let line = Line(Arc::new(Mutex::new(wire)));
     let incoming = Incoming(line.clone());
     let conversation = Conversation {
-        session: Some(session.run(incoming, house.orders()).boxed()),
+        session: Some(session.run(incoming, orders).boxed()),
         outgoing,
         line: line.clone(),
         limit: None,
@@ -72,7 +65,7 @@ pub(super) fn frame(heard: Heard) -> Frame {
 /// What is wrong with what was heard, and the close code; `None` if nobody is left to be told.
 pub(super) fn status(lost: Lost) -> Option<(u16, Status)> {
     let (code, reason, message) = match lost {
-        Lost::Gone => return None,
+        Lost::Left | Lost::Gone => return None,
         Lost::TooLarge => (
             1009,
             Reason::MessageTooLarge,
@@ -102,7 +95,7 @@ fn read(codec: &mut Codec, frame: Frame) -> Option<Item> {
 }
 
 /// The socket with its codec.
-struct Wire {
+pub(super) struct Wire {
     socket: Socket,
     codec: Codec,
     buf: BytesMut,
@@ -116,15 +109,44 @@ struct Wire {
     /// What comes can no longer be read.
     broken: bool,
     /// The peer is not there any more.
-    gone: bool,
+    gone: Option<Gone>,
+}
+
+/// How a peer went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gone {
+    /// It has closed in good order.
+    Left,
+    /// Its connection was cut.
+    Cut,
 }
 
 impl Wire {
+    /// `socket` in `dialect`; of which a message has been heard already, where it was that which showed the dialect.
+    pub(super) fn new(socket: Socket, dialect: Dialect, first: Option<Frame>) -> Self {
+        let mut codec = Codec::new(dialect, Side::Server);
+        Self {
+            ahead: first.and_then(|frame| read(&mut codec, frame)),
+            socket,
+            codec,
+            buf: BytesMut::new(),
+            wanted: false,
+            heard_all: false,
+            broken: false,
+            gone: None,
+        }
+    }
+
+    /// In which dialect it speaks.
+    pub(super) const fn dialect(&self) -> Dialect {
+        self.codec.dialect()
+    }
+
     fn poll_item(&mut self, cx: &mut Context<'_>) -> Poll<Item> {
         if let Some(item) = self.ahead.take() {
             return Poll::Ready(item);
         }
-        if self.gone {
+        if self.gone.is_some() {
             return Poll::Pending;
         }
         loop {
@@ -136,7 +158,8 @@ impl Wire {
                 }
                 Err(lost) => {
                     let Some((_, status)) = status(lost) else {
-                        self.gone = true;
+                        let left = lost == Lost::Left;
+                        self.gone = Some(if left { Gone::Left } else { Gone::Cut });
                         return Poll::Pending;
                     };
                     // The socket says so for ever, the session is told once: what is left is to close.
@@ -151,7 +174,7 @@ impl Wire {
 
     /// Looks whether the peer is still there, where the session does not look.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while self.ahead.is_none() && !self.gone {
+        while self.ahead.is_none() && self.gone.is_none() {
             match self.poll_item(cx) {
                 // What comes after the end means nothing.
                 Poll::Ready(_) if self.heard_all => {}
@@ -165,7 +188,7 @@ impl Wire {
             }
         }
         let deaf = self.ahead.is_some();
-        if self.gone || self.socket.poll_alive(deaf, cx).is_ready() {
+        if self.gone.is_some() || self.socket.poll_alive(deaf, cx).is_ready() {
             return Poll::Ready(());
         }
         Poll::Pending
@@ -205,7 +228,7 @@ impl Wire {
     }
 
     /// Says the last words and closes.
-    async fn end(mut self, status: Option<&Arc<Status>>) {
+    pub(super) async fn end(mut self, status: Option<&Arc<Status>>) {
         let now = unix_micros();
         let words = match status {
             Some(status) => self.codec.abort(status, now),

@@ -1,0 +1,124 @@
+//! Between a connection and a session in tasks of their own: room for one message.
+//!
+//! Owns: [`Inbox`] and [`Incoming`], its two ends. Refuses to know: sockets and sessions. A message that the session does
+//! not want yet holds up the connection, and with it the network (EV-802).
+//!
+//! ```text
+//!   connection ── put ──► one message ──► Incoming ── session
+//!        └◄── room, or nobody takes anything any more ◄──┘
+//! ```
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use futures::Stream;
+use sapwood_kernel::session::Lost;
+use sapwood_proto::evergreen::Message;
+
+type Item = Result<Message, Lost>;
+
+/// The connection's end. Dropping it is a cut, unless something else was said last.
+pub(super) struct Inbox(Arc<Shared>);
+
+/// The session's end.
+pub(super) struct Incoming(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared(Mutex<Mail>);
+
+#[derive(Default)]
+struct Mail {
+    item: Option<Item>,
+    /// Stands behind the item.
+    last: Option<Lost>,
+    /// Nobody takes anything any more.
+    abandoned: bool,
+    session: Option<Waker>,
+    connection: Option<Waker>,
+}
+
+/// Both ends.
+pub(super) fn new() -> (Inbox, Incoming) {
+    let shared = Arc::<Shared>::default();
+    (Inbox(Arc::clone(&shared)), Incoming(shared))
+}
+
+impl Shared {
+    fn mail(&self) -> MutexGuard<'_, Mail> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inbox {
+    /// Waits until the session has taken what came before. Once it is gone this waits for ever, and is woken when it goes.
+    pub(super) fn poll_room(&self, cx: &Context<'_>) -> Poll<()> {
+        let mut mail = self.0.mail();
+        if mail.item.is_none() && mail.last.is_none() && !mail.abandoned {
+            return Poll::Ready(());
+        }
+        keep(&mut mail.connection, cx);
+        Poll::Pending
+    }
+
+    /// Whether nobody takes anything any more.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.0.mail().abandoned
+    }
+
+    /// Something has come. A message needs room; how the connection ended stands behind it, and the first end counts.
+    pub(super) fn put(&self, item: Item) {
+        let mut mail = self.0.mail();
+        match item {
+            Ok(message) => mail.item = Some(Ok(message)),
+            Err(lost) => {
+                mail.last.get_or_insert(lost);
+            }
+        }
+        let session = mail.session.take();
+        drop(mail);
+        session.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        self.put(Err(Lost::Cut));
+    }
+}
+
+impl Stream for Incoming {
+    type Item = Item;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Item>> {
+        let mut mail = self.0.mail();
+        if let Some(item) = mail.item.take() {
+            let connection = mail.connection.take();
+            drop(mail);
+            connection.into_iter().for_each(Waker::wake);
+            return Poll::Ready(Some(item));
+        }
+        if let Some(lost) = mail.last.clone() {
+            return Poll::Ready(Some(Err(lost)));
+        }
+        keep(&mut mail.session, cx);
+        Poll::Pending
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        let mut mail = self.0.mail();
+        mail.abandoned = true;
+        let connection = mail.connection.take();
+        drop(mail);
+        connection.into_iter().for_each(Waker::wake);
+    }
+}
+
+fn keep(place: &mut Option<Waker>, cx: &Context<'_>) {
+    match place {
+        Some(waker) if waker.will_wake(cx.waker()) => {}
+        place => *place = Some(cx.waker().clone()),
+    }
+}
