@@ -4,3 +4,5 @@
 //! Refuses to know: kernels, engines, servers.
 
 pub mod evergreen;
+#[cfg(feature = "otlp")]
+pub mod otlp;

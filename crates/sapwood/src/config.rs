@@ -6,6 +6,7 @@
 pub(crate) mod keys;
 pub(crate) mod layers;
 pub(crate) mod span;
+pub(crate) mod trace;
 
 use std::path::PathBuf;
 
@@ -14,6 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::failure::Failure;
 use span::Span;
+use trace::Trace;
 
 /// The whole configuration. Every key stands in `config.example.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,6 +37,7 @@ pub(crate) struct Config {
     pub(crate) limits: Limits,
     pub(crate) drain: Drain,
     pub(crate) browser: Browser,
+    pub(crate) trace: Trace,
     pub(crate) client: Client,
     /// Other servers whose functions are served here too.
     pub(crate) upstreams: Vec<String>,
@@ -56,6 +59,7 @@ impl Default for Config {
             limits: Limits::default(),
             drain: Drain::default(),
             browser: Browser::default(),
+            trace: Trace::default(),
             client: Client::default(),
             upstreams: Vec::new(),
             models: Vec::new(),

@@ -13,6 +13,7 @@ mod models;
 mod output;
 mod progress;
 mod serving;
+mod telling;
 mod upstreams;
 
 fn main() -> std::process::ExitCode {

@@ -22,6 +22,7 @@ use crate::origin;
 use crate::refusal::Refusal;
 use crate::request_id::{self, RequestId};
 use crate::shared::Shared;
+use crate::telemetry::Parent;
 use crate::trail::{Trail, Trailed, grpc_status};
 
 /// What the checks need.
@@ -43,7 +44,8 @@ pub(crate) async fn pass(
         Ok(caller) => (Arc::clone(&caller.name), caller.allowance.clone()),
         Err(_) => (Arc::from("-"), None),
     };
-    let trail = Trail::new(Entry::new(id.clone(), key, &parts), allowance.clone());
+    let trail = Trail::new(Entry::new(id.clone(), key, &parts), allowance.clone())
+        .within_trace(Parent::of(&parts.headers));
     let in_flight = parts.extensions.get::<Activity>().map(Activity::begin);
     let asked = parts.headers.clone();
     let mut answer = match (checked, gate.origin.preflight(&parts)) {

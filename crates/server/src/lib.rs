@@ -29,6 +29,7 @@ pub mod request_id;
 pub mod server;
 pub mod shared;
 pub mod socket;
+pub mod telemetry;
 pub mod tls;
 mod trail;
 mod websocket;

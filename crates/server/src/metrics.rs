@@ -145,6 +145,15 @@ impl Metrics {
         self.change(|watched| watched.kernels.push(kernel));
     }
 
+    /// The engines that are watched.
+    pub(crate) fn engines(&self) -> Vec<Engine> {
+        let watched = self.watched.read();
+        watched
+            .unwrap_or_else(PoisonError::into_inner)
+            .engines
+            .clone()
+    }
+
     fn change(&self, change: impl FnOnce(&mut Watched)) {
         change(&mut self.watched.write().unwrap_or_else(PoisonError::into_inner));
     }

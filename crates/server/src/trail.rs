@@ -23,6 +23,7 @@ use tracing::{Instrument, Span};
 use crate::access::Entry;
 use crate::activity::InFlight;
 use crate::allowance::Allowance;
+use crate::telemetry::Parent;
 
 tokio::task_local! {
     static PRESENT: Trail;
@@ -34,6 +35,7 @@ pub(crate) struct Trail {
     span: Span,
     entry: Arc<Mutex<Entry>>,
     allowance: Option<Arc<Allowance>>,
+    parent: Option<Parent>,
 }
 
 impl Trail {
@@ -42,7 +44,24 @@ impl Trail {
             span: tracing::info_span!("request", request = entry.id.as_str(), key = &*entry.key),
             entry: Arc::new(Mutex::new(entry)),
             allowance,
+            parent: None,
         }
+    }
+
+    /// The same, as the child of a caller's span.
+    pub(crate) fn within_trace(mut self, parent: Option<Parent>) -> Self {
+        self.parent = parent;
+        self
+    }
+
+    /// Whose child the request's spans are.
+    pub(crate) const fn parent(&self) -> Option<Parent> {
+        self.parent
+    }
+
+    /// The request's id.
+    pub(crate) fn request(&self) -> String {
+        self.note(|entry| entry.id.as_str().to_owned())
     }
 
     /// The trail of the request that is being worked for, if any is.

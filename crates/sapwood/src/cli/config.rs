@@ -42,6 +42,7 @@ impl Command {
                 let config = common.config(Flags::default())?;
                 keys::load(&config.auth)?;
                 load_tls(&config)?;
+                config.trace.collector()?;
                 output::say("The configuration is sound.");
                 Ok(Exit::Ok)
             }
@@ -90,9 +91,16 @@ fn flatten(prefix: &str, value: Value, leaves: &mut Vec<(String, Value)>) {
 }
 
 fn mask(key: &str, value: Value) -> Value {
-    if matches!(key, "auth.key" | "client.key") && !value.is_null() {
-        json!("***")
-    } else {
-        value
+    match (key, value) {
+        ("auth.key" | "client.key", Value::String(_)) => json!("***"),
+        // Which headers there are is no secret.
+        ("trace.headers", Value::Array(lines)) => {
+            let masked = lines.iter().filter_map(Value::as_str).map(|line| {
+                let name = line.split(':').next().unwrap_or_default();
+                json!(format!("{name}: ***"))
+            });
+            masked.collect()
+        }
+        (_, value) => value,
     }
 }

@@ -24,6 +24,7 @@ use crate::failure::{Exit, Failure};
 use crate::listening::{Listening, Name};
 use crate::logs::Logs;
 use crate::models::Planned;
+use crate::telling::Telling;
 use crate::upstreams::Upstreams;
 use crate::{listening, models, output, serving};
 
@@ -108,6 +109,7 @@ impl Serve {
         shared.metrics.watch_kernel(kernel.clone());
         kernel.layer(Counting::new(&shared.metrics, metrics::Face::Evergreen));
         kernel.layer(Charging);
+        let telling = Telling::begin(&config, &shared, &kernel)?;
         let face = evergreen::face(
             shared.clone(),
             kernel.clone(),
@@ -132,6 +134,7 @@ impl Serve {
         tokio::select! {
             outcome = served => {
                 upstreams.leave().await;
+                telling.end().await;
                 Ok(if outcome.cut > 0 { Exit::Cut } else { Exit::Ok })
             }
             failure = load(kernel, planned, shared) => Err(failure),

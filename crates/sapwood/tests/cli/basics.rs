@@ -41,7 +41,7 @@ fn oa_912_config_show_tells_values_origins_and_no_secrets() {
     let here = folder("config-show");
     std::fs::write(
         here.join("sapwood.toml"),
-        "log = \"warn\"\n[auth]\nkey = \"hush\"\n",
+        "log = \"warn\"\n[auth]\nkey = \"hush\"\n[trace]\nheaders = [\"x-key: hush\"]\n",
     )
     .unwrap();
     let mut command = sapwood(&here, &["config", "show", "--json", "--threads", "2"]);
@@ -66,6 +66,11 @@ fn oa_912_config_show_tells_values_origins_and_no_secrets() {
             "environment SAPWOOD_SERVER",
         ),
         ("drain.grace", Value::from("5s"), "default"),
+        (
+            "trace.headers",
+            serde_json::json!(["x-key: ***"]),
+            "file sapwood.toml",
+        ),
     ] {
         assert_eq!(
             (&shown[key]["value"], shown[key]["origin"].as_str()),
@@ -98,6 +103,14 @@ fn oa_912_config_check_exits_0_or_2() {
     for (text, part) in [
         ("[tls]\ncertificate = \"a.pem\"\nkey = \"b.pem\"\n", "a.pem"),
         ("[auth]\nkey_file = \"nowhere.toml\"\n", "nowhere.toml"),
+        (
+            "[trace]\nendpoint = \"collector:4317\"\n",
+            "http://HOST:PORT",
+        ),
+        (
+            "[trace]\nendpoint = \"http://x\"\nheaders = [\"hush\"]\n",
+            "name: value",
+        ),
     ] {
         std::fs::write(here.join("odd.toml"), text).unwrap();
         let ended = run(&here, &["config", "check", "--config", "odd.toml"]);

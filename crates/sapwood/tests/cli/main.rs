@@ -11,3 +11,4 @@ mod process;
 mod remote;
 mod server;
 mod sockets;
+mod traces;

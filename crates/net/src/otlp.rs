@@ -1,0 +1,163 @@
+//! A collector of OpenTelemetry, over gRPC or HTTP (OA-803).
+//!
+//! Owns: the collector's address, its headers, one delivery at a time. Refuses to know: what is delivered and when, and
+//! whether it is worth trying again; whoever delivers decides.
+
+mod http;
+
+use std::time::Duration;
+
+use ::http::uri::{Scheme, Uri};
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
+use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_client::MetricsServiceClient;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_client::TraceServiceClient;
+use prost::Message;
+use tonic::Request;
+use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
+
+/// The messages of the protocol.
+pub use opentelemetry_proto::tonic as messages;
+
+/// How a collector is spoken to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Protocol {
+    /// gRPC, usually on port 4317.
+    #[default]
+    Grpc,
+    /// Protobuf over HTTP/1.1, usually on port 4318; `/v1/traces` and `/v1/metrics` are appended to the address.
+    Http,
+}
+
+/// Where a collector is.
+#[derive(Clone)]
+pub struct Address {
+    /// `http://HOST:PORT` or `https://HOST:PORT`.
+    pub url: String,
+    /// How it is spoken to.
+    pub protocol: Protocol,
+    /// Sent with each delivery; may hold credentials, so they are never logged.
+    pub headers: Vec<(String, String)>,
+    /// How long a delivery may take.
+    pub timeout: Duration,
+}
+
+/// Why an address cannot be used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadAddress {
+    /// It is no URL of a server.
+    #[error("write http://HOST:PORT or https://HOST:PORT")]
+    Url,
+    /// A header that cannot be sent.
+    #[error("the header `{0}` cannot be sent")]
+    Header(String),
+}
+
+/// Why something was not delivered.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Undelivered(String);
+
+/// A collector. It is connected to when something is delivered.
+#[derive(Clone, Debug)]
+pub struct Collector(Wire);
+
+#[derive(Clone)]
+enum Wire {
+    Grpc {
+        channel: Channel,
+        headers: Vec<(AsciiMetadataKey, AsciiMetadataValue)>,
+    },
+    Http(http::Place),
+}
+
+impl std::fmt::Debug for Wire {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Grpc { .. } => "Grpc",
+            Self::Http(_) => "Http",
+        })
+    }
+}
+
+impl Collector {
+    /// The collector at `address`. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// [`BadAddress`].
+    pub fn new(address: &Address) -> Result<Self, BadAddress> {
+        let uri: Uri = address.url.parse().map_err(|_| BadAddress::Url)?;
+        let secure = match uri.scheme() {
+            Some(scheme) if *scheme == Scheme::HTTP => false,
+            Some(scheme) if *scheme == Scheme::HTTPS => true,
+            _ => return Err(BadAddress::Url),
+        };
+        if address.protocol == Protocol::Http {
+            return Ok(Self(Wire::Http(http::Place::new(&uri, secure, address)?)));
+        }
+        let mut endpoint = Endpoint::from(uri)
+            .connect_timeout(address.timeout)
+            .timeout(address.timeout);
+        if secure {
+            endpoint = endpoint
+                .tls_config(ClientTlsConfig::new().with_webpki_roots())
+                .map_err(|_| BadAddress::Url)?;
+        }
+        let headers = address.headers.iter().map(|(name, value)| {
+            let wrong = || BadAddress::Header(name.clone());
+            let key: AsciiMetadataKey = name.to_ascii_lowercase().parse().map_err(|_| wrong())?;
+            let mut value: AsciiMetadataValue = value.parse().map_err(|_| wrong())?;
+            value.set_sensitive(true);
+            Ok((key, value))
+        });
+        Ok(Self(Wire::Grpc {
+            channel: endpoint.connect_lazy(),
+            headers: headers.collect::<Result<_, BadAddress>>()?,
+        }))
+    }
+
+    /// Delivers spans.
+    ///
+    /// # Errors
+    /// [`Undelivered`], if the collector did not take them.
+    pub async fn traces(&self, spans: ExportTraceServiceRequest) -> Result<(), Undelivered> {
+        match &self.0 {
+            Wire::Http(place) => place.post("v1/traces", spans.encode_to_vec()).await,
+            Wire::Grpc { channel, .. } => {
+                let mut client = TraceServiceClient::new(channel.clone());
+                let sent = client.export(self.asked(spans)).await;
+                sent.map(drop).map_err(|status| refused(&status))
+            }
+        }
+    }
+
+    /// Delivers metrics.
+    ///
+    /// # Errors
+    /// [`Undelivered`], if the collector did not take them.
+    pub async fn metrics(&self, metrics: ExportMetricsServiceRequest) -> Result<(), Undelivered> {
+        match &self.0 {
+            Wire::Http(place) => place.post("v1/metrics", metrics.encode_to_vec()).await,
+            Wire::Grpc { channel, .. } => {
+                let mut client = MetricsServiceClient::new(channel.clone());
+                let sent = client.export(self.asked(metrics)).await;
+                sent.map(drop).map_err(|status| refused(&status))
+            }
+        }
+    }
+
+    fn asked<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Wire::Grpc { headers, .. } = &self.0 {
+            for (key, value) in headers {
+                request.metadata_mut().insert(key.clone(), value.clone());
+            }
+        }
+        request
+    }
+}
+
+fn refused(status: &tonic::Status) -> Undelivered {
+    Undelivered(format!("{}: {}", status.code(), status.message()))
+}

@@ -1,0 +1,92 @@
+//! The keys of `[trace]`: where spans and histograms are sent.
+//!
+//! Owns: the keys, and the collector that they name. Refuses to know: what is sent.
+
+use std::time::Duration;
+
+use sapwood_net::otlp::{Address, Collector, Protocol};
+use sapwood_server::telemetry;
+use serde::{Deserialize, Serialize};
+
+use super::span::Span;
+use crate::failure::Failure;
+
+/// Where spans of generations go (OA-803). Without an endpoint nothing is sent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Trace {
+    /// `http://HOST:PORT` or `https://HOST:PORT` of a collector of OpenTelemetry.
+    pub(crate) endpoint: Option<String>,
+    /// How it is spoken to.
+    pub(crate) protocol: Wire,
+    /// Sent along, each as `name: value`; may hold credentials.
+    pub(crate) headers: Vec<String>,
+    /// Prompts and outputs are part of spans.
+    pub(crate) content: bool,
+    /// How often histograms are sent.
+    pub(crate) metrics_every: Span,
+}
+
+impl Default for Trace {
+    fn default() -> Self {
+        Self {
+            endpoint: None,
+            protocol: Wire::default(),
+            headers: Vec::new(),
+            content: false,
+            metrics_every: Span::seconds(60),
+        }
+    }
+}
+
+/// How a collector is spoken to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Wire {
+    #[default]
+    Grpc,
+    Http,
+}
+
+impl Trace {
+    /// The collector, if one is named. Must be called within a runtime.
+    ///
+    /// # Errors
+    /// [`Failure::usage`], naming the key.
+    pub(crate) fn collector(&self) -> Result<Option<Collector>, Failure> {
+        let Some(url) = &self.endpoint else {
+            return Ok(None);
+        };
+        let header = |line: &String| {
+            let (name, value) = line.split_once(':').ok_or_else(|| {
+                // What stands there may be a credential.
+                Failure::usage("trace.headers: write each as \"name: value\"")
+            })?;
+            Ok::<_, Failure>((name.trim().to_owned(), value.trim().to_owned()))
+        };
+        let address = Address {
+            url: url.clone(),
+            protocol: match self.protocol {
+                Wire::Grpc => Protocol::Grpc,
+                Wire::Http => Protocol::Http,
+            },
+            headers: self.headers.iter().map(header).collect::<Result<_, _>>()?,
+            timeout: DELIVERY,
+        };
+        let collector = Collector::new(&address);
+        let wrong = |error| Failure::usage(format!("trace.endpoint: {error}"));
+        collector.map(Some).map_err(wrong)
+    }
+
+    /// What is told, and how often.
+    pub(crate) fn telemetry(&self) -> telemetry::Config {
+        telemetry::Config {
+            content: self.content,
+            metrics_every: self.metrics_every.get().max(Duration::from_secs(1)),
+            ..telemetry::Config::default()
+        }
+    }
+}
+
+/// A delivery takes at most so long.
+const DELIVERY: Duration = Duration::from_secs(10);

@@ -1,0 +1,100 @@
+//! The engines' histograms under their `gen_ai` names (OA-803), from the same counters that `/metrics` reads.
+//!
+//! Owns: names and units. Refuses to know: who counts, and when this is sent.
+
+use std::time::SystemTime;
+
+use sapwood_engine::Engine;
+use sapwood_engine::stats::{Histogram as Counted, Stats};
+use sapwood_net::otlp::messages::collector::metrics::v1::ExportMetricsServiceRequest;
+use sapwood_net::otlp::messages::metrics::v1::metric::Data;
+use sapwood_net::otlp::messages::metrics::v1::{
+    AggregationTemporality, Histogram, HistogramDataPoint, Metric, ResourceMetrics, ScopeMetrics,
+};
+
+use super::span::attribute;
+use super::{nanos, resource, scope};
+
+/// Name, unit, the kind of token if it counts tokens, and how to read it.
+type Row = (
+    &'static str,
+    &'static str,
+    Option<&'static str>,
+    fn(&Stats) -> &Counted,
+);
+
+#[rustfmt::skip]
+const ROWS: &[Row] = &[
+    ("gen_ai.server.time_to_first_token", "s", None, |stats| &stats.first_token_seconds),
+    ("gen_ai.server.time_per_output_token", "s", None, |stats| &stats.inter_token_seconds),
+    ("gen_ai.server.request.duration", "s", None, |stats| &stats.request_seconds),
+    ("gen_ai.client.token.usage", "{token}", Some("input"), |stats| &stats.request_prompt_tokens),
+    ("gen_ai.client.token.usage", "{token}", Some("output"), |stats| &stats.request_generation_tokens),
+];
+
+/// All of them as of now; nothing without engines.
+pub(super) fn request(
+    engines: &[Engine],
+    began: SystemTime,
+) -> Option<ExportMetricsServiceRequest> {
+    if engines.is_empty() {
+        return None;
+    }
+    let (start, now) = (nanos(began), nanos(SystemTime::now()));
+    let mut metrics: Vec<Metric> = Vec::new();
+    for (name, unit, kind, pick) in ROWS {
+        let points = engines.iter().map(|engine| {
+            let mut point = point(pick(engine.stats()), start, now);
+            point.attributes = vec![
+                attribute("gen_ai.provider.name", "sapwood"),
+                attribute("gen_ai.request.model", engine.info().name.as_str()),
+            ];
+            let kind = kind.map(|kind| attribute("gen_ai.token.type", kind));
+            point.attributes.extend(kind);
+            point
+        });
+        match metrics.last_mut() {
+            // The second kind of token belongs to the same metric.
+            Some(Metric {
+                name: last,
+                data: Some(Data::Histogram(histogram)),
+                ..
+            }) if last == name => {
+                histogram.data_points.extend(points);
+            }
+            _ => metrics.push(Metric {
+                name: (*name).into(),
+                unit: (*unit).into(),
+                data: Some(Data::Histogram(Histogram {
+                    data_points: points.collect(),
+                    aggregation_temporality: AggregationTemporality::Cumulative.into(),
+                })),
+                ..Metric::default()
+            }),
+        }
+    }
+    Some(ExportMetricsServiceRequest {
+        resource_metrics: vec![ResourceMetrics {
+            resource: Some(resource()),
+            scope_metrics: vec![ScopeMetrics {
+                scope: Some(scope()),
+                metrics,
+                schema_url: String::new(),
+            }],
+            schema_url: String::new(),
+        }],
+    })
+}
+
+fn point(counted: &Counted, start: u64, now: u64) -> HistogramDataPoint {
+    let bucket_counts: Vec<u64> = counted.counts().collect();
+    HistogramDataPoint {
+        start_time_unix_nano: start,
+        time_unix_nano: now,
+        count: bucket_counts.iter().sum(),
+        sum: Some(counted.sum()),
+        bucket_counts,
+        explicit_bounds: counted.bounds().to_vec(),
+        ..HistogramDataPoint::default()
+    }
+}

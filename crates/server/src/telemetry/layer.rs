@@ -1,0 +1,194 @@
+//! The layer that makes a span of each call of a model (OA-803).
+//!
+//! Owns: watching one call from its first poll to its end or drop. Refuses to know: what a span looks like, and where it
+//! goes.
+
+use std::hash::{BuildHasher, RandomState};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, SystemTime};
+
+use futures::Stream;
+use sapwood_engine::api;
+use sapwood_kernel::{Call, Chunk, Chunks, Layer, Name, Next, Port, Result, Usage, Witness};
+use tokio::time::Instant;
+
+use super::span::{Asked, Generation};
+use super::{Outlet, Parent};
+use crate::trail::Trail;
+
+/// A layer for kernels whose models are traced.
+#[derive(Clone, Debug)]
+pub struct Spans {
+    outlet: Outlet,
+    content: bool,
+}
+
+impl Spans {
+    pub(super) fn new(outlet: Outlet, content: bool) -> Self {
+        Self { outlet, content }
+    }
+}
+
+impl Layer for Spans {
+    fn call(&self, mut call: Call, next: Next) -> Chunks {
+        let trail = Trail::present();
+        let parent = trail.as_ref().and_then(Trail::parent);
+        if !next.spec().model || parent.is_some_and(|parent| !parent.sampled) {
+            return next.call(call);
+        }
+        let notes = Arc::new(Notes {
+            began: Instant::now(),
+            content: self.content,
+            seen: Mutex::default(),
+        });
+        call.witness = Some(Arc::clone(&notes) as Arc<dyn Witness>);
+        let watch = Watch {
+            outlet: self.outlet.clone(),
+            model: next.spec().name.clone(),
+            parent,
+            request: trail.map(|trail| trail.request()),
+            started: SystemTime::now(),
+            notes,
+            first_chunk: None,
+            finish: Vec::new(),
+            usage: None,
+            output: self.content.then(String::new),
+            // Until it says how it ended, it was dropped.
+            error: Some("cancelled"),
+        };
+        let chunks = next.call(call);
+        Box::pin(Watched { chunks, watch })
+    }
+}
+
+/// What the model's function says on the way.
+#[derive(Debug)]
+struct Notes {
+    began: Instant,
+    content: bool,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    asked: Option<Asked>,
+    phases: Option<(Duration, Duration)>,
+}
+
+impl Notes {
+    fn with<R>(&self, act: impl FnOnce(&mut Seen) -> R) -> R {
+        act(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Witness for Notes {
+    fn asked(&self, request: &api::Request) {
+        let asked = Asked::of(request, self.began.elapsed(), self.content);
+        self.with(|seen| seen.asked = Some(asked));
+    }
+
+    fn took(&self, usage: &api::Usage) {
+        self.with(|seen| seen.phases = Some((usage.queued, usage.prefill)));
+    }
+}
+
+/// A call on its way.
+struct Watched {
+    chunks: Chunks,
+    watch: Watch,
+}
+
+impl Stream for Watched {
+    type Item = Result<Chunk>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let item = ready!(self.chunks.as_mut().poll_next(cx));
+        match &item {
+            Some(Ok(chunk)) => self.watch.see(chunk),
+            Some(Err(error)) => self.watch.error = Some(error.code().name()),
+            None if self.watch.error == Some("cancelled") => self.watch.error = None,
+            None => {}
+        }
+        Poll::Ready(item)
+    }
+}
+
+/// Becomes a span when it goes, so that a call that is dropped has one too.
+struct Watch {
+    outlet: Outlet,
+    model: Name,
+    parent: Option<Parent>,
+    request: Option<String>,
+    started: SystemTime,
+    notes: Arc<Notes>,
+    first_chunk: Option<Duration>,
+    finish: Vec<String>,
+    usage: Option<Usage>,
+    output: Option<String>,
+    error: Option<&'static str>,
+}
+
+impl Watch {
+    fn see(&mut self, chunk: &Chunk) {
+        if let Some(meta) = &chunk.meta {
+            if meta.usage != Usage::default() {
+                self.usage = Some(meta.usage);
+            }
+            if !meta.finish.is_empty() {
+                self.finish = meta.finish.values().map(ToString::to_string).collect();
+            }
+        }
+        if chunk.data.is_empty() {
+            return;
+        }
+        if self.first_chunk.is_none() {
+            self.first_chunk = Some(self.notes.began.elapsed());
+        }
+        if let Some(output) = &mut self.output
+            && chunk.port == Port::MAIN
+            && let Ok(text) = std::str::from_utf8(&chunk.data)
+            && output.len() + text.len() <= CONTENT_BYTES_MAX
+        {
+            output.push_str(text);
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let (asked, phases) = self
+            .notes
+            .with(|seen| (seen.asked.take(), seen.phases.take()));
+        let generation = Generation {
+            parent: self.parent,
+            ids: ids(),
+            model: self.model.to_string(),
+            request: self.request.take(),
+            began: self.started,
+            took: self.notes.began.elapsed(),
+            asked,
+            first_chunk: self.first_chunk,
+            finish: std::mem::take(&mut self.finish),
+            usage: self.usage,
+            phases,
+            error: self.error,
+            output: self.output.take(),
+        };
+        self.outlet.put(generation.into_span());
+    }
+}
+
+/// A new trace and a new span. The standard library seeds this state from the system's randomness.
+fn ids() -> ([u8; 16], [u8; 8]) {
+    let state = RandomState::new();
+    let part = |index: u8| state.hash_one(index).to_be_bytes();
+    let mut trace = [0; 16];
+    trace[..8].copy_from_slice(&part(0));
+    trace[8..].copy_from_slice(&part(1));
+    (trace, part(2))
+}
+
+/// Bytes of an output in a span, where content is told at all; later pieces are left out.
+const CONTENT_BYTES_MAX: usize = 64 * 1024;

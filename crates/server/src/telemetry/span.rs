@@ -1,0 +1,220 @@
+//! What the span of one generation says, in the words of OpenTelemetry's conventions for generative AI (OA-803).
+//!
+//! Owns: names, attributes, events. Refuses to know: when a generation began and how it is watched. Content is in it only
+//! if whoever recorded it put it there.
+
+use std::time::{Duration, SystemTime};
+
+use sapwood_engine::api::{self, Prompt};
+use sapwood_kernel::Usage;
+use sapwood_net::otlp::messages::common::v1::any_value::Value;
+use sapwood_net::otlp::messages::common::v1::{AnyValue, ArrayValue, KeyValue};
+use sapwood_net::otlp::messages::trace::v1::span::{Event, SpanKind};
+use sapwood_net::otlp::messages::trace::v1::status::StatusCode;
+use sapwood_net::otlp::messages::trace::v1::{Span, Status};
+
+use super::{Parent, nanos};
+
+/// What is known of a generation when it has ended.
+#[derive(Debug)]
+pub(super) struct Generation {
+    pub(super) parent: Option<Parent>,
+    /// Its own id, and that of the trace if it begins one.
+    pub(super) ids: ([u8; 16], [u8; 8]),
+    pub(super) model: String,
+    /// The id under which the request is known in logs and answers.
+    pub(super) request: Option<String>,
+    pub(super) began: SystemTime,
+    pub(super) took: Duration,
+    pub(super) asked: Option<Asked>,
+    /// From its beginning to its first output.
+    pub(super) first_chunk: Option<Duration>,
+    pub(super) finish: Vec<String>,
+    pub(super) usage: Option<Usage>,
+    /// Waiting, and then computing the prompt; known at the end.
+    pub(super) phases: Option<(Duration, Duration)>,
+    /// The code of what ended it early.
+    pub(super) error: Option<&'static str>,
+    pub(super) output: Option<String>,
+}
+
+/// What was asked of the model.
+#[derive(Debug)]
+pub(super) struct Asked {
+    chat: bool,
+    /// From the beginning of the call to its submission.
+    pub(super) after: Duration,
+    attributes: Vec<KeyValue>,
+}
+
+impl Asked {
+    pub(super) fn of(request: &api::Request, after: Duration, content: bool) -> Self {
+        let sampling = &request.sampling;
+        let mut attributes = vec![
+            number(
+                "gen_ai.request.temperature",
+                f64::from(sampling.temperature),
+            ),
+            number("gen_ai.request.top_p", f64::from(sampling.top_p)),
+            count("gen_ai.request.top_k", u64::from(sampling.top_k)),
+            number(
+                "gen_ai.request.frequency_penalty",
+                f64::from(sampling.frequency_penalty),
+            ),
+            number(
+                "gen_ai.request.presence_penalty",
+                f64::from(sampling.presence_penalty),
+            ),
+            count("gen_ai.request.choice.count", u64::from(request.n)),
+            // Whoever asks reads while it is generated; faces that do not will say so.
+            pair("gen_ai.request.stream", Value::BoolValue(true)),
+        ];
+        if let Some(max) = request.max_tokens {
+            attributes.push(count("gen_ai.request.max_tokens", u64::from(max)));
+        }
+        if let Some(seed) = sampling.seed {
+            attributes.push(count("gen_ai.request.seed", seed));
+        }
+        if !request.stop.is_empty() {
+            attributes.push(list("gen_ai.request.stop_sequences", &request.stop));
+        }
+        if content {
+            attributes.push(attribute("gen_ai.input.messages", input(&request.prompt)));
+        }
+        Self {
+            chat: matches!(request.prompt, Prompt::Chat(_)),
+            after,
+            attributes,
+        }
+    }
+}
+
+/// A prompt as text; tokens are no text.
+fn input(prompt: &Prompt) -> String {
+    let message = |role: &str, text: &str| serde_json::json!({"role": role, "parts": [{"type": "text", "content": text}]});
+    let messages: Vec<_> = match prompt {
+        Prompt::Tokens(_) => Vec::new(),
+        Prompt::Text(text) => vec![message("user", text)],
+        Prompt::Chat(chat) => {
+            let all = chat.messages.iter();
+            all.map(|one| message(&one.role, &one.content)).collect()
+        }
+    };
+    serde_json::Value::from(messages).to_string()
+}
+
+impl Generation {
+    pub(super) fn into_span(self) -> Span {
+        let operation = match &self.asked {
+            Some(asked) if !asked.chat => "text_completion",
+            _ => "chat",
+        };
+        let (trace, span) = self.ids;
+        let at = |after: Duration| nanos(self.began + after);
+        Span {
+            trace_id: self.parent.map_or(trace, |parent| parent.trace).to_vec(),
+            span_id: span.to_vec(),
+            parent_span_id: self
+                .parent
+                .map_or_else(Vec::new, |parent| parent.span.to_vec()),
+            name: format!("{operation} {}", self.model),
+            kind: SpanKind::Server.into(),
+            start_time_unix_nano: at(Duration::ZERO),
+            end_time_unix_nano: at(self.took),
+            events: self.events(),
+            status: self.error.map(|error| Status {
+                message: error.into(),
+                code: StatusCode::Error.into(),
+            }),
+            attributes: self.attributes(operation),
+            // Sampled.
+            flags: 1,
+            ..Span::default()
+        }
+    }
+
+    fn attributes(self, operation: &str) -> Vec<KeyValue> {
+        let mut all = vec![
+            attribute("gen_ai.operation.name", operation),
+            attribute("gen_ai.provider.name", "sapwood"),
+            attribute("gen_ai.request.model", self.model.as_str()),
+            attribute("gen_ai.response.model", self.model.as_str()),
+        ];
+        all.extend(self.asked.into_iter().flat_map(|asked| asked.attributes));
+        all.extend(self.request.map(|id| attribute("gen_ai.response.id", id)));
+        if !self.finish.is_empty() {
+            all.push(list("gen_ai.response.finish_reasons", &self.finish));
+        }
+        let first = self.first_chunk.map(|first| first.as_secs_f64());
+        all.extend(first.map(|first| number("gen_ai.response.time_to_first_chunk", first)));
+        if let Some(usage) = self.usage {
+            all.extend([
+                count("gen_ai.usage.input_tokens", usage.prompt_tokens),
+                count("gen_ai.usage.output_tokens", usage.completion_tokens),
+                count("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens),
+            ]);
+        }
+        all.extend(self.error.map(|error| attribute("error.type", error)));
+        all.extend(
+            self.output
+                .map(|text| attribute("gen_ai.output.messages", text)),
+        );
+        all
+    }
+
+    fn events(&self) -> Vec<Event> {
+        let event = |name: &str, after: Duration, seconds: Option<Duration>| Event {
+            time_unix_nano: nanos(self.began + after),
+            name: name.into(),
+            attributes: seconds
+                .map(|span| number("sapwood.seconds", span.as_secs_f64()))
+                .into_iter()
+                .collect(),
+            ..Event::default()
+        };
+        let mut events = Vec::new();
+        if let Some(asked) = &self.asked {
+            let queued = self.phases.map(|(queued, _)| queued);
+            events.push(event("queue", asked.after, queued));
+            if let Some((queued, prefill)) = self.phases {
+                events.push(event("prefill", asked.after + queued, Some(prefill)));
+            }
+        }
+        events.extend(
+            self.first_chunk
+                .map(|first| event("first_token", first, None)),
+        );
+        events
+    }
+}
+
+fn pair(key: &str, value: Value) -> KeyValue {
+    KeyValue {
+        key: key.into(),
+        value: Some(AnyValue { value: Some(value) }),
+        ..KeyValue::default()
+    }
+}
+
+pub(super) fn attribute(key: &str, value: impl Into<String>) -> KeyValue {
+    pair(key, Value::StringValue(value.into()))
+}
+
+fn number(key: &str, value: f64) -> KeyValue {
+    pair(key, Value::DoubleValue(value))
+}
+
+fn count(key: &str, value: u64) -> KeyValue {
+    pair(
+        key,
+        Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX)),
+    )
+}
+
+fn list(key: &str, values: &[String]) -> KeyValue {
+    let value = |text: &String| AnyValue {
+        value: Some(Value::StringValue(text.clone())),
+    };
+    let values = values.iter().map(value).collect();
+    pair(key, Value::ArrayValue(ArrayValue { values }))
+}
