@@ -1,6 +1,11 @@
-//! How many requests of one connection are in flight, and since when none is.
+//! What goes on on one connection: how many requests are in flight, since when none is, and whether one has begun to
+//! arrive (OA-911).
 //!
-//! Owns: the count behind the idle limit. Refuses to know: what a connection is.
+//! Owns: the counts behind the limits of idle time and of a request's head. Refuses to know: bytes and HTTP.
+//!
+//! ```text
+//!   idle (75 s) ─ first byte ─► head (10 s) ─ whole ─► in flight ─ answered ─► idle
+//! ```
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +21,8 @@ struct Count {
     in_flight: u32,
     /// There has been a request at all.
     begun: bool,
+    /// The head of a request has begun to arrive, and is not whole.
+    arriving: bool,
 }
 
 /// A request in flight, until dropped.
@@ -31,8 +38,30 @@ impl Activity {
         self.0.send_modify(|count| {
             count.in_flight += 1;
             count.begun = true;
+            count.arriving = false;
         });
         InFlight(self.clone())
+    }
+
+    /// Bytes have arrived. While a request is in flight they are its body or the next one in its tracks.
+    pub(crate) fn heard(&self) {
+        self.0.send_if_modified(|count| {
+            let news = count.in_flight == 0 && !count.arriving;
+            count.arriving |= news;
+            news
+        });
+    }
+
+    /// Resolves when the head of a request has been arriving for `limit`.
+    pub(crate) async fn late_head(&self, limit: Duration) {
+        let mut count = self.0.subscribe();
+        loop {
+            let _ = count.wait_for(|count| count.arriving).await;
+            let whole = tokio::time::timeout(limit, count.wait_for(|count| !count.arriving)).await;
+            if whole.is_err() {
+                return;
+            }
+        }
     }
 
     /// Resolves when there has been a request.
@@ -83,5 +112,37 @@ mod tests {
         drop(request);
         idle.await.unwrap();
         assert_eq!(began.elapsed().as_secs(), 74 + 1_000 + 75);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn oa_911_a_head_has_its_time_and_waiting_for_one_has_another() {
+        let activity = Activity::new();
+        let late = tokio::spawn({
+            let activity = activity.clone();
+            async move { activity.late_head(Duration::from_secs(10)).await }
+        });
+        let step = async |seconds| {
+            tokio::task::yield_now().await;
+            advance(Duration::from_secs(seconds)).await;
+            tokio::task::yield_now().await;
+        };
+        // Waiting for a request costs no time of its head.
+        step(70).await;
+        activity.heard();
+        step(9).await;
+        let request = activity.begin();
+        activity.heard();
+        step(1_000).await;
+        drop(request);
+        step(70).await;
+        assert!(!late.is_finished());
+        let began = Instant::now();
+        activity.heard();
+        step(6).await;
+        // Another byte buys no time.
+        activity.heard();
+        assert!(!late.is_finished());
+        late.await.unwrap();
+        assert_eq!(began.elapsed(), Duration::from_secs(10));
     }
 }

@@ -19,6 +19,7 @@ mod gate;
 mod grpc;
 mod handover;
 pub mod health;
+mod heard;
 pub mod listener;
 pub mod metrics;
 mod ops;

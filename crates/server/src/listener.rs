@@ -3,7 +3,7 @@
 //! Owns: connection limits and timeouts, socket options, the connection tasks. Refuses to know: routes, certificates.
 //!
 //! ```text
-//!   accept ──► first byte (10 s) ──► TLS, if there is any (10 s) ──► HTTP ──► idle 75 s, or draining ──► told to finish ──► closed
+//!   accept ──► first byte (10 s) ──► TLS, if there is any (10 s) ──► HTTP ──► head 10 s, idle 75 s, or draining ──► told to finish ──► closed
 //!                                                                     └─ 101 ──► what the face handed over, to its end
 //! ```
 
@@ -26,6 +26,7 @@ use tower::ServiceExt;
 use crate::activity::Activity;
 use crate::drain::{Drain, Phase};
 use crate::handover::Handover;
+use crate::heard::Heard;
 use crate::metrics::Metrics;
 use crate::socket::{Accepted, Socket};
 use crate::tls::{self, Tls};
@@ -37,7 +38,8 @@ pub struct Config {
     pub connections: usize,
     /// HTTP/2 streams at a time on one connection; above it a stream is refused.
     pub streams_per_connection: u32,
-    /// A connection that says nothing for this long after it was opened is dropped.
+    /// A connection that says nothing for this long after it was opened is dropped, and so is one whose request's head
+    /// takes longer.
     pub handshake: Duration,
     /// A connection without a request for this long is closed.
     pub idle: Duration,
@@ -141,6 +143,8 @@ fn protocol(config: &Config) -> auto::Builder<TokioExecutor> {
     let mut http = auto::Builder::new(TokioExecutor::new());
     http.http1()
         .timer(TokioTimer::new())
+        // Its own would end idle connections as well; `Activity` tells the two apart.
+        .header_read_timeout(None)
         .max_buf_size(config.header_bytes as usize);
     http.http2()
         .timer(TokioTimer::new())
@@ -233,14 +237,17 @@ where
         request.extensions_mut().extend(caller.clone());
         router.clone().oneshot(request)
     });
+    let heard = Heard::new(socket, activity.clone());
     let serving = door
         .http
-        .serve_connection_with_upgrades(TokioIo::new(socket), service);
+        .serve_connection_with_upgrades(TokioIo::new(heard), service);
     tokio::pin!(serving);
     let told = tokio::select! {
         result = serving.as_mut() => return ended(result),
         () = leaving(&door.drain, &activity) => false,
         () = activity.idle_for(door.config.idle) => true,
+        // Half a request cannot be answered.
+        () = activity.late_head(door.config.handshake) => return,
     };
     serving.as_mut().graceful_shutdown();
     if told {

@@ -324,7 +324,19 @@ async fn oa_911_a_silent_connection_is_dropped() {
     .await;
     let mut silent = TcpStream::connect(server.address).await.unwrap();
     assert_eq!(silent.read(&mut [0]).await.unwrap(), 0);
-    // One that began a request and never ends it.
+}
+
+#[tokio::test]
+async fn oa_911_a_request_whose_head_never_ends_is_dropped() {
+    let listener = listener::Config {
+        handshake: Duration::from_millis(20),
+        ..listener::Config::default()
+    };
+    let config = Config {
+        listener,
+        ..Config::default()
+    };
+    let server = Running::start(config, Vec::new()).await;
     let mut trickling = TcpStream::connect(server.address).await.unwrap();
     trickling.write_all(b"GET / HTTP/1.1\r\nhos").await.unwrap();
     let mut rest = Vec::new();

@@ -1,0 +1,125 @@
+//! A socket that tells its connection's [`Activity`] when bytes arrive, so that a request's head can have a limit of its
+//! own beside the limit of idle time (OA-911).
+//!
+//! Owns: looking at the first two bytes. Refuses to know: everything after them. On HTTP/2 it is silent: there frames
+//! that belong to no request come and go, and hyper bounds heads by size.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::activity::Activity;
+
+/// A socket that is listened to.
+pub(crate) struct Heard<S> {
+    socket: S,
+    activity: Activity,
+    version: Version,
+}
+
+/// What the bytes so far say. No method of HTTP/1 begins like the preface of HTTP/2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    Unknown,
+    /// A `P`, and nothing more yet.
+    Undecided,
+    One,
+    Two,
+}
+
+impl Version {
+    fn after(self, bytes: &[u8]) -> Self {
+        match (self, bytes) {
+            (Self::Unknown, [b'P', rest @ ..]) => Self::Undecided.after(rest),
+            (Self::Unknown, [_, ..]) => Self::One,
+            (Self::Undecided, [b'R', ..]) => Self::Two,
+            (Self::Undecided, [_, ..]) => Self::One,
+            (known, _) => known,
+        }
+    }
+}
+
+impl<S> Heard<S> {
+    pub(crate) fn new(socket: S, activity: Activity) -> Self {
+        Self {
+            socket,
+            activity,
+            version: Version::Unknown,
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Heard<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut this.socket).poll_read(cx, buf))?;
+        let news = &buf.filled()[before..];
+        this.version = this.version.after(news);
+        if !news.is_empty() && this.version != Version::Two {
+            this.activity.heard();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Heard<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write_vectored(cx, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oa_911_a_version_is_known_by_its_first_bytes_however_they_come() {
+        for (pieces, version) in [
+            (&["PRI * HTTP/2.0"][..], Version::Two),
+            (&["P", "R", "I"], Version::Two),
+            (&["", "P", "", "RI"], Version::Two),
+            (&["GET / HTTP/1.1"], Version::One),
+            (&["P", "OST"], Version::One),
+            (&["PUT", "PRI"], Version::One),
+            (&["G", "PR"], Version::One),
+            (&["P"], Version::Undecided),
+            (&[""], Version::Unknown),
+        ] {
+            let read = pieces.iter().fold(Version::Unknown, |version, piece| {
+                version.after(piece.as_bytes())
+            });
+            assert_eq!(read, version, "{pieces:?}");
+        }
+    }
+}
