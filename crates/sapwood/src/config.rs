@@ -209,6 +209,10 @@ pub(crate) struct Limits {
     pub(crate) handshake: Span,
     /// A connection without a request for this long is closed.
     pub(crate) idle: Span,
+    /// A request's body may pause for this long.
+    pub(crate) body_idle: Span,
+    /// A request may take this long; a client may ask for less.
+    pub(crate) request: Span,
     /// Evergreen sessions at a time; one more is refused.
     pub(crate) sessions: usize,
     /// Bytes that all Evergreen sessions together may hold; the one that asks for more is ended.
@@ -233,6 +237,8 @@ impl Default for Limits {
             header_bytes: 65_536,
             handshake: Span::seconds(10),
             idle: Span::seconds(75),
+            body_idle: Span::seconds(30),
+            request: Span::seconds(600),
             sessions: 20_000,
             server_retained_bytes: 4 << 30,
             resumable_sessions: 1_000,

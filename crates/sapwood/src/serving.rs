@@ -83,3 +83,34 @@ pub(crate) async fn load(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use sapwood_kernel::args;
+
+    use super::*;
+    use crate::config::layers::{Flags, Layers};
+
+    #[tokio::test]
+    async fn oa_902_a_model_that_is_loading_says_when_to_come_back_and_others_serve() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("sapwood.toml");
+        let model = |name| format!("[[models]]\nname = \"{name}\"\nbackend = \"scripted\"\n");
+        std::fs::write(&file, model("first") + &model("second")).unwrap();
+        let layers = Layers::read(Some(&file), Flags::default()).unwrap();
+        let config = layers.config().unwrap();
+        let mut planned = crate::models::plan(&config).unwrap();
+        let kernel = kernel(&config, &planned).unwrap();
+        planned.truncate(1);
+        load(&kernel, planned, |_, _| {}).await.unwrap();
+        let ask = |model: &str| kernel.run::<String>(model, args! { prompt: "hello" });
+        assert_eq!(ask("first").await.unwrap(), "hello");
+        let error = ask("second").await.unwrap_err();
+        assert_eq!(error.code().name(), "unavailable");
+        assert_eq!(error.retry_after(), Some(Duration::from_secs(1)));
+        assert!(
+            error.to_string().contains("second is still loading"),
+            "{error}"
+        );
+    }
+}

@@ -1,10 +1,11 @@
 //! What every request passes before a route sees it, and every answer on its way out.
 //!
-//! Owns: the order of the checks (origin, key, drain), request ids, the net under panics, the access log line. Refuses
+//! Owns: the order of the checks (origin, key, drain), request ids, limits of time, the net under panics, the access log line. Refuses
 //! to know: what the routes do.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -13,22 +14,25 @@ use futures::FutureExt;
 use http::header::{CONNECTION, HeaderValue};
 use http::{HeaderMap, Response};
 use sapwood_proto::code::Code;
+use tokio::time::timeout_at;
 
 use crate::access::Entry;
 use crate::activity::Activity;
 use crate::auth::Caller;
 use crate::drain::Phase;
-use crate::origin;
-use crate::refusal::Refusal;
+use crate::patience::{Arriving, Deadline};
+use crate::refusal::{Refusal, is_grpc};
 use crate::request_id::{self, RequestId};
 use crate::shared::Shared;
 use crate::telemetry::Parent;
 use crate::trail::{Trail, Trailed, grpc_status};
+use crate::{origin, patience};
 
 /// What the checks need.
 pub(crate) struct Gate {
     pub(crate) shared: Shared,
     pub(crate) origin: origin::Config,
+    pub(crate) patience: patience::Config,
 }
 
 /// The middleware around all routes.
@@ -41,7 +45,7 @@ pub(crate) async fn pass(
     let (mut parts, body) = request.into_parts();
     let checked = gate.check(&parts);
     let (key, allowance) = match &checked {
-        Ok(caller) => (Arc::clone(&caller.name), caller.allowance.clone()),
+        Ok((caller, _)) => (Arc::clone(&caller.name), caller.allowance.clone()),
         Err(_) => (Arc::from("-"), None),
     };
     let trail = Trail::new(Entry::new(id.clone(), key, &parts), allowance.clone())
@@ -51,14 +55,13 @@ pub(crate) async fn pass(
     let mut answer = match (checked, gate.origin.preflight(&parts)) {
         (Err(refusal), _) => refusal.answer(&asked),
         (Ok(_), Some(answer)) => answer,
-        (Ok(caller), None) => {
+        (Ok((caller, deadline)), None) => {
             parts.extensions.insert(caller);
             parts.extensions.insert(id.clone());
-            let handled = AssertUnwindSafe(next.run(Request::from_parts(parts, body)));
-            match trail.clone().follow(handled.catch_unwind()).await {
-                Ok(answer) => answer,
-                Err(_) => gate.panicked(&id, &asked),
-            }
+            parts.extensions.insert(deadline);
+            let request = Request::from_parts(parts, body);
+            let handled = gate.handle(request, next, deadline, &id);
+            trail.clone().follow(handled).await
         }
     };
     if let Some(value) = id.to_header() {
@@ -82,7 +85,33 @@ pub(crate) async fn pass(
 }
 
 impl Gate {
-    fn check(&self, request: &http::request::Parts) -> Result<Caller, Refusal> {
+    /// What the route answers, within its time and in spite of a panic.
+    async fn handle(
+        &self,
+        request: Request,
+        next: Next,
+        Deadline(deadline): Deadline,
+        id: &RequestId,
+    ) -> Response<Body> {
+        let (parts, body) = request.into_parts();
+        let asked = parts.headers.clone();
+        // Over gRPC a body is a stream that may be silent; its faces have limits of their own.
+        let (body, stalled) = if is_grpc(&asked) {
+            (body, Arc::default())
+        } else {
+            Arriving::new(body, self.patience.body_idle)
+        };
+        let handled = AssertUnwindSafe(next.run(Request::from_parts(parts, body)));
+        match timeout_at(deadline, handled.catch_unwind()).await {
+            // Whatever the route made of half a body, this is what went wrong.
+            Ok(_) if stalled.load(Ordering::Relaxed) => patience::stalled().answer(&asked),
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_panic)) => self.panicked(id, &asked),
+            Err(_elapsed) => patience::too_late().answer(&asked),
+        }
+    }
+
+    fn check(&self, request: &http::request::Parts) -> Result<(Caller, Deadline), Refusal> {
         self.origin.check(request)?;
         let path = request.uri.path();
         let caller = self.shared.auth.check(
@@ -101,7 +130,7 @@ impl Gate {
             let message = "The server is shutting down and takes no new work: try another one.";
             return Err(Refusal::new(Code::Unavailable, "draining", message));
         }
-        Ok(caller)
+        Ok((caller, self.patience.deadline(&request.headers)?))
     }
 
     fn panicked(&self, id: &RequestId, asked: &HeaderMap) -> Response<Body> {

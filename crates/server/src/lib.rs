@@ -25,6 +25,7 @@ pub mod metrics;
 mod ops;
 pub mod origin;
 mod page;
+pub mod patience;
 pub mod refusal;
 pub mod request_id;
 pub mod server;

@@ -3,6 +3,8 @@
 //!
 //! Owns: the error object (OA-201) and its status and headers. Refuses to know: why somebody was turned away.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::response::IntoResponse;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
@@ -19,6 +21,8 @@ pub struct Refusal {
     pub message: String,
     /// Replaces the code's own HTTP status, where a page names another one.
     pub http_status: Option<StatusCode>,
+    /// When it is worth asking again; a second, where the code says later and nobody knows better.
+    pub retry_after: Option<Duration>,
 }
 
 impl Refusal {
@@ -29,6 +33,7 @@ impl Refusal {
             reason,
             message: message.into(),
             http_status: None,
+            retry_after: None,
         }
     }
 
@@ -36,6 +41,13 @@ impl Refusal {
     #[must_use]
     pub const fn with_status(mut self, status: StatusCode) -> Self {
         self.http_status = Some(status);
+        self
+    }
+
+    /// The same with the time after which it is worth asking again.
+    #[must_use]
+    pub const fn after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
         self
     }
 
@@ -80,9 +92,15 @@ impl Refusal {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if self.code.retry() == Retry::Later {
+            let wait = self
+                .retry_after
+                .unwrap_or(LEAST_WAIT)
+                .clamp(LEAST_WAIT, MOST_WAIT);
             // OA-202: whole seconds, and the finer header that official clients prefer.
-            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-            headers.insert("retry-after-ms", HeaderValue::from_static("1000"));
+            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+            let milliseconds = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+            headers.insert("retry-after-ms", HeaderValue::from(milliseconds));
         }
         answer
     }
@@ -93,6 +111,10 @@ impl IntoResponse for Refusal {
         self.json()
     }
 }
+
+/// Official clients give up where they are told to wait for minutes.
+const LEAST_WAIT: Duration = Duration::from_secs(1);
+const MOST_WAIT: Duration = Duration::from_secs(60);
 
 /// Whether the client speaks gRPC.
 #[must_use]
@@ -125,6 +147,24 @@ mod tests {
             serde_json::json!({"error": {"message": "The server is shutting down.",
                 "type": "server_error", "param": null, "code": "draining"}})
         );
+    }
+
+    /// OA-910: what a queue estimates reaches the client.
+    #[test]
+    fn oa_202_the_time_to_come_back_is_told_in_whole_seconds_and_in_milliseconds() {
+        for (wait, seconds, milliseconds) in [
+            (None, "1", "1000"),
+            (Some(Duration::from_millis(1)), "1", "1000"),
+            (Some(Duration::from_millis(11_200)), "12", "11200"),
+            (Some(Duration::from_secs(600)), "60", "60000"),
+        ] {
+            let mut refusal = Refusal::new(Code::Overloaded, "server_overloaded", "later");
+            refusal.retry_after = wait;
+            let headers = refusal.answer(&HeaderMap::new());
+            let headers = headers.headers();
+            assert_eq!(headers[header::RETRY_AFTER], seconds);
+            assert_eq!(headers["retry-after-ms"], milliseconds);
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::metrics::{self, Metrics};
 use crate::shared::{Face, Shared};
 use crate::socket::Socket;
 use crate::tls::Tls;
-use crate::{grpc, listener, ops, origin};
+use crate::{grpc, listener, ops, origin, patience};
 
 /// Everything that can be set, with its default.
 #[derive(Clone, Debug)]
@@ -31,6 +31,8 @@ pub struct Config {
     pub drain: drain::Config,
     /// What browsers may name.
     pub origin: origin::Config,
+    /// How long requests may take.
+    pub patience: patience::Config,
     /// A busy engine without a step for this long is stuck.
     pub engine_watchdog: Duration,
     /// `/metrics` needs no key.
@@ -47,6 +49,7 @@ impl Default for Config {
             listener: listener::Config::default(),
             drain: drain::Config::default(),
             origin: origin::Config::default(),
+            patience: patience::Config::default(),
             engine_watchdog: Duration::from_secs(30),
             metrics_public: false,
             query_key: false,
@@ -126,6 +129,7 @@ impl Builder {
         let gate = Arc::new(Gate {
             shared: shared.clone(),
             origin: config.origin.clone(),
+            patience: config.patience,
         });
         let operations = ops::routes(shared.clone(), root).merge(grpc);
         let routes = faces

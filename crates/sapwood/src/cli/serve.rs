@@ -13,7 +13,7 @@ use sapwood_proto::evergreen::Limits;
 use sapwood_server::allowance::Charging;
 use sapwood_server::counting::Counting;
 use sapwood_server::tls::Tls;
-use sapwood_server::{Server, Shared, drain, evergreen, listener, metrics, origin};
+use sapwood_server::{Server, Shared, drain, evergreen, listener, metrics, origin, patience};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 
@@ -194,6 +194,10 @@ fn server_config(config: &Config, local: bool, tls: Option<Arc<Tls>>) -> sapwood
             origins: config.browser.origins.clone(),
             hosts: config.browser.hosts.clone(),
             loopback: local,
+        },
+        patience: patience::Config {
+            body_idle: limits.body_idle.get(),
+            request: limits.request.get(),
         },
         engine_watchdog: config.engine.watchdog.get(),
         metrics_public: config.auth.metrics_public,

@@ -28,7 +28,12 @@ impl Running {
                 "/panic",
                 axum::routing::get(|| async { panic!("on purpose") as () }),
             )
-            .route("/work", axum::routing::get(|| async { "done" }));
+            .route("/work", axum::routing::get(|| async { "done" }))
+            .route("/never", axum::routing::get(std::future::pending::<()>))
+            .route(
+                "/take",
+                axum::routing::post(|body: String| async move { body }),
+            );
         let builder = Server::builder(config, keys).unwrap();
         let face = Face {
             name: metrics::Face::Http,
@@ -370,4 +375,114 @@ async fn d_31_accepting_pauses_at_the_limit_of_connections() {
     assert!(futures::poll!(&mut waiting).is_pending());
     drop(first);
     assert_eq!(waiting.await.0, 200);
+}
+
+#[tokio::test]
+async fn oa_911_what_takes_too_long_is_answered_all_the_same() {
+    let config = Config {
+        patience: patience::Config {
+            body_idle: Duration::from_millis(20),
+            ..patience::Config::default()
+        },
+        ..Config::default()
+    };
+    let server = Running::start(config, Vec::new()).await;
+    let half = "content-type: text/plain\r\ncontent-length: 9\r\n";
+    for (method, path, headers, expect) in [
+        (
+            "GET",
+            "/never",
+            "x-request-timeout-ms: 20\r\n",
+            (500, "\"code\":\"timeout\""),
+        ),
+        ("POST", "/take", half, (408, "\"code\":\"request_timeout\"")),
+        (
+            "GET",
+            "/work",
+            "x-request-timeout-ms: soon\r\n",
+            (400, "\"code\":\"invalid_value\""),
+        ),
+        (
+            "GET",
+            "/work",
+            "x-request-timeout-ms: 600000\r\n",
+            (200, "done"),
+        ),
+    ] {
+        let (status, answer) = server.ask(method, path, headers).await;
+        assert_eq!(status, expect.0, "{answer}");
+        assert!(answer.contains(expect.1), "{answer}");
+    }
+}
+
+/// Section 13: `header_bytes` at the limit and one past it.
+#[tokio::test]
+async fn oa_911_a_head_may_be_as_long_as_its_limit_and_no_longer() {
+    let listener = listener::Config {
+        header_bytes: 16 * 1024,
+        ..listener::Config::default()
+    };
+    let config = Config {
+        listener,
+        ..Config::default()
+    };
+    let server = Running::start(config, Vec::new()).await;
+    let around = "GET /work HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx: \r\n\r\n".len();
+    for (bytes, expect) in [(16 * 1024, 200), (16 * 1024 + 1, 431)] {
+        let long = format!("x: {}\r\n", "a".repeat(bytes - around));
+        let (status, answer) = server.get("/work", &long).await;
+        assert_eq!(
+            status,
+            expect,
+            "{bytes}: {}",
+            &answer[..200.min(answer.len())]
+        );
+    }
+}
+
+/// Section 13: `streams_per_connection`. A client that keeps to what it is told never sees this, so the frames are made
+/// by hand: preface, settings, and requests that are never answered.
+#[tokio::test]
+async fn oa_911_one_stream_more_than_a_connection_may_have_is_refused() {
+    let listener = listener::Config {
+        streams_per_connection: 2,
+        ..listener::Config::default()
+    };
+    let config = Config {
+        listener,
+        ..Config::default()
+    };
+    let server = Running::start(config, Vec::new()).await;
+    let mut socket = TcpStream::connect(server.address).await.unwrap();
+    let mut asked = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    // GET, http, `:path: /never`, `:authority: localhost`, none of them indexed or compressed.
+    let block = b"\x82\x86\x04\x06/never\x01\x09localhost";
+    for stream in [1, 3, 5] {
+        asked.extend([
+            0,
+            0,
+            u8::try_from(block.len()).unwrap(),
+            1,
+            5,
+            0,
+            0,
+            0,
+            stream,
+        ]);
+        asked.extend(block);
+    }
+    socket.write_all(&asked).await.unwrap();
+    loop {
+        let mut head = [0; 9];
+        socket.read_exact(&mut head).await.unwrap();
+        let length = usize::from(head[1]) << 8 | usize::from(head[2]);
+        let mut payload = vec![0; length];
+        socket.read_exact(&mut payload).await.unwrap();
+        assert_ne!(head[3], 7, "the connection lives");
+        if head[3] == 3 {
+            // RST_STREAM of the third one, REFUSED_STREAM.
+            assert_eq!((head[8], &payload[..]), (5, &[0, 0, 0, 7][..]));
+            return;
+        }
+    }
 }

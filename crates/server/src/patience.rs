@@ -1,0 +1,198 @@
+//! How long a request may take: its body to arrive, and its answer to begin (OA-911).
+//!
+//! Owns: both limits, and the deadline that a request's face holds its answer to. Refuses to know: heads and idle
+//! connections (`activity`), and how a face says in the middle of an answer that the time is over.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use http::HeaderMap;
+use hyper::body::{Body as _, Frame, SizeHint};
+use sapwood_proto::code::Code;
+use tokio::time::{Instant, Sleep, sleep};
+
+use crate::refusal::Refusal;
+
+/// Limits of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// A body may pause for this long. gRPC has its own rules: a session may be silent.
+    pub body_idle: Duration,
+    /// A request may take this long; a client may ask for less in `x-request-timeout-ms`.
+    pub request: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            body_idle: Duration::from_secs(30),
+            request: Duration::from_secs(600),
+        }
+    }
+}
+
+/// When a request must be over; stands in its extensions. What has not begun to be answered by then is answered for it; a
+/// face ends what it sends in pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline(pub Instant);
+
+impl Config {
+    /// The deadline of a request that begins now.
+    ///
+    /// # Errors
+    /// `invalid-request` if the header is no positive number of milliseconds.
+    pub(crate) fn deadline(&self, headers: &HeaderMap) -> Result<Deadline, Refusal> {
+        let now = Instant::now();
+        let Some(asked) = headers.get(HEADER) else {
+            return Ok(Deadline(now + self.request));
+        };
+        let milliseconds = asked.to_str().ok().and_then(|text| text.parse().ok());
+        match milliseconds {
+            Some(1_u64..) => {
+                let asked = Duration::from_millis(milliseconds.unwrap_or(u64::MAX));
+                Ok(Deadline(now + asked.min(self.request)))
+            }
+            _ => Err(Refusal::new(
+                Code::InvalidRequest,
+                "invalid_value",
+                "The header x-request-timeout-ms must be a number of milliseconds, 1 or more.",
+            )),
+        }
+    }
+}
+
+/// What a request is answered whose time is over before its answer began.
+pub(crate) fn too_late() -> Refusal {
+    let message = "The time allowed for this request has passed.";
+    // The page has 500 here: official clients retry it, and so would they 504.
+    Refusal::new(Code::DeadlineExceeded, "timeout", message)
+        .with_status(http::StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+/// What a request is answered whose body stopped arriving.
+pub(crate) fn stalled() -> Refusal {
+    let message = "The body of this request stopped arriving.";
+    Refusal::new(Code::InvalidRequest, "request_timeout", message)
+        .with_status(http::StatusCode::REQUEST_TIMEOUT)
+}
+
+/// A body that may not pause for long.
+pub(crate) struct Arriving {
+    body: Body,
+    idle: Duration,
+    /// Runs while nothing comes.
+    pause: Option<Pin<Box<Sleep>>>,
+    stalled: Arc<AtomicBool>,
+}
+
+impl Arriving {
+    /// The body, and whether it has stopped arriving.
+    pub(crate) fn new(body: Body, idle: Duration) -> (Body, Arc<AtomicBool>) {
+        let stalled = Arc::new(AtomicBool::new(false));
+        if body.is_end_stream() {
+            return (body, stalled);
+        }
+        let arriving = Self {
+            body,
+            idle,
+            pause: None,
+            stalled: Arc::clone(&stalled),
+        };
+        (Body::new(arriving), stalled)
+    }
+}
+
+impl hyper::body::Body for Arriving {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let this = &mut *self;
+        if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) {
+            this.pause = None;
+            return Poll::Ready(frame);
+        }
+        let idle = this.idle;
+        let pause = this.pause.get_or_insert_with(|| Box::pin(sleep(idle)));
+        if pause.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        this.stalled.store(true, Ordering::Relaxed);
+        Poll::Ready(Some(Err(axum::Error::new("the body stopped arriving"))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+const HEADER: &str = "x-request-timeout-ms";
+
+#[cfg(test)]
+mod tests {
+    use futures::stream;
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn oa_911_a_client_may_lower_the_time_of_its_request_and_not_raise_it() {
+        let now = Instant::now();
+        for (asked, seconds) in [
+            (None, Some(600)),
+            (Some("1000"), Some(1)),
+            (Some("600000"), Some(600)),
+            (Some("600001"), Some(600)),
+            (Some("18446744073709551615"), Some(600)),
+            (Some("0"), None),
+            (Some("-5"), None),
+            (Some("soon"), None),
+        ] {
+            let mut headers = HeaderMap::new();
+            if let Some(asked) = asked {
+                headers.insert(HEADER, asked.parse().unwrap());
+            }
+            let deadline = Config::default().deadline(&headers);
+            let expect = seconds.map(|seconds| Deadline(now + Duration::from_secs(seconds)));
+            assert_eq!(deadline.ok(), expect, "{asked:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn oa_911_a_body_may_pause_for_its_limit_and_not_longer() {
+        let pieces = |pauses: [u64; 3]| {
+            Body::from_stream(stream::unfold(0, move |index| async move {
+                let pause = pauses.get(index)?;
+                sleep(Duration::from_millis(*pause)).await;
+                Some((Ok::<_, std::io::Error>(Bytes::from_static(b"x")), index + 1))
+            }))
+        };
+        let limit = Duration::from_secs(30);
+        for (pauses, arrives) in [
+            // The limit is for each pause, not for all together.
+            ([29_999, 29_999, 29_999], true),
+            ([0, 30_001, 0], false),
+        ] {
+            let (body, stalled) = Arriving::new(pieces(pauses), limit);
+            let read = body.collect().await;
+            assert_eq!(
+                read.map(|all| all.to_bytes().len()).ok(),
+                arrives.then_some(3)
+            );
+            assert_eq!(stalled.load(Ordering::Relaxed), !arrives, "{pauses:?}");
+        }
+        let (empty, _) = Arriving::new(Body::empty(), limit);
+        assert!(empty.is_end_stream());
+    }
+}
