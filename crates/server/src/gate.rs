@@ -99,7 +99,7 @@ impl Gate {
         let (body, stalled) = if is_grpc(&asked) {
             (body, Arc::default())
         } else {
-            Arriving::new(body, self.patience.body_idle)
+            Arriving::watching(body, self.patience.body_idle)
         };
         let handled = AssertUnwindSafe(next.run(Request::from_parts(parts, body)));
         match timeout_at(deadline, handled.catch_unwind()).await {

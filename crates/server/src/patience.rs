@@ -91,7 +91,7 @@ pub(crate) struct Arriving {
 
 impl Arriving {
     /// The body, and whether it has stopped arriving.
-    pub(crate) fn new(body: Body, idle: Duration) -> (Body, Arc<AtomicBool>) {
+    pub(crate) fn watching(body: Body, idle: Duration) -> (Body, Arc<AtomicBool>) {
         let stalled = Arc::new(AtomicBool::new(false));
         if body.is_end_stream() {
             return (body, stalled);
@@ -184,7 +184,7 @@ mod tests {
             ([29_999, 29_999, 29_999], true),
             ([0, 30_001, 0], false),
         ] {
-            let (body, stalled) = Arriving::new(pieces(pauses), limit);
+            let (body, stalled) = Arriving::watching(pieces(pauses), limit);
             let read = body.collect().await;
             assert_eq!(
                 read.map(|all| all.to_bytes().len()).ok(),
@@ -192,7 +192,7 @@ mod tests {
             );
             assert_eq!(stalled.load(Ordering::Relaxed), !arrives, "{pauses:?}");
         }
-        let (empty, _) = Arriving::new(Body::empty(), limit);
+        let (empty, _) = Arriving::watching(Body::empty(), limit);
         assert!(empty.is_end_stream());
     }
 }

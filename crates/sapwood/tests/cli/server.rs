@@ -30,6 +30,7 @@ fn write_config(here: &Path, more: &str) {
     std::fs::write(here.join("sapwood.toml"), text).unwrap();
 }
 
+/// OA-905: without a key, on loopback only. OA-912.
 #[test]
 fn what_cannot_start_says_why_in_one_line() {
     let here = with_echo("cannot-start", "");

@@ -186,3 +186,70 @@ fn early(status: &Status) -> Option<&'static str> {
 fn label(status: &Status) -> &'static str {
     status.known().map_or("OTHER", Reason::name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn count(metrics: &Metrics, reason: &str) -> u64 {
+        metrics.cancelled.with_label_values(&[reason]).get()
+    }
+
+    #[test]
+    fn oa_801_work_that_ends_early_is_counted_once_by_why() {
+        let status = |reason| Status::new(reason, "");
+        // How the session ends, and what its two running actions are counted as.
+        for (over, reason) in [
+            (None, Some("client")),
+            (Some(None), Some("client")),
+            (Some(Some(status(Reason::SlowReader))), Some("stall")),
+            (Some(Some(status(Reason::IdleTimeout))), Some("timeout")),
+            (Some(Some(status(Reason::GoingAway))), Some("drain")),
+            (Some(Some(status(Reason::Function))), None),
+        ] {
+            let metrics = Arc::new(Metrics::new().unwrap());
+            let mut tally = Tally::begin(Arc::clone(&metrics), Drain::default(), u64::MAX);
+            tally.action_began();
+            tally.action_began();
+            if let Some(status) = &over {
+                tally.over(status.as_ref());
+            }
+            drop(tally);
+            for known in ["client", "stall", "timeout", "drain", "delete"] {
+                let expect = if Some(known) == reason { 2 } else { 0 };
+                assert_eq!(count(&metrics, known), expect, "{over:?}: {known}");
+            }
+            assert_eq!(metrics.evergreen.actions_open.get(), 0);
+        }
+    }
+
+    /// OA-802: an unknown model is `unknown`.
+    #[test]
+    fn oa_802_an_action_that_fails_is_counted_by_reasons_of_a_closed_set() {
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let mut tally = Tally::begin(Arc::clone(&metrics), Drain::default(), u64::MAX);
+        let queue = Status::other(Code::Unavailable, "queue_timeout", "");
+        let odd = Status::other(Code::Internal, "made up by a client", "");
+        for status in [
+            Status::new(Reason::UnknownTarget, "there is no model \"x\""),
+            Status::new(Reason::Deadline, ""),
+            Status::new(Reason::Cancelled, ""),
+            queue,
+            odd,
+        ] {
+            tally.action_began();
+            tally.action_ended(Some(&status));
+        }
+        tally.over(None);
+        drop(tally);
+        assert_eq!(
+            (count(&metrics, "timeout"), count(&metrics, "client")),
+            (2, 1)
+        );
+        let unknown = ["evergreen", "unknown", "not-found"];
+        assert_eq!(metrics.requests.with_label_values(&unknown).get(), 1);
+        let failures = &metrics.evergreen.failures;
+        assert_eq!(failures.with_label_values(&["UNKNOWN_TARGET"]).get(), 1);
+        assert_eq!(failures.with_label_values(&["OTHER"]).get(), 2);
+    }
+}

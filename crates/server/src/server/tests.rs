@@ -120,6 +120,7 @@ async fn oa_901_probes_metrics_version_and_page_answer() {
         ),
         ("/load", "{\"server_load\":0}"),
         ("/metrics", "sapwood_connections_open 1\n"),
+        ("/metrics", "content-type: text/plain; version=0.0.4"),
         ("/", "<h1>Sapwood</h1>"),
     ] {
         let (status, answer) = server.get(path, "").await;
@@ -129,6 +130,41 @@ async fn oa_901_probes_metrics_version_and_page_answer() {
             "{path}: {answer}"
         );
     }
+}
+
+#[tokio::test]
+async fn oa_903_the_load_is_what_runs_and_waits() {
+    let server = Running::plain().await;
+    let (_, version) = server.get("/version", "").await;
+    assert!(
+        version.ends_with(&format!(",\"commit\":\"{}\"}}", crate::COMMIT)),
+        "{version}"
+    );
+    let work = [server.shared.drain.hold(), server.shared.drain.hold()];
+    for (expect, work) in [(2, Some(work)), (0, None)] {
+        let (_, load) = server.get("/load", "").await;
+        let expect = format!("{{\"server_load\":{expect}}}");
+        assert!(load.ends_with(&expect), "{load}");
+        drop(work);
+    }
+}
+
+/// OA-913: an engine that is gone is looked for without waiting for the watchdog.
+#[tokio::test]
+async fn oa_901_a_lost_engine_fails_liveness_and_is_named_among_the_parts() {
+    let server = Running::plain().await;
+    let health = &server.shared.health;
+    health.running("fine", Box::new(|| Duration::ZERO));
+    health.running("gone", Box::new(|| Duration::MAX));
+    for path in ["/livez", "/readyz"] {
+        let (status, answer) = server.get(path, "").await;
+        assert_eq!(status, 503, "{path}");
+        assert!(answer.contains("\"code\":\"engine_dead\""), "{answer}");
+    }
+    let (status, answer) = server.get("/readyz?verbose", "").await;
+    assert_eq!(status, 503);
+    let parts = "{\"status\":\"engine_dead\",\"parts\":{\"fine\":\"ok\",\"gone\":\"stuck\"}}";
+    assert!(answer.ends_with(parts), "{answer}");
 }
 
 #[tokio::test]
