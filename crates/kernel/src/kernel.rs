@@ -219,7 +219,12 @@ impl Kernel {
     }
 
     pub(crate) fn run_function<T: FromChunks>(&self, function: Fun, args: impl IntoArgs) -> Run<T> {
-        Run::calling(self.prepare(Entry::new(function), args))
+        Run::calling(self.set_up_function(function, args))
+    }
+
+    /// Checks the arguments of a function, registered or not.
+    pub(crate) fn set_up_function(&self, function: Fun, args: impl IntoArgs) -> Result<Setup> {
+        self.prepare(Entry::new(function), args)
     }
 
     /// Looks a function up and checks its arguments.

@@ -21,17 +21,21 @@ mod driver;
 pub(crate) mod failure;
 mod input;
 mod intake;
-mod link;
-mod listing;
+pub(crate) mod link;
+pub(crate) mod listed;
+pub(crate) mod listing;
+mod offers;
 mod output;
+pub(crate) mod remote;
 mod reserved;
+pub(crate) mod runs;
 mod signals;
 mod test_functions;
 #[cfg(test)]
 mod tests;
 pub(crate) mod wire;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -40,7 +44,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::Stream;
-use futures::stream::FuturesUnordered;
 use sapwood_proto::evergreen::{Dialect, Limits, Message, MetadataMode, Reason, Status};
 use sapwood_proto::session::{self as machine, Live, Retain, Side, Stats};
 use sapwood_proto::time::Time;
@@ -48,6 +51,7 @@ use sapwood_proto::time::Time;
 use self::driver::Driver;
 use self::intake::Intake;
 use self::link::Link;
+use self::runs::Runs;
 use crate::kernel::Kernel;
 
 pub use self::back::{Back, Connections, Incoming, Lost};
@@ -92,9 +96,16 @@ impl Default for Options {
             token: None,
             timeout: None,
             default_target: None,
-            extensions: extensions(false),
+            extensions: extensions(false, true),
             entropy: 0,
         }
+    }
+}
+
+impl Options {
+    /// Whether the client may offer functions (EV-810).
+    fn takes_offers(&self) -> bool {
+        self.extensions.contains(&REVERSE)
     }
 }
 
@@ -110,19 +121,24 @@ impl fmt::Debug for Token {
 
 /// The action whose default target the server knows (EV-503).
 const GENERATE: &str = "GENERATE";
+/// The action by which a client offers functions, and the name of that extension.
+pub(crate) const OFFER: &str = "OFFER_ACTIONS";
+pub(crate) const REVERSE: &str = "reverse-actions";
 
-/// The extensions that this shell and its machine implement; with `resume` where a connection can be followed by another
-/// (EV-940).
+/// The extensions that this shell and its machine implement; `resume` where a connection can be followed by another
+/// (EV-940), `reverse` where the dialect can carry actions to the client (EV-810). The first implies the second.
 #[must_use]
-pub const fn extensions(resume: bool) -> &'static [&'static str] {
+pub const fn extensions(resume: bool, reverse: bool) -> &'static [&'static str] {
     match EXTENSIONS {
-        [_, everywhere @ ..] if !resume => everywhere,
+        [_, _, everywhere @ ..] if !resume && !reverse => everywhere,
+        [_, connected @ ..] if !resume => connected,
         all => all,
     }
 }
 
 const EXTENSIONS: &[&str] = &[
     "resume",
+    REVERSE,
     "drop",
     "set-ttl",
     "cancel",
@@ -237,15 +253,11 @@ impl<W: Observe> Session<W> {
     {
         let _closing = Closing(self.link.clone());
         let mut driver = Driver {
+            runs: Runs::new(self.link.clone(), self.kernel, self.options),
             link: self.link,
-            kernel: self.kernel,
-            options: self.options,
             observer: self.observer,
             intake: Intake::new(incoming),
             orders: Some(Box::pin(orders)),
-            runs: FuturesUnordered::new(),
-            bell: Arc::default(),
-            cancels: HashMap::new(),
             timer: None,
             finishing: false,
             retained: 0,

@@ -8,5 +8,6 @@ mod session;
 mod transport;
 mod websocket;
 
-pub use session::{Call, Node, Options, Reader, Request, Session, Writer};
+pub use sapwood_proto::session::peer::{Call, Node, Peer, Reader, Request, Writer};
+pub use session::{Options, Session};
 pub use transport::Address;

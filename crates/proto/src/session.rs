@@ -18,6 +18,7 @@
 
 mod accept;
 mod actions;
+mod ask;
 mod clock;
 mod closure;
 mod cursor;
@@ -31,6 +32,7 @@ mod leaves;
 mod live;
 mod outbound;
 mod pack;
+pub mod peer;
 mod port;
 mod produce;
 mod read;
@@ -39,6 +41,7 @@ mod reserved;
 mod resume;
 mod search;
 mod serve;
+mod shared;
 mod slab;
 mod store;
 mod ttl;
@@ -67,6 +70,7 @@ pub use self::port::{
     Stats, WriteError,
 };
 pub use self::release::Retain;
+pub use self::shared::Shared;
 pub use crate::evergreen::{Limits, MetadataMode};
 
 /// Whether the session still takes anything.

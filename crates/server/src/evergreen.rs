@@ -60,7 +60,8 @@ impl Default for Config {
 impl Config {
     /// What is on in a dialect.
     fn extensions(&self, dialect: Dialect) -> &'static [&'static str] {
-        session::extensions(dialect.resumes() && self.resumable_sessions > 0)
+        let resume = dialect.resumes() && self.resumable_sessions > 0;
+        session::extensions(resume, dialect != Dialect::Msgpack)
     }
 
     fn session(&self, dialect: Dialect, options: Options) -> session::Options {

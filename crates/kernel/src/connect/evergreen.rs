@@ -1,40 +1,24 @@
-//! Functions of another Sapwood, or of any Evergreen server, as functions of this kernel (KE-706, KE-801, EV-971).
+//! Functions of another Sapwood, or of any Evergreen server, as functions of this kernel, and functions of this kernel
+//! served to it (KE-706, KE-801, EV-971, EV-976).
 //!
-//! Owns: [`import`] and [`remote`]: the listing read back as specs, a call as an action, outputs as chunks. Refuses to
-//! know: how a session is carried.
-//!
-//! ```text
-//!   call ─► writers for inputs, action ─► poll: inputs are pumped, outputs read ─► chunks, meta at the end
-//!              └─ nodes that the peer holds already go by id (KE-802)
-//! ```
+//! Owns: [`import`], [`remote`] and [`serve`]. Refuses to know: how a session is carried, and what a call of a function of
+//! the other side is (`session::remote`).
 
-mod input;
-mod listing;
-mod output;
+mod served;
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use futures::stream::{self, FuturesUnordered};
-use futures::{Stream, StreamExt, TryStreamExt};
-use prost::Message;
-use sapwood_net::evergreen::{Call as Asked, Request, Session};
-use sapwood_proto::evergreen::Status;
-use sapwood_proto::generated::sapwood::v1::ActionOptions;
+use sapwood_net::evergreen::{Request, Session};
 
-use self::input::{Held, Pump};
-use self::output::Output;
-use crate::call::{Call, Instant};
-use crate::chunk::Chunk;
+use crate::Result;
 use crate::error::Error;
 use crate::function::Fun;
-use crate::handler::raw;
 use crate::name::Name;
-use crate::node::Node;
-use crate::session::failure;
+use crate::session::listed::{self, Listed};
+use crate::session::remote::{self as peers, Held, told};
 use crate::spec::Spec;
-use crate::{Chunks, Result};
+
+pub use self::served::{Served, serve};
 
 /// Every function and every model that the server lists, to be added to a kernel. The functions share the session: what
 /// one of them has sent or answered is not sent again as an input of another.
@@ -42,199 +26,40 @@ use crate::{Chunks, Result};
 /// # Errors
 /// The server lists nothing, or what it lists cannot be read.
 pub async fn import(session: &Session) -> Result<Vec<Fun>> {
-    let listed = listing::ask(session).await?;
-    let held = Arc::new(Held::default());
-    let functions = listed
-        .functions
-        .into_iter()
-        .map(|spec| (spec, String::new()));
-    let models = listed.models.into_iter().map(|spec| {
-        let target = spec.name.to_string();
-        (spec, target)
-    });
-    let all = functions.chain(models);
+    let listed = ask(session).await?;
+    let (peer, held) = (session.peer(), Arc::<Held>::default());
+    let all = listed.functions.into_iter().chain(listed.models);
     Ok(all
-        .map(|(spec, target)| connect(session, spec, target, &held))
+        .map(|spec| peers::function(peer.clone(), spec, &held))
         .collect())
 }
 
 /// The function of this spec as the server serves it; a model is called through GENERATE.
 #[must_use]
 pub fn remote(session: &Session, spec: Spec) -> Fun {
-    let target = if spec.model {
-        spec.name.to_string()
-    } else {
-        String::new()
-    };
-    connect(session, spec, target, &Arc::default())
+    peers::function(session.peer(), spec, &Arc::default())
 }
 
-fn connect(session: &Session, spec: Spec, target: String, held: &Arc<Held>) -> Fun {
-    let peer = Arc::new(Peer {
-        session: session.clone(),
-        action: if spec.model {
-            GENERATE.to_owned()
-        } else {
-            spec.name.to_string()
-        },
-        target,
-        spec: spec.clone(),
-        held: Arc::clone(held),
+async fn ask(session: &Session) -> Result<Listed> {
+    if !session.announces("list-actions") {
+        let what = "listing the functions of a server that does not announce `list-actions`".into();
+        return Err(Error::Unimplemented { what });
+    }
+    let call = session.call(Request {
+        name: "LIST_ACTIONS".into(),
+        outputs: vec!["actions".into()],
+        ..Request::default()
     });
-    raw(spec, move |call| {
-        let peer = Arc::clone(&peer);
-        stream::once(async move { peer.begin(call).await })
-            .try_flatten()
-            .boxed()
-    })
+    let call = call.map_err(told)?;
+    let unread = || Error::Protocol {
+        peer: Name::new("the server"),
+        why: "its list of functions cannot be read".into(),
+    };
+    let output = call.output("actions").ok_or_else(unread)?;
+    let text = output
+        .read()
+        .whole()
+        .await
+        .map_err(|status| told((*status).clone()))?;
+    listed::read(&text).ok_or_else(unread)
 }
-
-/// One remote function.
-struct Peer {
-    session: Session,
-    action: String,
-    target: String,
-    spec: Spec,
-    held: Arc<Held>,
-}
-
-impl Peer {
-    async fn begin(&self, call: Call) -> Result<Running> {
-        let config = match call.inputs.get(CONFIG) {
-            Some(node) => Some(node.whole().await?),
-            None => None,
-        };
-        let choices = config.as_deref().and_then(choices).unwrap_or(1);
-        let mut request = Request {
-            name: self.action.clone(),
-            target: self.target.clone(),
-            ..Request::default()
-        };
-        self.bound(&call, &mut request);
-        let mut pumps = Vec::new();
-        for (name, node) in call.inputs.iter() {
-            let (id, pump) =
-                input::offer(&self.session, &self.held, node, role(name)).map_err(told)?;
-            request.inputs.push((name.to_string(), id));
-            pumps.extend(pump);
-        }
-        // What trails on a wire without trailing metadata comes as `meta`, wanted or not (KE-305).
-        let wanted = self
-            .spec
-            .outputs
-            .iter()
-            .filter(|output| output.port == *META || call.want.ports.has(&output.port));
-        let wanted: Vec<_> = wanted.collect();
-        request.outputs = wanted
-            .iter()
-            .map(|output| output.wire.to_string())
-            .collect();
-        let asked = self.session.call(request).map_err(told)?;
-        let outputs = wanted.into_iter().filter_map(|output| {
-            let node = asked.output(&output.wire)?;
-            Some(Output::new(
-                output.port.clone(),
-                node,
-                choices > 1,
-                call.want.inner,
-            ))
-        });
-        let outputs = outputs.collect();
-        Ok(Running {
-            outputs,
-            next: 0,
-            pumps: pumps.into_iter().collect(),
-            meta_wanted: call.want.ports.has(META),
-            _asked: asked,
-        })
-    }
-
-    /// A deadline goes along where the server keeps one (EV-950).
-    fn bound(&self, call: &Call, request: &mut Request) {
-        let Some(deadline) = call.deadline.filter(|_| self.session.announces("deadline")) else {
-            return;
-        };
-        let left = deadline.saturating_duration_since(Instant::now());
-        let Ok(timeout) = prost_types::Duration::try_from(left) else {
-            return;
-        };
-        let value = ActionOptions {
-            timeout: Some(timeout),
-        }
-        .encode_to_vec();
-        let type_url = "type.googleapis.com/sapwood.v1.ActionOptions".to_owned();
-        request.configs.push(prost_types::Any { type_url, value });
-    }
-}
-
-/// A remote call in progress. Dropping it asks the server to stop (EV-974).
-struct Running {
-    outputs: Vec<Output>,
-    /// Whose turn it is to be read first.
-    next: usize,
-    pumps: FuturesUnordered<Pump>,
-    meta_wanted: bool,
-    _asked: Asked,
-}
-
-impl Stream for Running {
-    type Item = Result<Chunk>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        // Inputs first: what the answer waits for may be on our side.
-        while let Poll::Ready(Some(sent)) = this.pumps.poll_next_unpin(cx) {
-            if let Err(error) = sent {
-                return Poll::Ready(Some(Err(error)));
-            }
-        }
-        let count = this.outputs.len();
-        let mut open = false;
-        for turn in 0..count {
-            let index = (this.next + turn) % count;
-            match this.outputs[index].poll(cx) {
-                Poll::Pending => open = true,
-                Poll::Ready(None) => {}
-                Poll::Ready(Some(item)) => {
-                    this.next = (index + 1) % count;
-                    let hidden = !this.meta_wanted && this.outputs[index].port() == META;
-                    return Poll::Ready(Some(
-                        item.map(|chunk| if hidden { output::bare(chunk) } else { chunk }),
-                    ));
-                }
-            }
-        }
-        if open {
-            Poll::Pending
-        } else {
-            Poll::Ready(None)
-        }
-    }
-}
-
-/// EV-971: what is said to a model without a role is said by the user.
-fn role(input: &str) -> Option<&'static str> {
-    matches!(input, "prompt" | "text").then_some("USER")
-}
-
-fn choices(config: &[u8]) -> Option<u64> {
-    serde_json::from_slice::<serde_json::Value>(config)
-        .ok()?
-        .get("n")?
-        .as_u64()
-}
-
-fn told(status: Status) -> Error {
-    failure::error(&status)
-}
-
-/// The chunks of a node that is read here; shared by listing and outputs.
-fn read(node: &Node) -> Chunks {
-    node.main().read()
-}
-
-const GENERATE: &str = "GENERATE";
-const CONFIG: &str = "config";
-const META: &str = "meta";
-/// What peers are called in errors.
-const PEER: Name = Name::new("the server");

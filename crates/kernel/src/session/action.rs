@@ -51,9 +51,15 @@ pub(super) struct Serving {
 }
 
 /// How an action ended.
-pub(super) struct Ended {
-    pub(super) key: ActionKey,
-    pub(super) failure: Option<Arc<Status>>,
+pub(crate) struct Ended {
+    pub(crate) key: ActionKey,
+    pub(crate) failure: Option<Arc<Status>>,
+}
+
+impl Ended {
+    pub(super) const fn well(key: ActionKey) -> Self {
+        Self { key, failure: None }
+    }
 }
 
 impl Serving {

@@ -1,6 +1,6 @@
 //! From an action, as it was received, to a run that can be polled (EV-502 to EV-504, EV-509).
 //!
-//! Owns: which function, which inputs under which names, which ports are wanted, the merging of configs. Refuses to
+//! Owns: which inputs under which names, which ports are wanted, the merging of configs. Refuses to
 //! know: how the run is polled and where its chunks go.
 
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use super::{GENERATE, Options};
 use crate::Result;
 use crate::chunk::Chunk;
 use crate::error::Error;
+use crate::function::Fun;
 use crate::kernel::Kernel;
 use crate::name::Name;
 use crate::node::{Demand, Node};
@@ -34,17 +35,17 @@ pub(super) struct Bound {
     pub(super) signals: Arc<Signals>,
 }
 
-/// Looks everything up and checks it; nothing is read and nothing begins (KE-141).
+/// An action of `function`: looks everything up and checks it; nothing is read and nothing begins (KE-141).
 ///
 /// # Errors
-/// `UNKNOWN_ACTION`, `UNKNOWN_PARAM`, `DUPLICATE_PARAM`, `MISSING_INPUT`, and those of the configs.
+/// `UNKNOWN_PARAM`, `DUPLICATE_PARAM`, `MISSING_INPUT`, and those of the configs.
 pub(super) fn bind(
     kernel: &Kernel,
+    function: Fun,
     options: &Options,
     link: &Link,
     start: &Start,
 ) -> Result<Bound> {
-    let function = kernel.get(&start.name)?;
     let spec = function.spec();
     let configs = Configs::read(spec, &start.configs)?;
     let choices = Arc::new(AtomicU32::new(1));
@@ -69,7 +70,7 @@ pub(super) fn bind(
     if spec.input(CONFIG).is_some() {
         merge_config(&mut args, configs.function, choices);
     }
-    let mut setup = kernel.set_up(&start.name, args)?;
+    let mut setup = kernel.set_up_function(function, args)?;
     let wanted = Demand::default();
     outputs.ports().for_each(|port| wanted.add(Some(port)));
     setup.demand = Some(Arc::new(wanted));

@@ -1,6 +1,6 @@
 //! The one task of a session: it takes messages in, starts and ends actions, keeps time (D-2).
 //!
-//! Owns: the runs of the session, and the order in which things are looked at. Refuses to know: bytes, sockets, what
+//! Owns: the order in which things are looked at. Refuses to know: bytes, sockets, what
 //! tells it to go away.
 //!
 //! ```text
@@ -8,38 +8,28 @@
 //!                          └◄───────────────────────────── while busy ─────────────────────┘
 //! ```
 
-use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
-use futures::stream::FuturesUnordered;
 use futures::{Stream, StreamExt};
 use sapwood_proto::evergreen::{Message, Reason, Status};
-use sapwood_proto::session::{ActionKey, CancelledBy, Live, Output, Start};
+use sapwood_proto::session::{Live, Output, Start};
 use sapwood_proto::time::Time;
 use tokio::time::{Sleep, sleep_until};
 
-use super::action::{Ended, Serving};
-use super::doorbell::Doorbell;
 use super::intake::Intake;
 use super::link::Link;
-use super::{Observe, Options, Order, bind, failure, reserved};
-use crate::cancel::Cancel;
-use crate::kernel::Kernel;
+use super::runs::Runs;
+use super::{Observe, Order};
 
 /// The state of a session's task.
 pub(super) struct Driver<I, O, W> {
     pub(super) link: Link,
-    pub(super) kernel: Kernel,
-    pub(super) options: Arc<Options>,
     pub(super) observer: W,
     pub(super) intake: Intake<I>,
     pub(super) orders: Option<O>,
-    pub(super) runs: FuturesUnordered<Serving>,
-    /// What wakes the runs: nearly always this very task, which takes in what they wait for.
-    pub(super) bell: Arc<Doorbell>,
-    pub(super) cancels: HashMap<ActionKey, Cancel>,
+    pub(super) runs: Runs,
     pub(super) timer: Option<(Time, Pin<Box<Sleep>>)>,
     /// No new actions, and leave when none is running (EV-960).
     pub(super) finishing: bool,
@@ -55,7 +45,7 @@ where
 {
     /// Drives until the session is over; all runs are dropped by then.
     pub(super) fn poll_session(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
-        self.bell.attend(cx.waker());
+        self.runs.attend(cx.waker());
         self.poll_orders(cx);
         for _ in 0..ROUNDS {
             let more = self.poll_incoming(cx);
@@ -65,7 +55,7 @@ where
             let mut busy = self.poll_runs(cx) || more;
             busy |= self.poll_timer(cx);
             self.leave_if_idle(cx);
-            if !busy && self.bell.leave() {
+            if !busy && self.runs.rest() {
                 // What the runs did may have left chores; their waker was registered before.
                 self.link.flush();
                 return Poll::Pending;
@@ -79,7 +69,6 @@ where
 
     fn over(&mut self, closed: Option<Arc<Status>>) -> Option<Arc<Status>> {
         self.runs.clear();
-        self.cancels.clear();
         self.report();
         let retained = self.link.with(|live| live.machine().retained_bytes());
         self.account(retained);
@@ -150,7 +139,7 @@ where
             match self.link.with(|live| live.poll_chore(cx)) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Output::Start(start)) => self.start(&start),
-                Poll::Ready(Output::Cancel { action, by }) => self.cancel(action, by),
+                Poll::Ready(Output::Cancel { action, by }) => self.runs.cancel(action, by),
                 Poll::Ready(Output::Close(status)) => return Poll::Ready(status),
                 // Reading goes on with the next round; the rest concerns clients.
                 Poll::Ready(_) => {}
@@ -160,70 +149,19 @@ where
 
     fn start(&mut self, start: &Start) {
         self.observer.action_began();
-        let dialect = self.link.dialect();
-        let answer = reserved::answer(&self.kernel, &self.options, dialect, start);
-        let failed = if let Some(answer) = answer {
-            let written = answer.and_then(|value| reserved::write(&self.link, start, &value));
-            if written.is_ok() {
-                self.observer.action_ended(None);
-            }
-            written
-        } else {
-            bind::bind(&self.kernel, &self.options, &self.link, start)
-                .map(|bound| self.serve(start, bound))
-                .inspect(|()| {
-                    self.link
-                        .with(|live| live.machine().dispatched(start.action));
-                })
-                .map_err(|error| failure::status(&error, &start.name))
-        };
-        if let Err(status) = failed {
-            let status = Arc::new(status);
-            self.link
-                .with(|live| live.machine().fail(start.action, Arc::clone(&status)));
-            self.observer.action_ended(Some(&status));
-        }
-    }
-
-    fn serve(&mut self, start: &Start, bound: bind::Bound) {
-        let serving = Serving::new(
-            self.link.clone(),
-            start.action,
-            start.name.to_string(),
-            bound,
-        );
-        self.cancels.insert(start.action, serving.cancel());
-        self.runs.push(serving);
-    }
-
-    /// The run ends with `Cancelled` at its next poll, and its action is finished or already gone.
-    fn cancel(&self, action: ActionKey, by: CancelledBy) {
-        tracing::debug!(?by, "action cancelled");
-        if let Some(cancel) = self.cancels.get(&action) {
-            cancel.cancel();
+        if let Some(ended) = self.runs.start(start) {
+            self.observer.action_ended(ended.failure.as_deref());
         }
     }
 
     /// `true`: something has ended, or there is more to do.
     fn poll_runs(&mut self, cx: &Context<'_>) -> bool {
-        let waker = Waker::from(Arc::clone(&self.bell));
-        let mut ended = false;
-        // The set of runs rings when it has polled each of them once.
-        for _ in 0..TURNS {
-            self.bell.attend(cx.waker());
-            let mut cx = Context::from_waker(&waker);
-            while let Poll::Ready(Some(Ended { key, failure })) = self.runs.poll_next_unpin(&mut cx)
-            {
-                ended = true;
-                self.cancels.remove(&key);
-                self.observer.action_ended(failure.as_deref());
-                self.report();
-            }
-            if !self.bell.has_rung() {
-                return ended;
-            }
-        }
-        true
+        let (observer, link) = (&mut self.observer, &self.link);
+        self.runs.poll(cx, |ended| {
+            observer.action_ended(ended.failure.as_deref());
+            let stats = link.with(|live| live.machine().stats());
+            observer.counted(&stats);
+        })
     }
 
     /// `true`: a time has come.
@@ -281,5 +219,3 @@ where
 
 /// Rounds of one poll before others get their turn.
 const ROUNDS: u32 = 16;
-/// Turns of the runs before messages are looked at again.
-const TURNS: u32 = 4;

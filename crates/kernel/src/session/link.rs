@@ -1,56 +1,57 @@
-//! The one lock of a session, and the clock beside it.
+//! A session's machine, and the clock beside it.
 //!
-//! Owns: [`Link`], how everybody of a session reaches its machine. Refuses to know: what they want of it. The lock is
-//! never held across an await, and never while a waker is called.
+//! Owns: [`Link`], how everybody of a session reaches its machine. Refuses to know: what they want of it, and the lock.
 
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Waker;
 
 use sapwood_proto::evergreen::Dialect;
-use sapwood_proto::session::{Live, Session};
+use sapwood_proto::session::{Live, Session, Shared};
 use sapwood_proto::time::Time;
 use tokio::time::Instant;
 
 /// A session's machine, shared by its runs, its nodes and its transport.
 #[derive(Clone, Debug)]
-pub(super) struct Link(Arc<Shared>);
-
-#[derive(Debug)]
-struct Shared {
-    live: Mutex<Live>,
+pub(crate) struct Link {
+    shared: Shared,
     origin: Instant,
     /// In which dialect the connection speaks.
-    dialect: Mutex<Dialect>,
+    dialect: Arc<Mutex<Dialect>>,
 }
 
 impl Link {
     /// A link to the machine that `make` builds; its time begins now.
     pub(super) fn new(dialect: Dialect, make: impl FnOnce(Time) -> Session) -> Self {
-        let live = Live::new(make(Time::ZERO));
-        Self(Arc::new(Shared {
-            live: Mutex::new(live),
-            origin: Instant::now(),
-            dialect: Mutex::new(dialect),
-        }))
+        Self::to(Shared::new(make(Time::ZERO)), Instant::now(), dialect)
+    }
+
+    /// A link to a machine whose times count from `origin`.
+    pub(crate) fn to(shared: Shared, origin: Instant, dialect: Dialect) -> Self {
+        Self {
+            shared,
+            origin,
+            dialect: Arc::new(Mutex::new(dialect)),
+        }
+    }
+
+    /// The machine alone.
+    pub(super) fn shared(&self) -> Shared {
+        self.shared.clone()
     }
 
     /// The time of this session.
     pub(super) fn now(&self) -> Time {
-        Time::new(self.0.origin.elapsed())
+        Time::new(self.origin.elapsed())
     }
 
     /// The instant on tokio's clock that `time` stands for.
     pub(super) fn instant(&self, time: Time) -> Instant {
-        self.0.origin + time.since_origin()
+        self.origin + time.since_origin()
     }
 
     /// In which dialect the session speaks now.
     pub(super) fn dialect(&self) -> Dialect {
-        *self
-            .0
-            .dialect
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        *self.dialect.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The connection with this number stands, and speaks so. `false`: another one has taken over meanwhile.
@@ -65,29 +66,21 @@ impl Link {
             stands
         });
         if stands {
-            *self
-                .0
-                .dialect
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner) = dialect;
+            *self.dialect.lock().unwrap_or_else(PoisonError::into_inner) = dialect;
         }
         stands
     }
 
-    /// Does something to the machine, then wakes whom that concerns; not the transport, see [`Link::flush`].
-    pub(super) fn with<R>(&self, act: impl FnOnce(&mut Live) -> R) -> R {
-        // The machine does not panic on input; were it to, the state would still be the session's own.
-        let mut live = self.0.live.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = act(&mut live);
-        live.settle();
-        let woken = live.take_woken();
-        drop(live);
-        woken.into_iter().flatten().for_each(Waker::wake);
-        result
-    }
-
     /// Wakes the transport if there is something for it.
-    pub(super) fn flush(&self) {
+    pub(crate) fn flush(&self) {
         self.with(Live::flush);
+    }
+}
+
+impl Deref for Link {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.shared
     }
 }

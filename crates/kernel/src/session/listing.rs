@@ -1,6 +1,6 @@
-//! What a session tells about its server: LIST_ACTIONS and SESSION_INFO (EV-914).
+//! What a session tells about its server: LIST_ACTIONS and SESSION_INFO (EV-914); what a client offers (EV-810).
 //!
-//! Owns: the two JSON documents. Refuses to know: who asked, and how the answer travels.
+//! Owns: the JSON documents. Refuses to know: who asked, and how the answer travels.
 
 use sapwood_proto::evergreen::{Dialect, MetadataMode};
 use sapwood_proto::session::Retain;
@@ -22,6 +22,16 @@ pub(super) fn actions(kernel: &Kernel, options: &Options) -> Value {
         "default_target": options.default_target,
         "extensions": options.extensions,
     })
+}
+
+/// What a client offers that serves the functions of `kernel` (EV-810); it understands CANCEL.
+#[cfg(feature = "net")]
+pub(crate) fn offer(kernel: &Kernel) -> Value {
+    let specs = kernel.specs();
+    let functions = specs.iter().filter(|spec| !spec.model);
+    let mut actions: Vec<Value> = functions.map(|spec| action(spec)).collect();
+    actions.push(json!({ "name": "CANCEL" }));
+    json!({ "actions": actions })
 }
 
 /// The dialect, the options in force and the limits of this session.
@@ -53,6 +63,9 @@ pub(super) fn session(options: &Options, dialect: Dialect) -> Value {
             "max_actions": limits.max_actions,
             "max_early_fragments": limits.max_early_fragments,
             "retained_bytes": limits.retained_bytes,
+            "reverse_timeout_ms": limits.reverse_timeout.as_millis().to_string(),
+            "max_offers": limits.max_offers,
+            "max_offer_bytes": limits.max_offer_bytes,
             "idle_timeout_ms": limits.idle_timeout.as_millis().to_string(),
         },
         "extensions": options.extensions,

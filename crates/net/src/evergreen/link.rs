@@ -1,18 +1,16 @@
-//! The one lock of a client's session, its clock, and its task.
+//! A client's session and its clock, and its task.
 //!
-//! Owns: [`Link`], how every handle reaches the machine; [`Outgoing`], what the transport sends; [`pump`], the task that
-//! takes in what comes. Refuses to know: what handles want. The lock is never held across an await, nor while a waker
-//! is called.
+//! Owns: [`Link`], the session as its task and its transport reach it; [`Outgoing`], what the transport sends; [`pump`],
+//! the task that takes in what comes. Refuses to know: what handles want.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Message, Reason, Status};
-use sapwood_proto::session::{Live, Output, Session};
+use sapwood_proto::session::{Live, Output, Session, Shared};
 use sapwood_proto::time::Time;
 use tokio::time::{Instant, sleep_until};
 
@@ -20,38 +18,27 @@ use super::transport::{Connection, Incoming};
 
 /// A session's machine, shared by its handles, its transport and its task.
 #[derive(Clone, Debug)]
-pub(super) struct Link(Arc<Shared>);
-
-#[derive(Debug)]
-struct Shared {
-    live: Mutex<Live>,
-    origin: Instant,
+pub(super) struct Link {
+    pub(super) shared: Shared,
+    /// From when the session's times count.
+    pub(super) origin: Instant,
 }
 
 impl Link {
     pub(super) fn new(make: impl FnOnce(Time) -> Session) -> Self {
-        let live = Mutex::new(Live::new(make(Time::ZERO)));
-        Self(Arc::new(Shared {
-            live,
+        Self {
+            shared: Shared::new(make(Time::ZERO)),
             origin: Instant::now(),
-        }))
+        }
     }
 
     fn now(&self) -> Time {
-        Time::new(self.0.origin.elapsed())
+        Time::new(self.origin.elapsed())
     }
 
     /// Does something to the machine, then wakes whom that concerns, the transport included.
     pub(super) fn with<R>(&self, act: impl FnOnce(&mut Live) -> R) -> R {
-        // The machine does not panic on input; were it to, the state would still be this session's own.
-        let mut live = self.0.live.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = act(&mut live);
-        live.settle();
-        live.flush();
-        let woken = live.take_woken();
-        drop(live);
-        woken.into_iter().flatten().for_each(Waker::wake);
-        result
+        self.shared.with_flushed(act)
     }
 
     /// Ends the session with `status`, unless it is over.
@@ -105,13 +92,17 @@ async fn follow(link: &Link, incoming: &mut Incoming, returns: bool) -> Option<S
         let now = link.now();
         let (paused, wake_at) =
             link.with(|live| (live.machine().inbound_paused(), live.machine().wake_at(now)));
-        let timer = sleep_until(link.0.origin + wake_at.map_or(FOREVER, Time::since_origin));
+        let timer = sleep_until(link.origin + wake_at.map_or(FOREVER, Time::since_origin));
         // Every arm may be cancelled: a message not yet taken stays in its stream, a chore in its queue.
         tokio::select! {
             biased;
             chore = std::future::poll_fn(|cx| link.with(|live| live.poll_chore(cx))) => {
-                if let Output::Close(_) = chore {
-                    return None;
+                match chore {
+                    Output::Close(_) => return None,
+                    Output::Start(start) => {
+                        link.with(|live| live.machine().fail(start.action, unserved()));
+                    }
+                    _ => {}
                 }
             }
             item = incoming.next(), if open && !paused => {
@@ -216,6 +207,12 @@ pub(super) fn closed() -> Status {
         Reason::Cancelled.name(),
         "the session was closed here",
     )
+}
+
+/// What a server is told that asks something of a client which serves nothing (EV-810).
+fn unserved() -> Status {
+    let message = "this client serves no functions, or does not serve them any more";
+    Status::new(Reason::UnknownAction, message)
 }
 
 /// Far enough away to be never, near enough to be added to an instant.

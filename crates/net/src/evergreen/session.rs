@@ -1,26 +1,17 @@
-//! A client's session: calls, the nodes it writes, the nodes it reads (EV-970 to EV-974).
+//! A client's session (EV-970 to EV-974).
 //!
-//! Owns: [`Session`] and its handles. Refuses to know: functions and kernels. Ids, sequence numbers, the order on the
-//! wire and the closing of nodes are the machine's business; a handle that is dropped leaves nothing behind.
-//!
-//! ```text
-//!   Session ── call(Request) ──► Call ── output("response") ──► Node ── read() ──► Reader ── pieces, end or status
-//!      └────── write() ──► Writer ── node() ──► bound as an input, before or after it is written
-//! ```
+//! Owns: [`Session`]: how it is opened, what its server announced, when it is worn, its end. Refuses to know: functions
+//! and kernels. Calls and nodes are handles of its [`Peer`], the server.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll, ready};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bytes::Bytes;
-use prost_types::Any;
-use sapwood_proto::evergreen::{Dialect, Limits, Manners, Metadata, MetadataMode, Reason, Status};
-use sapwood_proto::session::{
-    self as machine, ActionKey, Config, CursorId, Live, NodeKey, Piece, Read, Retain, Side,
-    WriteError,
-};
+use sapwood_proto::evergreen::{Dialect, Limits, Manners, MetadataMode, Reason, Status};
+use sapwood_proto::session::peer::{Call, Keep, Peer, Request, Writer};
+use sapwood_proto::session::{self as machine, Config, Retain, Shared, Side};
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::link::{self, Back, Link, Outgoing, pump};
@@ -52,8 +43,6 @@ struct Inner {
     connection: Connection,
     extensions: Vec<String>,
     task: AbortHandle,
-    /// Outputs asked for so far: the next one's id. Nodes of ours have ids of the machine's making.
-    outputs: AtomicU64,
     /// Nodes made here so far; a session forgets none.
     nodes: AtomicUsize,
     limits: Arc<Limits>,
@@ -65,6 +54,19 @@ impl Drop for Inner {
         // Ends the request stream; the task's end resets the call, and the server drops what it does for us.
         self.link.abort(link::closed());
         self.task.abort();
+    }
+}
+
+impl Keep for Inner {
+    /// Notes how much is left for more.
+    fn made(&self, nodes: usize, bytes: u64, refused: Option<Reason>) {
+        let nodes = self.nodes.fetch_add(nodes, Ordering::Relaxed) + nodes;
+        if matches!(refused, Some(Reason::NodeLimit | Reason::RetainedLimit))
+            || nodes >= self.limits.max_nodes / NODES_WORN
+            || bytes >= self.limits.retained_bytes / BYTES_WORN
+        {
+            self.worn.cancel();
+        }
     }
 }
 
@@ -147,7 +149,6 @@ impl Session {
             connection,
             extensions: opened.extensions,
             task,
-            outputs: AtomicU64::new(0),
             nodes: AtomicUsize::new(0),
             limits: options.limits,
             worn: CancellationToken::new(),
@@ -166,71 +167,42 @@ impl Session {
         self.0.extensions.iter().any(|name| name == extension)
     }
 
+    /// The server, as those see it who call its functions; whoever has it keeps the session.
+    #[must_use]
+    pub fn peer(&self) -> Peer {
+        let keep = Arc::clone(&self.0);
+        let mut peer = Peer::new(self.0.link.shared.clone(), Some(keep));
+        peer.cancels = self.announces("cancel");
+        peer.deadlines = self.announces("deadline");
+        peer
+    }
+
     /// A new node of ours, to be written.
     ///
     /// # Errors
     /// The session is over, or holds as many nodes as it may.
     pub fn write(&self) -> Result<Writer, Status> {
-        let key = self.make(1, |live| live.machine().make(None))?;
-        Ok(Writer {
-            node: Node {
-                session: self.clone(),
-                key,
-            },
-        })
+        self.peer().write()
     }
 
-    /// Calls a function of the server's. The action goes out before its inputs (EV-971); the outputs can be read, or
-    /// bound as inputs of further calls, before anything has come (EV-973).
+    /// Calls a function of the server's, see [`Peer::call`].
     ///
     /// # Errors
     /// The session is over, or holds as many nodes as it may.
     pub fn call(&self, request: Request) -> Result<Call, Status> {
-        self.make(request.outputs.len(), |live| {
-            let machine = live.machine();
-            let mut outputs = Vec::with_capacity(request.outputs.len());
-            for name in request.outputs {
-                let id = format!("{:x}", self.0.outputs.fetch_add(1, Ordering::Relaxed));
-                outputs.push((name.into(), machine.node(&id)?));
-            }
-            let inputs = request
-                .inputs
-                .into_iter()
-                .map(|(name, node)| (name.into(), node.key))
-                .collect();
-            let action = machine.call(machine::Call {
-                name: request.name.into(),
-                target: request.target.into(),
-                inputs,
-                outputs: outputs.clone(),
-                configs: request.configs,
-            })?;
-            Ok(Call {
-                session: self.clone(),
-                action,
-                outputs,
-                detached: false,
-            })
-        })
+        self.peer().call(request)
     }
 
-    /// Makes `count` nodes, and notes how much is left for more.
-    fn make<T>(
-        &self,
-        count: usize,
-        act: impl FnOnce(&mut Live) -> Result<T, Status>,
-    ) -> Result<T, Status> {
-        let Inner { link, limits, .. } = &*self.0;
-        let (made, bytes) = link.with(|live| (act(live), live.machine().retained_bytes()));
-        let nodes = self.0.nodes.fetch_add(count, Ordering::Relaxed) + count;
-        let refused = made.as_ref().err().and_then(Status::known);
-        if matches!(refused, Some(Reason::NodeLimit | Reason::RetainedLimit))
-            || nodes >= limits.max_nodes / NODES_WORN
-            || bytes >= limits.retained_bytes / BYTES_WORN
-        {
-            self.0.worn.cancel();
-        }
-        made
+    /// The machine of this session, for whoever serves what its server asks for; without keeping the session.
+    #[must_use]
+    pub fn shared(&self) -> Shared {
+        self.0.link.shared.clone()
+    }
+
+    /// From when the times of [`Session::shared`] count.
+    #[must_use]
+    pub fn origin(&self) -> Instant {
+        self.0.link.origin
     }
 
     /// Resolves once the session has used much of what it may ever hold (EV-801), or all of it: a session forgets
@@ -264,250 +236,6 @@ impl fmt::Debug for Session {
         f.debug_struct("Session")
             .field("extensions", &self.0.extensions)
             .finish_non_exhaustive()
-    }
-}
-
-/// A call to be made.
-#[derive(Clone, Debug, Default)]
-pub struct Request {
-    /// The function.
-    pub name: String,
-    /// The target; empty for the server's default.
-    pub target: String,
-    /// Inputs: parameter and node.
-    pub inputs: Vec<(String, Node)>,
-    /// Outputs wanted. What is not listed is not computed (EV-506).
-    pub outputs: Vec<String>,
-    /// Configs.
-    pub configs: Vec<Any>,
-}
-
-/// A node of a session, ours or the server's. Clones are the same node.
-#[derive(Clone)]
-pub struct Node {
-    session: Session,
-    key: NodeKey,
-}
-
-impl Node {
-    /// Reads the node from its first item on; the same content for every reader, whenever it begins.
-    #[must_use]
-    pub fn read(&self) -> Reader {
-        let cursor = self
-            .session
-            .0
-            .link
-            .with(|live| live.machine().open(self.key, None));
-        Reader {
-            session: self.session.clone(),
-            cursor,
-            over: false,
-        }
-    }
-
-    /// Whether both belong to the same session, so that one can be bound in a call of the other.
-    #[must_use]
-    pub fn is_of(&self, session: &Session) -> bool {
-        Arc::ptr_eq(&self.session.0, &session.0)
-    }
-
-    /// The session it belongs to.
-    #[must_use]
-    pub const fn session(&self) -> &Session {
-        &self.session
-    }
-}
-
-impl fmt::Debug for Node {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Node").field(&self.key).finish()
-    }
-}
-
-/// Writes a node of ours: a leaf, or a tree.
-#[derive(Debug)]
-pub struct Writer {
-    node: Node,
-}
-
-impl Writer {
-    /// The node, to be bound as an input.
-    #[must_use]
-    pub const fn node(&self) -> &Node {
-        &self.node
-    }
-
-    /// Waits for room in the outbound queue (EV-803).
-    pub fn poll_room(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.node.session.0.link.with(|live| live.poll_room(cx))
-    }
-
-    /// Appends bytes of a leaf; what they are is said by the first write.
-    ///
-    /// # Errors
-    /// [`WriteError::Full`] where [`Writer::poll_room`] would wait.
-    pub fn try_write(&mut self, metadata: &Arc<Metadata>, data: Bytes) -> Result<(), WriteError> {
-        self.node
-            .session
-            .0
-            .link
-            .with(|live| live.machine().write(self.node.key, metadata, data))
-    }
-
-    /// Appends bytes of a leaf as soon as there is room.
-    ///
-    /// # Errors
-    /// The node or the session cannot take it.
-    pub async fn write(&mut self, metadata: &Arc<Metadata>, data: Bytes) -> Result<(), WriteError> {
-        loop {
-            std::future::poll_fn(|cx| self.poll_room(cx)).await;
-            match self.try_write(metadata, data.clone()) {
-                Err(WriteError::Full) => {}
-                written => return written,
-            }
-        }
-    }
-
-    /// Appends children to a tree; they may be the server's, and need not be written yet.
-    ///
-    /// # Errors
-    /// The node or the session cannot take it.
-    pub async fn list(&mut self, children: &[Node]) -> Result<(), WriteError> {
-        let keys: Vec<NodeKey> = children.iter().map(|child| child.key).collect();
-        loop {
-            std::future::poll_fn(|cx| self.poll_room(cx)).await;
-            match self
-                .node
-                .session
-                .0
-                .link
-                .with(|live| live.machine().list(self.node.key, &keys))
-            {
-                Err(WriteError::Full) => {}
-                written => return written,
-            }
-        }
-    }
-
-    /// Ends the node. An empty leaf is said to be of the type in `metadata`.
-    ///
-    /// # Errors
-    /// The session is over.
-    pub fn end(self, metadata: &Arc<Metadata>) -> Result<Node, WriteError> {
-        self.node
-            .session
-            .0
-            .link
-            .with(|live| live.machine().end(self.node.key, metadata))?;
-        Ok(self.node)
-    }
-}
-
-/// A call under way. Dropping it asks the server to stop, where the server understands that (EV-974).
-#[derive(Debug)]
-pub struct Call {
-    session: Session,
-    action: ActionKey,
-    outputs: Vec<(bytestring::ByteString, NodeKey)>,
-    detached: bool,
-}
-
-impl Call {
-    /// The output bound to this parameter.
-    #[must_use]
-    pub fn output(&self, name: &str) -> Option<Node> {
-        let (_, key) = self.outputs.iter().find(|(mine, _)| *mine == *name)?;
-        Some(Node {
-            session: self.session.clone(),
-            key: *key,
-        })
-    }
-
-    /// Asks the server to stop. The outputs end with what there is (EV-913).
-    pub fn cancel(&self) {
-        if self.session.announces("cancel") {
-            self.session
-                .0
-                .link
-                .with(|live| live.machine().cancel(self.action));
-        }
-    }
-
-    /// Lets the call go on without this handle; its outputs can still be read.
-    pub fn detach(mut self) {
-        self.detached = true;
-    }
-}
-
-impl Drop for Call {
-    fn drop(&mut self) {
-        if !self.detached {
-            // A call whose outputs are complete has a stale key, and nothing is sent.
-            self.cancel();
-        }
-    }
-}
-
-/// Reads one node. Dropping it costs nothing.
-#[derive(Debug)]
-pub struct Reader {
-    session: Session,
-    cursor: CursorId,
-    over: bool,
-}
-
-impl Reader {
-    /// The next piece; `None` at the end. Of a failure nothing follows.
-    pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, Arc<Status>>>> {
-        if self.over {
-            return Poll::Ready(None);
-        }
-        let read = ready!(
-            self.session
-                .0
-                .link
-                .with(|live| live.poll_read(self.cursor, cx))
-        );
-        Poll::Ready(match read {
-            Read::Piece(piece) => Some(Ok(piece)),
-            Read::Failed(status) => {
-                self.over = true;
-                Some(Err(status))
-            }
-            Read::End | Read::Pending => {
-                self.over = true;
-                None
-            }
-        })
-    }
-
-    /// The next piece; `None` at the end.
-    ///
-    /// # Errors
-    /// How the node, or the session, failed; an unfinished node of a finished session is `TRUNCATED`.
-    pub async fn next(&mut self) -> Option<Result<Piece, Arc<Status>>> {
-        std::future::poll_fn(|cx| self.poll_piece(cx)).await
-    }
-
-    /// All bytes to the end.
-    ///
-    /// # Errors
-    /// As [`Reader::next`].
-    pub async fn whole(mut self) -> Result<Vec<u8>, Arc<Status>> {
-        let mut all = Vec::new();
-        while let Some(piece) = self.next().await {
-            all.extend_from_slice(&piece?.data);
-        }
-        Ok(all)
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        self.session
-            .0
-            .link
-            .with(|live| live.close_cursor(self.cursor));
     }
 }
 

@@ -59,6 +59,13 @@ pub struct Limits {
     pub max_ttl: Duration,
     /// Time without a connection after which a session that could be resumed ends (EV-940).
     pub resume_grace: Duration,
+    /// How long a client may take to answer an action of the server's; then that call fails with `DEADLINE` (EV-811).
+    /// Time without a connection does not count.
+    pub reverse_timeout: Duration,
+    /// Functions that a client may offer at a time (EV-810).
+    pub max_offers: usize,
+    /// Bytes of one OFFER_ACTIONS, schemas included.
+    pub max_offer_bytes: usize,
     /// Nodes that one eager search for a cycle visits (EV-217).
     pub cycle_visits: u32,
     /// Edges that the eager searches of one message follow together (D-27).
@@ -94,6 +101,9 @@ impl Default for Limits {
             // The session's end is what ends everything else.
             max_ttl: Duration::MAX,
             resume_grace: Duration::from_secs(60),
+            reverse_timeout: Duration::from_secs(60),
+            max_offers: 64,
+            max_offer_bytes: 256 * KIB,
             cycle_visits: 10_000,
             cycle_edges_per_message: 65_536,
         }

@@ -9,6 +9,7 @@
 //! ```
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use bytestring::ByteString;
 
@@ -39,6 +40,8 @@ pub(super) struct Entry {
     pub(super) incomplete: usize,
     /// Inputs that it has not begun to read, where that decides what is kept (EV-955).
     pub(super) unopened: Vec<NodeKey>,
+    /// How long its answer may take once there is a connection, of an action that we asked for (EV-811).
+    patience: Option<Duration>,
     /// What the shell holds for it as long as it runs: its configs, and what it says besides.
     pub(super) aside_bytes: u64,
 }
@@ -58,6 +61,7 @@ impl Entry {
             cancelled: false,
             incomplete: 0,
             unopened: Vec::new(),
+            patience: None,
             aside_bytes: 0,
         }
     }
@@ -78,6 +82,10 @@ pub(super) struct Actions {
     deadlines: BTreeSet<(Time, ActionKey)>,
     /// How many wait for nothing but cursors.
     waiting: usize,
+    /// How many are the peer's.
+    served: usize,
+    /// Those of ours whose time has not begun.
+    patient: Vec<ActionKey>,
 }
 
 impl Actions {
@@ -86,16 +94,21 @@ impl Actions {
             entries: Slab::new(),
             deadlines: BTreeSet::new(),
             waiting: 0,
+            served: 0,
+            patient: Vec::new(),
         }
     }
 
     pub(super) fn insert(&mut self, entry: Entry) -> ActionKey {
+        self.served += usize::from(entry.served);
         ActionKey(self.entries.insert(entry))
     }
 
     pub(super) fn remove(&mut self, key: ActionKey) -> Option<Entry> {
         let entry = self.entries.remove(key.0)?;
         self.waiting -= usize::from(entry.waiting);
+        self.served -= usize::from(entry.served);
+        self.patient.retain(|other| *other != key);
         if let Some(deadline) = entry.deadline {
             self.deadlines.remove(&(deadline, key));
         }
@@ -114,6 +127,17 @@ impl Actions {
         self.entries.len()
     }
 
+    /// How many the peer has asked for.
+    pub(super) const fn served(&self) -> usize {
+        self.served
+    }
+
+    /// Those that we have asked for.
+    pub(super) fn asked(&self) -> impl Iterator<Item = ActionKey> {
+        let asked = self.iter().filter(|(_, entry)| !entry.served);
+        asked.map(|(key, _)| key)
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (ActionKey, &Entry)> {
         self.entries
             .iter()
@@ -129,6 +153,38 @@ impl Actions {
         if let Some(entry) = self.entries.get_mut(key.0) {
             entry.deadline = Some(deadline);
             self.deadlines.insert((deadline, key));
+        }
+    }
+
+    /// An action of ours may take so long; its time begins with [`Actions::count_patience`].
+    pub(super) fn be_patient(&mut self, key: ActionKey, patience: Duration) {
+        if let Some(entry) = self.entries.get_mut(key.0) {
+            entry.patience = Some(patience);
+            self.patient.push(key);
+        }
+    }
+
+    /// There is a connection: the time runs.
+    pub(super) fn count_patience(&mut self, now: Time) {
+        for key in std::mem::take(&mut self.patient) {
+            let entry = self.entries.get_mut(key.0);
+            if let Some(patience) = entry.and_then(|entry| entry.patience.take()) {
+                self.set_deadline(key, now + patience);
+            }
+        }
+    }
+
+    /// The connection is lost: the time of ours stands still, with what is left of it.
+    pub(super) fn hold_patience(&mut self, now: Time) {
+        let asked: Vec<ActionKey> = self.asked().collect();
+        for key in asked {
+            let Some(entry) = self.entries.get_mut(key.0) else {
+                continue;
+            };
+            if let Some(deadline) = entry.deadline.take() {
+                self.deadlines.remove(&(deadline, key));
+                self.be_patient(key, deadline - now);
+            }
         }
     }
 

@@ -83,7 +83,11 @@ impl Session {
             if now < deadline {
                 break;
             }
-            self.action_is_late(action);
+            if self.actions.get(action).is_some_and(|entry| entry.served) {
+                self.action_is_late(action);
+            } else {
+                self.client_is_late(action);
+            }
         }
         if self.is_closed() {
             return;
@@ -102,6 +106,7 @@ impl Session {
 
     /// Starts and stops what the last calls have changed.
     fn anchor(&mut self, now: Time) {
+        self.count_patience(now);
         self.clock.idle_since = if self.actions.any_runs() {
             None
         } else {

@@ -9,7 +9,8 @@ use bytes::Bytes;
 use prost_types::Any;
 
 use super::{
-    ActionKey, CancelledBy, Config, CursorId, NodeKey, Output, Phase, Read, Retain, Session, Side,
+    ActionKey, Call, CancelledBy, Config, CursorId, NodeKey, Output, Phase, Read, Retain, Session,
+    Side,
 };
 use crate::evergreen::{
     Action, Chunk, Dialect, Fragment, Id, Limits, Message, Metadata, MetadataMode, Param, Payload,
@@ -76,6 +77,8 @@ struct Play<'a> {
     client: Session,
     now: Time,
     running: Vec<(ActionKey, Vec<NodeKey>)>,
+    /// What the client was asked, and the ids of its answers.
+    asked: Vec<(ActionKey, Vec<Id>)>,
     readers: Vec<Reader>,
     closed: bool,
 }
@@ -120,6 +123,7 @@ impl<'a> Play<'a> {
             tape,
             now: Time::ZERO,
             running: Vec::new(),
+            asked: Vec::new(),
             readers: Vec::new(),
             closed: false,
         }
@@ -151,6 +155,7 @@ impl<'a> Play<'a> {
                     // The end of a session that may be resumed is not for ever.
                     self.closed = self.server.is_closed();
                 }
+                5 => self.ask(),
                 _ => {
                     if let Some(at) = self.pick(self.running.len()) {
                         let waiting = self.tape.flag();
@@ -161,15 +166,49 @@ impl<'a> Play<'a> {
         }
     }
 
+    /// Asks the client, or does not want its answer any more (EV-811). What is asked is nobody's fragment yet: the client
+    /// of the play has nothing to say, the tape says it.
+    fn ask(&mut self) {
+        if self.tape.flag() {
+            if let Some(at) = self.pick(self.asked.len()) {
+                let tell = self.tape.flag();
+                self.server.abandon(self.asked.swap_remove(at).0, tell);
+            }
+            return;
+        }
+        let (Ok(input), Ok(output)) = (self.server.make(None), self.server.expect()) else {
+            return;
+        };
+        let id = self.server.id(output).cloned();
+        let call = Call {
+            name: "look".into(),
+            inputs: vec![("q".into(), input)],
+            outputs: vec![("a".into(), output)],
+            ..Call::default()
+        };
+        if let Ok(action) = self.server.call(call) {
+            self.asked.push((action, id.into_iter().collect()));
+            let metadata = Arc::new(Metadata::of("text/plain"));
+            let _ = self
+                .server
+                .write(input, &metadata, Bytes::from_static(b"q"));
+            if self.tape.flag() {
+                let _ = self.server.end(input, &metadata);
+            }
+        }
+    }
+
     fn pick(&mut self, len: usize) -> Option<usize> {
         let at = usize::from(self.tape.next());
         (len > 0).then(|| at % len)
     }
 
     fn send_fragment(&mut self) {
+        let theirs = self.pick(self.asked.len() * 2);
+        let theirs = theirs.and_then(|at| self.asked.get(at)?.1.first().cloned());
         let tape = &mut self.tape;
         let (id, seq, last) = (
-            tape.id(),
+            theirs.unwrap_or_else(|| tape.id()),
             i32::from(tape.below(7)) - i32::from(tape.below(50) == 0),
             tape.flag(),
         );
@@ -206,7 +245,8 @@ impl<'a> Play<'a> {
             "FINISH",
             "SET_TTL",
             "RESUME",
-        ][usize::from(tape.below(9))];
+            "OFFER_ACTIONS",
+        ][usize::from(tape.below(10))];
         let mut params = |most: u8| -> Vec<Param> {
             let count = tape.below(most);
             let names = [
@@ -367,7 +407,11 @@ impl<'a> Play<'a> {
                     ready.into_iter().for_each(|reader| reader.pending = false);
                 }
                 Output::Close(_) => self.closed = true,
-                Output::Writable | Output::Resume | Output::Done(_) | Output::HalfClose => {}
+                Output::Writable
+                | Output::Resume
+                | Output::Timed
+                | Output::Done(_)
+                | Output::HalfClose => {}
             }
         }
     }
@@ -428,6 +472,19 @@ impl<'a> Play<'a> {
             waiting < session.actions.len(),
             "waiting actions are counted"
         );
+        let served = session.actions.iter().filter(|(_, entry)| entry.served);
+        assert_eq!(
+            session.actions.served(),
+            served.count(),
+            "actions of the client's are counted"
+        );
+        if session.phase == Phase::HalfClosed {
+            assert_eq!(
+                session.actions.asked().count(),
+                0,
+                "nobody is left to answer"
+            );
+        }
         if session.inbound.paused {
             assert_eq!(session.parked, 0, "no pause while a reader waits");
         }

@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use super::ask::unanswered;
 use super::closure::Closure;
 use super::port::{ActionKey, CursorId, NodeKey, Output, Side};
 use super::resume::Line;
@@ -17,18 +18,7 @@ use crate::evergreen::{Reason, Status};
 impl Session {
     pub(super) fn half_close(&mut self) {
         self.phase = Phase::HalfClosed;
-        if self.side == Side::Client {
-            // A server that has ended answers nothing more.
-            let asked: Vec<ActionKey> = self
-                .actions
-                .iter()
-                .filter(|(_, entry)| !entry.served)
-                .map(|(key, _)| key)
-                .collect();
-            for key in asked {
-                self.actions.remove(key);
-            }
-        }
+        self.stop_asking();
         self.fail_stuck_readers();
         self.look_for_deadlock();
         self.close_if_finished();
@@ -57,6 +47,9 @@ impl Session {
     pub(super) fn incomplete(&self, root: NodeKey) -> Arc<Status> {
         if let Some(status) = &self.farewell {
             return Arc::clone(status);
+        }
+        if self.is_expected(root) {
+            return Arc::new(unanswered());
         }
         let missing = self.missing(root);
         let (reason, mut message) = match self.side {
@@ -149,7 +142,7 @@ impl Session {
         stuck
     }
 
-    fn fail_parked(&mut self, id: CursorId, node: NodeKey, status: Arc<Status>) {
+    pub(super) fn fail_parked(&mut self, id: CursorId, node: NodeKey, status: Arc<Status>) {
         self.fail_read(id, status);
         self.store
             .get_mut(node)

@@ -9,6 +9,7 @@
 //!   reader ── poll_read ──┐                  ┌── Ready(cursor) ──► its waker
 //!   producer ─ poll_room ─┤ machine ─ poll ──┼── Writable ───────► all producers' wakers
 //!   transport ─ message ──┤                  ├── a message waits ► the transport's waker
+//!   worker ─── poll_work ─┤                  ├── Start, Cancel ► its waker, where there is one
 //!   owner ── poll_chore ──┘                  └── everything else ► a chore, and the owner's waker
 //! ```
 
@@ -37,6 +38,9 @@ pub struct Live {
     /// Waits until nothing is left to send.
     emptied: Option<Waker>,
     chores: VecDeque<Output>,
+    /// What a worker apart from the owner is to run and to stop, if there is one.
+    work: Option<VecDeque<Output>>,
+    worker: Option<Waker>,
     closed: Option<Option<Arc<Status>>>,
     /// We have said our last word, and it is on its way.
     half_closed: bool,
@@ -58,6 +62,8 @@ impl Live {
             owner: None,
             emptied: None,
             chores: VecDeque::new(),
+            work: None,
+            worker: None,
             closed: None,
             half_closed: false,
             connection: 0,
@@ -176,6 +182,31 @@ impl Live {
         Poll::Pending
     }
 
+    /// From here on actions of the peer are a worker's business and no chores. `false`: there is a worker.
+    pub fn hire(&mut self) -> bool {
+        let free = self.work.is_none();
+        self.work.get_or_insert_default();
+        free
+    }
+
+    /// The next action to start or to stop; `None` once the session is over.
+    pub fn poll_work(&mut self, cx: &mut Context<'_>) -> Poll<Option<Output>> {
+        if self.closed.is_some() {
+            return Poll::Ready(None);
+        }
+        if let Some(work) = self.work.as_mut().and_then(VecDeque::pop_front) {
+            return Poll::Ready(Some(work));
+        }
+        keep(&mut self.worker, cx);
+        Poll::Pending
+    }
+
+    /// There is no worker any more: what is not begun is the owner's again.
+    pub fn dismiss(&mut self) {
+        self.chores.extend(self.work.take().into_iter().flatten());
+        self.woken.extend(self.owner.take());
+    }
+
     /// Which connection is the session's; a transport with another number has been taken over from.
     #[must_use]
     pub const fn connection(&self) -> u64 {
@@ -234,7 +265,12 @@ impl Live {
                     self.woken
                         .extend(self.readers.drain().map(|(_, waker)| waker));
                     self.woken.extend(self.producers.drain(..));
+                    self.woken.extend(self.worker.take());
                     self.chores.push_back(Output::Close(status));
+                }
+                Output::Start(_) | Output::Cancel { .. } if self.work.is_some() => {
+                    self.work.get_or_insert_default().push_back(output);
+                    self.woken.extend(self.worker.take());
                 }
                 chore => self.chores.push_back(chore),
             }

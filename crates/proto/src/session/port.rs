@@ -123,6 +123,8 @@ pub enum Output {
     Writable,
     /// Reading of the connection may go on, after [`super::Session::inbound_paused`] said it should not.
     Resume,
+    /// A time has come nearer: ask [`super::Session::wake_at`] anew.
+    Timed,
     /// All outputs of an action that we sent are complete; its key is stale from here on.
     Done(ActionKey),
     /// Everything we had to send is sent, after [`super::Session::finish_sending`]: half-close the connection.

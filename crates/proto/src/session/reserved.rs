@@ -1,14 +1,14 @@
 //! Actions with a meaning of their own.
 //!
 //! Owns: which names they are, what they take, and the answers of those that are about the session itself: CANCEL
-//! (EV-913), DROP (EV-911), SET_TTL (EV-912), FINISH (EV-924), RESUME (EV-942). Refuses to know: what LIST_ACTIONS and SESSION_INFO answer; the shell knows
-//! functions, so those are started like any other action.
+//! (EV-913), DROP (EV-911), SET_TTL (EV-912), FINISH (EV-924), RESUME (EV-942). Refuses to know: what LIST_ACTIONS and SESSION_INFO
+//! answer, and what OFFER_ACTIONS offers; the shell knows functions, so those are started like any other action.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::port::{ActionKey, CancelledBy, NodeKey, Output};
+use super::port::{ActionKey, CancelledBy, NodeKey, Output, Side};
 use super::store::Owner;
 use super::{Phase, Session};
 use crate::evergreen::{Action, Metadata, Param, Reason, Status};
@@ -30,6 +30,8 @@ pub(super) const RESUME: &str = "RESUME";
 pub(super) const HAVE: &str = "have";
 /// Says that the sender sends nothing more, where the transport cannot.
 const FINISH: &str = "FINISH";
+/// Tells a server what its client can be asked to do (EV-810).
+const OFFER: &str = "OFFER_ACTIONS";
 
 /// Names that the protocol keeps for itself. They are applied after all other actions of a message (D-26).
 const RESERVED: &[&str] = &[
@@ -40,14 +42,12 @@ const RESERVED: &[&str] = &[
     SET_TTL,
     FINISH,
     RESUME,
-    "OFFER_ACTIONS",
+    OFFER,
 ];
 /// Those of them that take names of nodes and never read them.
 const BY_NODE: &[&str] = &[CANCEL, DROP, SET_TTL, RESUME];
 /// Those that begin nothing: they are taken while the server shuts down (EV-960).
 const NO_WORK: &[&str] = &[CANCEL, DROP, SET_TTL, FINISH, RESUME];
-/// Those that are not built yet.
-const UNBUILT: &[&str] = &["OFFER_ACTIONS"];
 
 pub(super) fn is_reserved(name: &str) -> bool {
     RESERVED.contains(&name)
@@ -100,9 +100,9 @@ impl Session {
                 answer
             }
             FINISH => check(action, |_| false).map(|()| "{}".to_owned()),
-            name if UNBUILT.contains(&name) => Err(Status::new(
+            OFFER if self.side == Side::Client => Err(Status::new(
                 Reason::Unimplemented,
-                format!("{name} is not available here"),
+                "a client takes no offers: it asks with LIST_ACTIONS",
             )),
             _ => return false,
         };

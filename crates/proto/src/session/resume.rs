@@ -81,6 +81,7 @@ impl Session {
         resume.line = Line::Down(now);
         resume.hello = None;
         self.clock.disconnected();
+        self.actions.hold_patience(now);
         self.stop_resuming();
     }
 

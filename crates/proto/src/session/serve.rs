@@ -1,4 +1,4 @@
-//! Actions: the peer's, which we run, and ours, which the peer runs.
+//! Actions of the peer, which we run.
 //!
 //! Owns: the rules of section 6 of the Evergreen page that need no knowledge of functions, and how an action ends.
 //! Refuses to know: which functions and targets exist, what parameters they have, and what they do.
@@ -10,7 +10,7 @@ use prost_types::Any;
 
 use super::actions::Entry;
 use super::dropping::Fate;
-use super::port::{self, ActionKey, Call, CancelledBy, NodeKey, Output, Start, WriteError};
+use super::port::{ActionKey, CancelledBy, NodeKey, Output, Start, WriteError};
 use super::store::Owner;
 use super::{Session, reserved};
 use crate::evergreen::{Action, Metadata, Param, Reason, Scope, Status, mimetype};
@@ -18,71 +18,6 @@ use crate::generated::sapwood::v1::ActionOptions;
 use crate::time::Time;
 
 impl Session {
-    /// Sends an action to the peer and expects its outputs. [`Output::Done`] follows when all are complete; an action
-    /// without outputs has no visible end (EV-507), its key is stale at once.
-    ///
-    /// # Errors
-    /// `OUTPUT_NOT_NEW` if an output is anybody's already; `RETAINED_LIMIT` if a session that may be resumed has no room
-    /// to remember it; the status of the abort if the session is over.
-    pub fn call(&mut self, call: Call) -> Result<ActionKey, Status> {
-        if let Some(status) = self.aborted() {
-            return Err(Status::clone(status));
-        }
-        for (name, output) in &call.outputs {
-            let node = self.store.get(*output);
-            if node.owner != Owner::Unclaimed {
-                let message = format!(
-                    "output {name:?} is bound to {:?}, which is not new",
-                    node.id
-                );
-                return Err(Status::new(Reason::OutputNotNew, message).with("output", name));
-            }
-        }
-        let id = |node: NodeKey| self.store.get(node).id.clone();
-        let action = Action {
-            name: call.name.clone(),
-            target: call.target,
-            inputs: port::params(&call.inputs, id),
-            outputs: port::params(&call.outputs, id),
-            configs: call.configs,
-        };
-        self.ask(action)?;
-        let mut entry = Entry::new(call.name, false);
-        entry.inputs = call.inputs.iter().map(|(_, node)| *node).collect();
-        entry.outputs = call.outputs.iter().map(|(_, node)| *node).collect();
-        entry.incomplete = entry.outputs.len();
-        let outputs = entry.outputs.clone();
-        let key = self.actions.insert(entry);
-        for output in &outputs {
-            self.store.get_mut(*output).owner = Owner::Peer(Some(key));
-        }
-        if outputs.is_empty() {
-            self.actions.remove(key);
-        }
-        self.inbound.closures_changed();
-        Ok(key)
-    }
-
-    /// Asks the peer to stop an action of ours (EV-913). A stale key, or an action without outputs, does nothing.
-    pub fn cancel(&mut self, action: ActionKey) {
-        let Some(entry) = self.actions.get(action).filter(|entry| !entry.served) else {
-            return;
-        };
-        let Some(&output) = entry.outputs.first() else {
-            return;
-        };
-        let id = self.store.get(output).id.clone();
-        let inputs = vec![Param::new(reserved::CANCEL_INPUT, id)];
-        let asked = self.ask(Action {
-            name: reserved::CANCEL.into(),
-            inputs,
-            ..Action::default()
-        });
-        if let Err(status) = asked {
-            self.abort(status);
-        }
-    }
-
     /// The shell says that an action waits for nothing but its cursors, or no longer does (D-3). A cursor that
     /// becomes ready says the latter by itself.
     pub fn waiting(&mut self, action: ActionKey, waiting: bool) {
@@ -318,7 +253,7 @@ impl Session {
             return Err(status);
         }
         let (value, max) = (
-            self.actions.len() as u64 + 1,
+            self.actions.served() as u64 + 1,
             self.config.limits.max_actions as u64,
         );
         if value > max {

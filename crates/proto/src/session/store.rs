@@ -273,6 +273,8 @@ pub(super) struct Store {
     /// Ids made by us begin with this.
     prefix: u32,
     made: u64,
+    /// How many ids without a prefix were made.
+    plain: u64,
     retain: Retain,
     /// What was dropped and is still being read.
     pub(super) drops: Slab<Batch>,
@@ -300,6 +302,7 @@ impl Store {
             // The half that the hash seeds show least of.
             prefix: (entropy >> 32) as u32 ^ 0x5a9d_a00d,
             made: 0,
+            plain: 0,
             retain,
             drops: Slab::new(),
         }
@@ -441,6 +444,17 @@ impl Store {
         loop {
             let id = format!("~{:08x}.{}", self.prefix, self.made);
             self.made += 1;
+            if self.find(&id).is_none() {
+                return self.mention(&id, limits);
+            }
+        }
+    }
+
+    /// A node under a short id of our making.
+    pub(super) fn make_plain(&mut self, limits: &Limits) -> Result<NodeKey, Status> {
+        loop {
+            let id = format!("{:x}", self.plain);
+            self.plain += 1;
             if self.find(&id).is_none() {
                 return self.mention(&id, limits);
             }

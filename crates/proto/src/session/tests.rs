@@ -13,5 +13,6 @@ mod properties;
 mod reading;
 mod release;
 mod resume;
+mod reverse;
 mod transcripts;
 mod ttl;

@@ -387,7 +387,7 @@ fn ev_103_both_sides_produce_nodes_and_actions() {
 }
 
 #[test]
-fn reserved_actions_come_last_and_unbuilt_ones_say_so() {
+fn reserved_actions_come_last_and_offers_are_for_servers() {
     // D-26: CANCEL in front of the action that it names still finds it.
     let mut session = server();
     let list = [
@@ -396,8 +396,12 @@ fn reserved_actions_come_last_and_unbuilt_ones_say_so() {
     ];
     session.handle(actions(list), T0).unwrap();
     assert_eq!(texts(&mut session, "c"), [r#"{"cancelled":true}"#]);
-    let offer = action("OFFER_ACTIONS", "node=n", "");
-    assert_eq!(act(&mut server(), offer), Err(Reason::Unimplemented));
+    let offer = action("OFFER_ACTIONS", "actions=n", "");
+    let mut session = server();
+    assert_eq!(act(&mut session, offer.clone()), Ok(()));
+    assert_eq!(start(&mut session).name, "OFFER_ACTIONS", "the shell's");
+    let mut client = Session::new(Side::Client, Config::default(), T0);
+    assert_eq!(act(&mut client, offer), Err(Reason::Unimplemented));
     let call = Action {
         inputs: vec![Param::new("node", "n")],
         ..action("CANCEL", "", "")

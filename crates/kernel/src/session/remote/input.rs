@@ -1,6 +1,6 @@
 //! Inputs of remote calls: nodes of the kernel become nodes of the session.
 //!
-//! Owns: [`offer`], which node goes by id and which is written, and [`Held`], what the peer holds already. Refuses to
+//! Owns: [`hand_over`], which node goes by id and which is written, and [`Held`], what the peer holds already. Refuses to
 //! know: calls and outputs. Nothing is spawned: a pump progresses while the call is polled.
 
 use std::collections::HashMap;
@@ -8,30 +8,30 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::{BoxFuture, try_join_all};
 use futures::{FutureExt, StreamExt};
-use sapwood_net::evergreen::{Node as Remote, Session, Writer};
 use sapwood_proto::evergreen::{Metadata, Status};
 use sapwood_proto::session::WriteError;
+use sapwood_proto::session::peer::{Node as Remote, Peer, Writer};
 
+use super::super::wire;
 use super::{output, read};
 use crate::Result;
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::node::{Identity, Node};
-use crate::session::wire;
 
 /// Writes one input; ends when all of it has been handed over.
 pub(super) type Pump = BoxFuture<'static, Result<()>>;
 
 /// Nodes of ours that the peer holds, as long as both live. A conversation's earlier turns are among them (KE-802).
 #[derive(Default)]
-pub(super) struct Held(Mutex<HashMap<Identity, Remote>>);
+pub(crate) struct Held(Mutex<HashMap<Identity, Remote>>);
 
 impl Held {
-    fn get(&self, session: &Session, node: &Node) -> Option<Remote> {
+    fn get(&self, peer: &Peer, node: &Node) -> Option<Remote> {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         held.retain(|identity, _| identity.is_alive());
         held.get(&node.identity()?)
-            .filter(|remote| remote.is_of(session))
+            .filter(|remote| remote.is_of(peer))
             .cloned()
     }
 
@@ -49,40 +49,40 @@ impl Held {
 ///
 /// # Errors
 /// The session is over, or holds as many nodes as it may.
-pub(super) fn offer(
-    session: &Session,
+pub(super) fn hand_over(
+    peer: &Peer,
     held: &Arc<Held>,
     node: &Node,
     role: Option<&'static str>,
 ) -> Result<(Remote, Option<Pump>), Status> {
     if let Some(remote) = held
-        .get(session, node)
-        .or_else(|| output::whole_of(session, node))
+        .get(peer, node)
+        .or_else(|| output::whole_of(peer, node))
     {
         return Ok((remote, None));
     }
-    let writer = session.write()?;
+    let writer = peer.write()?;
     let remote = writer.node().clone();
-    let (session, held, node) = (session.clone(), Arc::clone(held), node.clone());
-    let pump = async move { write(session, held, node, writer, role).await }.boxed();
+    let (peer, held, node) = (peer.clone(), Arc::clone(held), node.clone());
+    let pump = async move { write(peer, held, node, writer, role).await }.boxed();
     Ok((remote, Some(pump)))
 }
 
 async fn write(
-    session: Session,
+    peer: Peer,
     held: Arc<Held>,
     node: Node,
     mut writer: Writer,
     role: Option<&'static str>,
 ) -> Result<()> {
     if let Some(parts) = node.parts() {
-        let offers = parts.iter().map(|part| offer(&session, &held, part, role));
-        let offers: Vec<_> = offers.collect::<Result<_, Status>>().map_err(super::told)?;
-        let children: Vec<Remote> = offers.iter().map(|(remote, _)| remote.clone()).collect();
+        let handed = parts.iter().map(|part| hand_over(&peer, &held, part, role));
+        let handed: Vec<_> = handed.collect::<Result<_, Status>>().map_err(super::told)?;
+        let children: Vec<Remote> = handed.iter().map(|(remote, _)| remote.clone()).collect();
         // Parents before children (EV-971).
         writer.list(&children).await.map_err(unwritten)?;
         writer.end(&Arc::default()).map_err(unwritten)?;
-        try_join_all(offers.into_iter().filter_map(|(_, pump)| pump)).await?;
+        try_join_all(handed.into_iter().filter_map(|(_, pump)| pump)).await?;
         return Ok(());
     }
     let mut leaf: Option<(u32, Arc<Metadata>)> = None;
@@ -92,7 +92,8 @@ async fn write(
         let (part, metadata) =
             leaf.get_or_insert_with(|| (chunk.part, Arc::new(metadata(&chunk, role))));
         if *part != chunk.part {
-            let why = "several parts are sent to a server as a tree of nodes, not as one node";
+            let why =
+                "several parts are sent to the other side as a tree of nodes, not as one node";
             return Err(Error::argument("input", why).because("UNSUPPORTED_MIMETYPE"));
         }
         writer

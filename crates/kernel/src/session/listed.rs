@@ -1,22 +1,19 @@
-//! What a server lists, as specs (EV-914, KE-706).
+//! What a peer lists or offers, as specs (EV-810, EV-914, KE-706).
 //!
-//! Owns: asking and reading back. Refuses to know: how functions are called. What a server says is checked like any
-//! other spec before it is registered.
+//! Owns: reading what `listing` writes. Refuses to know: who sent it, and how functions are called. What a peer says is
+//! checked like any other spec before it is registered.
 
-use sapwood_net::evergreen::{Request, Session};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{GENERATE, PEER, told};
-use crate::Result;
-use crate::error::Error;
+use super::GENERATE;
 use crate::name::{Mime, Name, Port};
 use crate::spec::{Input, Output, Spec};
 
 /// The listed functions and models.
-pub(super) struct Listed {
-    pub(super) functions: Vec<Spec>,
-    pub(super) models: Vec<Spec>,
+pub(crate) struct Listed {
+    pub(crate) functions: Vec<Spec>,
+    pub(crate) models: Vec<Spec>,
 }
 
 #[derive(Deserialize)]
@@ -53,29 +50,9 @@ struct Parameter {
     many: bool,
 }
 
-/// Asks the server.
-pub(super) async fn ask(session: &Session) -> Result<Listed> {
-    if !session.announces("list-actions") {
-        let what = "listing the functions of a server that does not announce `list-actions`".into();
-        return Err(Error::Unimplemented { what });
-    }
-    let call = session.call(Request {
-        name: "LIST_ACTIONS".into(),
-        outputs: vec!["actions".into()],
-        ..Request::default()
-    });
-    let call = call.map_err(told)?;
-    let unread = || Error::Protocol {
-        peer: PEER,
-        why: "its list of functions cannot be read".into(),
-    };
-    let output = call.output("actions").ok_or_else(unread)?;
-    let text = output
-        .read()
-        .whole()
-        .await
-        .map_err(|status| told((*status).clone()))?;
-    let document: Document = serde_json::from_slice(&text).map_err(|_| unread())?;
+/// Reads a list. `None` if it is none.
+pub(crate) fn read(text: &[u8]) -> Option<Listed> {
+    let document: Document = serde_json::from_slice(text).ok()?;
     let functions: Vec<Spec> = document.actions.iter().map(spec).collect();
     let generate = functions.iter().find(|spec| spec.name == *GENERATE);
     let models = document
@@ -83,7 +60,7 @@ pub(super) async fn ask(session: &Session) -> Result<Listed> {
         .iter()
         .filter_map(|target| Some(model(generate?, target)))
         .collect();
-    Ok(Listed { functions, models })
+    Some(Listed { functions, models })
 }
 
 fn spec(action: &Action) -> Spec {

@@ -8,11 +8,12 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use futures::{FutureExt, StreamExt};
-use sapwood_net::evergreen::{Node as Remote, Reader, Session};
 use sapwood_proto::evergreen::Metadata;
 use sapwood_proto::session::Piece;
+use sapwood_proto::session::peer::{Node as Remote, Peer, Reader};
 use serde_json::Value;
 
+use super::super::{failure, wire};
 use super::{META, PEER, read};
 use crate::Result;
 use crate::chunk::Chunk;
@@ -20,7 +21,6 @@ use crate::error::Error;
 use crate::meta::{Meta, Reason, Usage};
 use crate::name::{Mime, Name, Port};
 use crate::node::Node;
-use crate::session::{failure, wire};
 
 /// One output that is being read.
 pub(super) struct Output {
@@ -194,9 +194,9 @@ fn meta(document: &Value) -> Meta {
     meta
 }
 
-/// The node of `session` that `node` is a faithful and complete copy of, if it is one: every chunk is the very piece
+/// The node of the session with `peer` that `node` is a faithful and complete copy of, if it is one: every chunk is the very piece
 /// that was read from it, from its first byte to its last. Nobody has changed anything on the way.
-pub(super) fn whole_of(session: &Session, node: &Node) -> Option<Remote> {
+pub(super) fn whole_of(peer: &Peer, node: &Node) -> Option<Remote> {
     if !node.is_complete() {
         return None;
     }
@@ -222,5 +222,5 @@ pub(super) fn whole_of(session: &Session, node: &Node) -> Option<Remote> {
         read += chunk.data.len() as u64;
     }
     let source = source?;
-    (source.len.get() == Some(&read) && source.node.is_of(session)).then(|| source.node.clone())
+    (source.len.get() == Some(&read) && source.node.is_of(peer)).then(|| source.node.clone())
 }

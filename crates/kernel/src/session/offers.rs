@@ -1,0 +1,210 @@
+//! The functions that a client offers for as long as its session lives (EV-810, EV-812).
+//!
+//! Owns: [`Offers`]: the session's own kernel, the action OFFER_ACTIONS, and which offer is in force: the last one, whole.
+//! Refuses to know: who calls them, and how a call travels. What a client offers is seen by its own session alone, and
+//! never stands in the way of a function of the server's.
+//!
+//! ```text
+//!   server's kernel ◄── scope of the session ── offered functions, each an action of the client's
+//! ```
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::BytesMut;
+use futures::{StreamExt, TryStreamExt, stream};
+use sapwood_proto::evergreen::Limits;
+use sapwood_proto::session::peer::Peer;
+use serde_json::json;
+
+use super::link::Link;
+use super::{OFFER, listed, remote};
+use crate::call::Call;
+use crate::chunk::Chunk;
+use crate::error::Error;
+use crate::function::Fun;
+use crate::handler::raw;
+use crate::kernel::Kernel;
+use crate::layer::layered;
+use crate::name::{Mime, Name, Port};
+use crate::spec::{Input, Output, Spec};
+use crate::{Chunks, Result};
+
+/// The offers of one session. Dropping it withdraws them.
+pub(super) struct Offers(Arc<Inner>);
+
+struct Inner {
+    link: Link,
+    server: Kernel,
+    /// The server's functions and the offered ones.
+    scope: Kernel,
+    limits: Arc<Limits>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// How many times something was offered, in the order of the actions.
+    asked: u64,
+    /// Which of these offers is in force.
+    in_force: u64,
+    names: BTreeSet<Name>,
+    withdrawn: bool,
+}
+
+impl Offers {
+    pub(super) fn new(link: Link, server: Kernel, limits: Arc<Limits>) -> Self {
+        Self(Arc::new(Inner {
+            link,
+            scope: server.scope(),
+            server,
+            limits,
+            state: Mutex::default(),
+        }))
+    }
+
+    /// The server's functions and the offered ones.
+    pub(super) fn kernel(&self) -> &Kernel {
+        &self.0.scope
+    }
+
+    /// What the next OFFER_ACTIONS runs.
+    pub(super) fn function(&self) -> Fun {
+        let ticket = self.0.change(|state| {
+            state.asked += 1;
+            state.asked
+        });
+        let spec = Spec::new(OFFER, "Says which functions the client serves.")
+            .inputs([Input::new(ACTIONS).taking([Mime::JSON, Mime::TEXT])])
+            .outputs([Output::new(Port::MAIN, Mime::JSON).wire("result")]);
+        let inner = Arc::clone(&self.0);
+        raw(spec, move |call| {
+            let inner = Arc::clone(&inner);
+            let taken = async move {
+                let text = inner.read(&call).await?;
+                let count = inner.take(ticket, &text)?;
+                Chunk::json(&json!({ "offered": count }))
+            };
+            stream::once(taken).boxed()
+        })
+    }
+}
+
+impl Drop for Offers {
+    fn drop(&mut self) {
+        self.0.change(|state| {
+            state.withdrawn = true;
+            for name in std::mem::take(&mut state.names) {
+                self.0.scope.remove(&name);
+            }
+        });
+    }
+}
+
+impl Inner {
+    fn change<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    async fn read(&self, call: &Call) -> Result<BytesMut> {
+        let mut chunks = call.read(ACTIONS)?;
+        let mut text = BytesMut::new();
+        while let Some(chunk) = chunks.next().await {
+            text.extend_from_slice(&chunk?.data);
+            if text.len() > self.limits.max_offer_bytes {
+                return Err(Error::Limit {
+                    name: "max_offer_bytes",
+                    max: self.limits.max_offer_bytes as u64,
+                });
+            }
+        }
+        Ok(text)
+    }
+
+    /// Puts an offer in the place of the one before, all of it or nothing. How many functions it has.
+    fn take(&self, ticket: u64, text: &[u8]) -> Result<usize> {
+        let listed = listed::read(text).ok_or_else(|| {
+            let form = "must be JSON of the form {\"actions\":[{\"name\":…,\"inputs\":[{\"name\":…}],\"outputs\":[…]}]}";
+            Error::argument(ACTIONS, form).because("BAD_CONFIG")
+        })?;
+        let (cancels, specs): (Vec<Spec>, Vec<Spec>) = listed
+            .functions
+            .into_iter()
+            .partition(|spec| spec.name == *CANCEL);
+        self.check(&specs)?;
+        let mut client = Peer::new(self.link.shared(), None);
+        client.cancels = !cancels.is_empty();
+        let held = Arc::default();
+        let offered: Vec<Fun> = specs
+            .into_iter()
+            .map(|spec| gone_with(&client, remote::function(client.clone(), spec, &held)))
+            .collect();
+        let count = offered.len();
+        self.change(|state| {
+            // A later offer that could be read earlier stays in force.
+            if state.withdrawn || ticket < state.in_force {
+                return;
+            }
+            state.in_force = ticket;
+            let names = offered.iter().map(|offer| offer.spec().name.clone());
+            let before = std::mem::replace(&mut state.names, names.collect());
+            for offer in offered {
+                self.scope.replace(offer);
+            }
+            for name in before.difference(&state.names) {
+                self.scope.remove(name);
+            }
+        });
+        Ok(count)
+    }
+
+    fn check(&self, specs: &[Spec]) -> Result<()> {
+        let max = self.limits.max_offers;
+        if specs.len() > max {
+            return Err(Error::Limit {
+                name: "max_offers",
+                max: max as u64,
+            });
+        }
+        let mut names = BTreeSet::new();
+        for spec in specs {
+            let name = &spec.name;
+            let refuse = |why: String| Err(Error::argument(ACTIONS, why).because("BAD_NAME"));
+            if let Err(error) = spec.check() {
+                return refuse(error.to_string());
+            }
+            if name.starts_with("__") {
+                return refuse(format!("{name}: names that begin with __ are reserved"));
+            }
+            // Who calls it must never get the client's in its place.
+            if self.server.get(name).is_ok() {
+                return refuse(format!(
+                    "the server has a function {name}: offer yours under another name"
+                ));
+            }
+            if !names.insert(name) {
+                return refuse(format!("{name} is offered twice"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Calls end as cancelled when the session has ended, however it did (EV-812).
+fn gone_with(client: &Peer, function: Fun) -> Fun {
+    let client = client.clone();
+    layered(function, move |call: Call, next: crate::Next| -> Chunks {
+        let client = client.clone();
+        let told = move |error| {
+            if client.is_over() {
+                return Error::Cancelled;
+            }
+            error
+        };
+        next.call(call).map_err(told).boxed()
+    })
+}
+
+const ACTIONS: &str = "actions";
+/// Offered by a client that understands it; without it the client is not told that nobody waits any more.
+const CANCEL: &str = "CANCEL";

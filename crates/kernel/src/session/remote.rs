@@ -1,0 +1,211 @@
+//! Functions of the other side of a session as functions of a kernel (KE-706, KE-801, EV-971, EV-811).
+//!
+//! Owns: [`function`]: a call as an action, inputs as nodes of the session, outputs as chunks. Refuses to know: which side
+//! this is, what the other side lists, how a session is carried.
+//!
+//! ```text
+//!   call ─► writers for inputs, action ─► poll: inputs are pumped, outputs read ─► chunks, meta at the end
+//!              └─ nodes that the peer holds already go by id (KE-802)
+//! ```
+
+mod input;
+mod output;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures::stream::{self, FuturesUnordered};
+use futures::{Stream, StreamExt, TryStreamExt};
+use prost::Message;
+use sapwood_proto::evergreen::Status;
+use sapwood_proto::generated::sapwood::v1::ActionOptions;
+use sapwood_proto::session::peer::{Call as Asked, Peer, Request};
+
+use self::input::Pump;
+use self::output::Output;
+use super::GENERATE;
+use super::failure;
+use super::wire::META;
+use crate::call::{Call, Instant};
+use crate::chunk::Chunk;
+use crate::error::Error;
+use crate::function::Fun;
+use crate::handler::raw;
+use crate::name::Name;
+use crate::node::Node;
+use crate::spec::Spec;
+use crate::{Chunks, Result};
+
+pub(crate) use self::input::Held;
+
+/// The function of this spec as `peer` serves it; a model is called through GENERATE. What one function has sent or
+/// answered is not sent again as an input of another with the same `held`.
+pub(crate) fn function(peer: Peer, spec: Spec, held: &Arc<Held>) -> Fun {
+    let (action, target) = if spec.model {
+        (GENERATE.to_owned(), spec.name.to_string())
+    } else {
+        (spec.name.to_string(), String::new())
+    };
+    let remote = Arc::new(Remote {
+        peer,
+        action,
+        target,
+        spec: spec.clone(),
+        held: Arc::clone(held),
+    });
+    raw(spec, move |call| {
+        let remote = Arc::clone(&remote);
+        stream::once(async move { remote.begin(call).await })
+            .try_flatten()
+            .boxed()
+    })
+}
+
+/// One remote function.
+struct Remote {
+    peer: Peer,
+    action: String,
+    target: String,
+    spec: Spec,
+    held: Arc<Held>,
+}
+
+impl Remote {
+    async fn begin(&self, call: Call) -> Result<Running> {
+        let config = match call.inputs.get(CONFIG) {
+            Some(node) => Some(node.whole().await?),
+            None => None,
+        };
+        let choices = config.as_deref().and_then(choices).unwrap_or(1);
+        let mut request = Request {
+            name: self.action.clone(),
+            target: self.target.clone(),
+            ..Request::default()
+        };
+        self.bound(&call, &mut request);
+        let mut pumps = Vec::new();
+        for (name, node) in call.inputs.iter() {
+            let (id, pump) =
+                input::hand_over(&self.peer, &self.held, node, role(name)).map_err(told)?;
+            request.inputs.push((name.to_string(), id));
+            pumps.extend(pump);
+        }
+        // What trails on a wire without trailing metadata comes as `meta`, wanted or not (KE-305).
+        let wanted = self
+            .spec
+            .outputs
+            .iter()
+            .filter(|output| output.port == *META || call.want.ports.has(&output.port));
+        let wanted: Vec<_> = wanted.collect();
+        request.outputs = wanted
+            .iter()
+            .map(|output| output.wire.to_string())
+            .collect();
+        let asked = self.peer.call(request).map_err(told)?;
+        let outputs = wanted.into_iter().filter_map(|output| {
+            let node = asked.output(&output.wire)?;
+            Some(Output::new(
+                output.port.clone(),
+                node,
+                choices > 1,
+                call.want.inner,
+            ))
+        });
+        let outputs = outputs.collect();
+        Ok(Running {
+            outputs,
+            next: 0,
+            pumps: pumps.into_iter().collect(),
+            meta_wanted: call.want.ports.has(META),
+            _asked: asked,
+        })
+    }
+
+    /// A deadline goes along where the server keeps one (EV-950).
+    fn bound(&self, call: &Call, request: &mut Request) {
+        let Some(deadline) = call.deadline.filter(|_| self.peer.deadlines) else {
+            return;
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        let Ok(timeout) = prost_types::Duration::try_from(left) else {
+            return;
+        };
+        let value = ActionOptions {
+            timeout: Some(timeout),
+        }
+        .encode_to_vec();
+        let type_url = "type.googleapis.com/sapwood.v1.ActionOptions".to_owned();
+        request.configs.push(prost_types::Any { type_url, value });
+    }
+}
+
+/// A remote call in progress. Dropping it asks the peer to stop (EV-974).
+struct Running {
+    outputs: Vec<Output>,
+    /// Whose turn it is to be read first.
+    next: usize,
+    pumps: FuturesUnordered<Pump>,
+    meta_wanted: bool,
+    _asked: Asked,
+}
+
+impl Stream for Running {
+    type Item = Result<Chunk>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        // Inputs first: what the answer waits for may be on our side.
+        while let Poll::Ready(Some(sent)) = this.pumps.poll_next_unpin(cx) {
+            if let Err(error) = sent {
+                return Poll::Ready(Some(Err(error)));
+            }
+        }
+        let count = this.outputs.len();
+        let mut open = false;
+        for turn in 0..count {
+            let index = (this.next + turn) % count;
+            match this.outputs[index].poll(cx) {
+                Poll::Pending => open = true,
+                Poll::Ready(None) => {}
+                Poll::Ready(Some(item)) => {
+                    this.next = (index + 1) % count;
+                    let hidden = !this.meta_wanted && this.outputs[index].port() == META;
+                    return Poll::Ready(Some(
+                        item.map(|chunk| if hidden { output::bare(chunk) } else { chunk }),
+                    ));
+                }
+            }
+        }
+        if open {
+            Poll::Pending
+        } else {
+            Poll::Ready(None)
+        }
+    }
+}
+
+/// EV-971: what is said to a model without a role is said by the user.
+fn role(input: &str) -> Option<&'static str> {
+    matches!(input, "prompt" | "text").then_some("USER")
+}
+
+fn choices(config: &[u8]) -> Option<u64> {
+    serde_json::from_slice::<serde_json::Value>(config)
+        .ok()?
+        .get("n")?
+        .as_u64()
+}
+
+pub(crate) fn told(status: Status) -> Error {
+    failure::error(&status)
+}
+
+/// The chunks of a node that is read here.
+fn read(node: &Node) -> Chunks {
+    node.main().read()
+}
+
+const CONFIG: &str = "config";
+/// What peers are called in errors.
+pub(super) const PEER: Name = Name::new("the other side");

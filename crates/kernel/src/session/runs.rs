@@ -1,0 +1,168 @@
+//! The actions of one session that run here: begun, polled together, cancelled, told when they have ended.
+//!
+//! Owns: [`Runs`]. Refuses to know: where actions come from, which side of the session this is, when it ends.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use sapwood_proto::evergreen::{Reason, Status};
+use sapwood_proto::session::{ActionKey, CancelledBy, Start};
+
+use super::action::{Ended, Serving};
+use super::doorbell::Doorbell;
+use super::link::Link;
+use super::offers::Offers;
+use super::{OFFER, Options, bind, failure, reserved};
+use crate::Result;
+use crate::cancel::Cancel;
+use crate::error::Error;
+use crate::kernel::Kernel;
+
+/// Every action in progress.
+pub(crate) struct Runs {
+    link: Link,
+    /// The functions of this side, with what the other side offers where it may.
+    kernel: Kernel,
+    options: Arc<Options>,
+    offers: Option<Offers>,
+    running: FuturesUnordered<Serving>,
+    /// What wakes the runs: nearly always the task that polls them, which takes in what they wait for.
+    bell: Arc<Doorbell>,
+    cancels: HashMap<ActionKey, Cancel>,
+}
+
+impl Runs {
+    pub(crate) fn new(link: Link, kernel: Kernel, options: Arc<Options>) -> Self {
+        let offers = options.takes_offers().then(|| {
+            let limits = Arc::clone(&options.limits);
+            Offers::new(link.clone(), kernel.clone(), limits)
+        });
+        Self {
+            link,
+            kernel,
+            options,
+            offers,
+            running: FuturesUnordered::new(),
+            bell: Arc::default(),
+            cancels: HashMap::new(),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    /// Drops all work, and what was offered for it.
+    pub(super) fn clear(&mut self) {
+        self.running.clear();
+        self.cancels.clear();
+        self.offers = None;
+    }
+
+    /// Begins an action. How it ended, if it has.
+    pub(crate) fn start(&mut self, start: &Start) -> Option<Ended> {
+        let dialect = self.link.dialect();
+        let answer = reserved::answer(&self.kernel, &self.options, dialect, start);
+        let failed = if let Some(answer) = answer {
+            let written = answer.and_then(|value| reserved::write(&self.link, start, &value));
+            if written.is_ok() {
+                return Some(Ended::well(start.action));
+            }
+            written
+        } else {
+            self.bind(start)
+                .map(|bound| self.serve(start, bound))
+                .inspect(|()| {
+                    self.link
+                        .with(|live| live.machine().dispatched(start.action));
+                })
+                .map_err(|error| failure::status(&error, &start.name))
+        };
+        let status = Arc::new(failed.err()?);
+        self.link
+            .with(|live| live.machine().fail(start.action, Arc::clone(&status)));
+        Some(Ended {
+            key: start.action,
+            failure: Some(status),
+        })
+    }
+
+    fn bind(&self, start: &Start) -> Result<bind::Bound> {
+        let kernel = self.offers.as_ref().map_or(&self.kernel, Offers::kernel);
+        let function = match &self.offers {
+            Some(offers) if *start.name == *OFFER => offers.function(),
+            None if *start.name == *OFFER => {
+                let what = format!("{OFFER} in the dialect {}", self.options.dialect.name());
+                return Err(Error::Unimplemented { what });
+            }
+            _ => kernel.get(&start.name)?,
+        };
+        bind::bind(kernel, function, &self.options, &self.link, start)
+    }
+
+    fn serve(&mut self, start: &Start, bound: bind::Bound) {
+        let serving = Serving::new(
+            self.link.clone(),
+            start.action,
+            start.name.to_string(),
+            bound,
+        );
+        self.cancels.insert(start.action, serving.cancel());
+        self.running.push(serving);
+    }
+
+    /// The run ends with `Cancelled` at its next poll, and its action is finished or already gone.
+    pub(crate) fn cancel(&self, action: ActionKey, by: CancelledBy) {
+        tracing::debug!(?by, "action cancelled");
+        if let Some(cancel) = self.cancels.get(&action) {
+            cancel.cancel();
+        }
+    }
+
+    /// Ends everything badly: nobody polls it any more.
+    pub(crate) fn give_up(&mut self) {
+        let message = "what was asked for is not served any more";
+        let status = Arc::new(Status::new(Reason::Cancelled, message));
+        for action in std::mem::take(&mut self.cancels).into_keys() {
+            self.link
+                .with(|live| live.machine().fail(action, Arc::clone(&status)));
+        }
+        self.clear();
+    }
+
+    /// From here on `owner` looks at everything; it is woken for what comes after [`Runs::rest`].
+    pub(crate) fn attend(&self, owner: &Waker) {
+        self.bell.attend(owner);
+    }
+
+    /// The owner goes to sleep; `false` if it must not.
+    pub(crate) fn rest(&self) -> bool {
+        self.bell.leave()
+    }
+
+    /// Polls what may go on, and tells of each that has ended. `true`: something has, or there is more to do.
+    pub(crate) fn poll(&mut self, cx: &Context<'_>, mut ended: impl FnMut(&Ended)) -> bool {
+        let waker = Waker::from(Arc::clone(&self.bell));
+        let mut any = false;
+        // The set of runs rings when it has polled each of them once.
+        for _ in 0..TURNS {
+            self.bell.attend(cx.waker());
+            let mut cx = Context::from_waker(&waker);
+            while let Poll::Ready(Some(end)) = self.running.poll_next_unpin(&mut cx) {
+                any = true;
+                self.cancels.remove(&end.key);
+                ended(&end);
+            }
+            if !self.bell.has_rung() {
+                return any;
+            }
+        }
+        true
+    }
+}
+
+/// Turns of the runs before messages are looked at again.
+const TURNS: u32 = 4;

@@ -1,0 +1,226 @@
+//! Actions of ours, which the peer runs.
+//!
+//! Owns: sending them, the nodes that are expected back, how long a server waits for its client, and what is left of an
+//! action that nobody waits for any more (EV-103, EV-811, EV-913). Refuses to know: which functions the peer has.
+//!
+//! ```text
+//!   asked ──every output complete──► done
+//!     ├── abandoned, or later than reverse_timeout while the connection stands ──► forgotten: readers fail, late
+//!     └── the peer has said its last word ──────────────────────────────────────►    answers are ignored
+//! ```
+
+use std::sync::Arc;
+
+use super::actions::Entry;
+use super::dropping::Fate;
+use super::port::{self, ActionKey, Call, CursorId, NodeKey, Output, Side};
+use super::resume::Line;
+use super::store::Owner;
+use super::{Phase, Session, reserved};
+use crate::evergreen::{Action, Param, Reason, Status};
+use crate::time::Time;
+
+impl Session {
+    /// A new node that the peer is to produce, as an output of [`Session::call`].
+    ///
+    /// # Errors
+    /// `NODE_LIMIT` or `RETAINED_LIMIT`; nothing is aborted. Or the status of an aborted session.
+    pub fn expect(&mut self) -> Result<NodeKey, Status> {
+        if let Some(status) = self.aborted() {
+            return Err(Status::clone(status));
+        }
+        let limits = Arc::clone(&self.config.limits);
+        match self.side {
+            Side::Server => self.store.make(&limits),
+            // Short ones: a server's ids cannot be taken for them (EV-216).
+            Side::Client => self.store.make_plain(&limits),
+        }
+    }
+
+    /// Sends an action to the peer and expects its outputs. [`Output::Done`] follows when all are complete; an action
+    /// without outputs has no visible end (EV-507), its key is stale at once. A server waits for `reverse_timeout`
+    /// (EV-811).
+    ///
+    /// # Errors
+    /// `OUTPUT_NOT_NEW` if an output is anybody's already; `RETAINED_LIMIT` if a session that may be resumed has no room
+    /// to remember it; of a server also `ACTION_LIMIT`, and `CANCELLED` once its
+    /// client has said its last word; the status of the abort if the session is over.
+    pub fn call(&mut self, call: Call) -> Result<ActionKey, Status> {
+        if let Some(status) = self.aborted() {
+            return Err(Status::clone(status));
+        }
+        if self.side == Side::Server {
+            self.check_client_answers()?;
+        }
+        for (name, output) in &call.outputs {
+            let node = self.store.get(*output);
+            if node.owner != Owner::Unclaimed {
+                let message = format!(
+                    "output {name:?} is bound to {:?}, which is not new",
+                    node.id
+                );
+                return Err(Status::new(Reason::OutputNotNew, message).with("output", name));
+            }
+        }
+        let id = |node: NodeKey| self.store.get(node).id.clone();
+        let action = Action {
+            name: call.name.clone(),
+            target: call.target,
+            inputs: port::params(&call.inputs, id),
+            outputs: port::params(&call.outputs, id),
+            configs: call.configs,
+        };
+        self.ask(action)?;
+        let mut entry = Entry::new(call.name, false);
+        entry.inputs = call.inputs.iter().map(|(_, node)| *node).collect();
+        entry.outputs = call.outputs.iter().map(|(_, node)| *node).collect();
+        entry.incomplete = entry.outputs.len();
+        let outputs = entry.outputs.clone();
+        let key = self.actions.insert(entry);
+        for output in &outputs {
+            self.store.get_mut(*output).owner = Owner::Peer(Some(key));
+        }
+        if outputs.is_empty() {
+            self.actions.remove(key);
+        } else if self.side == Side::Server {
+            let patience = self.config.limits.reverse_timeout;
+            self.actions.be_patient(key, patience);
+            self.emit(Output::Timed);
+        }
+        self.inbound.closures_changed();
+        Ok(key)
+    }
+
+    /// Asks the peer to stop an action of ours (EV-913). A stale key, or an action without outputs, does nothing.
+    pub fn cancel(&mut self, action: ActionKey) {
+        let Some(entry) = self.actions.get(action).filter(|entry| !entry.served) else {
+            return;
+        };
+        let Some(&output) = entry.outputs.first() else {
+            return;
+        };
+        let id = self.store.get(output).id.clone();
+        let inputs = vec![Param::new(reserved::CANCEL_INPUT, id)];
+        let asked = self.ask(Action {
+            name: reserved::CANCEL.into(),
+            inputs,
+            ..Action::default()
+        });
+        if let Err(status) = asked {
+            self.abort(status);
+        }
+    }
+
+    /// Nobody waits for an action of ours any more; `tell` the peer, if it understands CANCEL. A client's nodes stay as
+    /// they are: its server ends them. A server forgets: what its client still sends of them is ignored.
+    pub fn abandon(&mut self, action: ActionKey, tell: bool) {
+        if tell {
+            self.cancel(action);
+        }
+        if self.side == Side::Server && !self.is_closed() {
+            let status = Status::new(Reason::Cancelled, "the server does not want this any more");
+            self.forget_asked(action, &Arc::new(status));
+        }
+    }
+
+    /// The client has not answered for too long (EV-811).
+    pub(super) fn client_is_late(&mut self, action: ActionKey) {
+        let name = self.actions.get(action).map(|entry| entry.name.clone());
+        let message = "the client has not answered the action in the time allowed";
+        let status =
+            Status::new(Reason::Deadline, message).with("action", name.unwrap_or_default());
+        self.forget_asked(action, &Arc::new(status));
+    }
+
+    /// The peer has said its last word: it answers nothing more.
+    pub(super) fn stop_asking(&mut self) {
+        let asked: Vec<ActionKey> = self.actions.asked().collect();
+        for key in asked {
+            self.actions.remove(key);
+        }
+    }
+
+    /// Begins to count the time of actions that were asked since, while there is a connection to answer over.
+    pub(super) fn count_patience(&mut self, now: Time) {
+        if self.line() == Line::Up {
+            self.actions.count_patience(now);
+        }
+    }
+
+    /// EV-110 for what the client was to produce.
+    pub(super) fn is_expected(&self, node: NodeKey) -> bool {
+        self.side == Side::Server && matches!(self.store.get(node).owner, Owner::Peer(Some(_)))
+    }
+
+    fn check_client_answers(&self) -> Result<(), Status> {
+        if self.phase != Phase::Open {
+            return Err(unanswered());
+        }
+        let (value, max) = (
+            self.actions.asked().count() as u64 + 1,
+            self.config.limits.max_actions as u64,
+        );
+        if value > max {
+            let reason = Reason::ActionLimit;
+            return Err(Status::limit(reason, "max_actions", value, max));
+        }
+        Ok(())
+    }
+
+    fn forget_asked(&mut self, action: ActionKey, status: &Arc<Status>) {
+        if self.actions.get(action).is_none_or(|entry| entry.served) {
+            return;
+        }
+        let Some(entry) = self.actions.remove(action) else {
+            return;
+        };
+        for &input in &entry.inputs {
+            let node = self.store.get(input);
+            let is_open = node.owner == Owner::Local(None) && !node.is_complete();
+            // The client must not wait for what nobody writes any more.
+            if is_open && node.fate == Fate::Kept && !self.is_closed() {
+                let _ = self.end_with(input, Some(Arc::clone(status)));
+            }
+        }
+        if self.is_closed() {
+            return;
+        }
+        let open = entry.outputs.iter().copied();
+        let open: Vec<NodeKey> = open
+            .filter(|node| !self.store.get(*node).is_complete())
+            .collect();
+        self.fail_readers(&open, status);
+        // What the client has bound elsewhere itself stays: it is the client's.
+        let unwanted = open
+            .iter()
+            .filter(|node| !self.store.get(**node).referenced);
+        let unwanted: Vec<(NodeKey, bool)> = unwanted.map(|&node| (node, true)).collect();
+        self.drop_nodes(&unwanted);
+        self.inbound.closures_changed();
+        self.bytes_were_read();
+    }
+
+    /// Fails whoever reads one of these nodes.
+    fn fail_readers(&mut self, roots: &[NodeKey], status: &Arc<Status>) {
+        let readers: Vec<(CursorId, Option<NodeKey>)> = self
+            .cursors
+            .iter()
+            .filter(|(_, cursor)| roots.contains(&cursor.root) && cursor.failed.is_none())
+            .map(|(key, cursor)| (CursorId(key), cursor.parked))
+            .collect();
+        for (id, parked) in readers {
+            match parked {
+                Some(node) => self.fail_parked(id, node, Arc::clone(status)),
+                None => {
+                    self.fail_read(id, Arc::clone(status));
+                }
+            }
+        }
+    }
+}
+
+/// What a function is told whose client cannot answer any more (EV-812).
+pub(super) fn unanswered() -> Status {
+    let message = "the client has ended without having answered";
+    Status::new(Reason::Cancelled, message)
+}

@@ -1,0 +1,346 @@
+//! The other side of a session, as those see it who call its functions (EV-970 to EV-974, EV-811).
+//!
+//! Owns: [`Peer`] and its handles: calls, the nodes written for them, the nodes read from them. Refuses to know:
+//! functions and kernels, connections, which side this is. Ids, sequence numbers, the order on the wire and the closing
+//! of nodes are the machine's business; a handle that is dropped leaves nothing behind.
+//!
+//! ```text
+//!   Peer ── call(Request) ──► Call ── output("response") ──► Node ── read() ──► Reader ── pieces, end or status
+//!     └──── write() ──► Writer ── node() ──► bound as an input, before or after it is written
+//! ```
+
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use bytestring::ByteString;
+use prost_types::Any;
+
+use super::{ActionKey, CursorId, Live, NodeKey, Piece, Read, Shared, WriteError};
+use crate::evergreen::{Metadata, Reason, Status};
+
+/// What lives as long as anybody has a handle, and is told what the handles make.
+pub trait Keep: Send + Sync {
+    /// So many nodes were made, or were refused for this reason; the session holds so many bytes now.
+    fn made(&self, nodes: usize, bytes: u64, refused: Option<Reason>) {
+        let _ = (nodes, bytes, refused);
+    }
+}
+
+/// The other side. Clones are the same.
+#[derive(Clone)]
+pub struct Peer {
+    shared: Shared,
+    keep: Option<Arc<dyn Keep>>,
+    /// Whether it understands CANCEL.
+    pub cancels: bool,
+    /// Whether it keeps deadlines (EV-950).
+    pub deadlines: bool,
+}
+
+impl Peer {
+    /// The other side of `shared`, which understands nothing beyond the seed. `keep` is kept by every handle.
+    #[must_use]
+    pub fn new(shared: Shared, keep: Option<Arc<dyn Keep>>) -> Self {
+        Self {
+            shared,
+            keep,
+            cancels: false,
+            deadlines: false,
+        }
+    }
+
+    /// A new node of ours, to be written.
+    ///
+    /// # Errors
+    /// The session is over, or holds as many nodes as it may.
+    pub fn write(&self) -> Result<Writer, Status> {
+        let key = self.make(1, |live| live.machine().make(None))?;
+        Ok(Writer {
+            node: Node {
+                peer: self.clone(),
+                key,
+            },
+        })
+    }
+
+    /// Calls a function of the peer's. The action goes out before its inputs (EV-971); the outputs can be read, or
+    /// bound as inputs of further calls, before anything has come (EV-973).
+    ///
+    /// # Errors
+    /// The session is over, or holds as many nodes as it may.
+    pub fn call(&self, request: Request) -> Result<Call, Status> {
+        self.make(request.outputs.len(), |live| {
+            let machine = live.machine();
+            let mut outputs = Vec::with_capacity(request.outputs.len());
+            for name in request.outputs {
+                outputs.push((name.into(), machine.expect()?));
+            }
+            let inputs = request
+                .inputs
+                .into_iter()
+                .map(|(name, node)| (name.into(), node.key))
+                .collect();
+            let action = machine.call(super::Call {
+                name: request.name.into(),
+                target: request.target.into(),
+                inputs,
+                outputs: outputs.clone(),
+                configs: request.configs,
+            })?;
+            Ok(Call {
+                peer: self.clone(),
+                action,
+                outputs,
+                detached: false,
+            })
+        })
+    }
+
+    /// Whether the session is over, however it ended.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.shared.with(|live| live.closed().is_some())
+    }
+
+    fn make<T>(
+        &self,
+        count: usize,
+        act: impl FnOnce(&mut Live) -> Result<T, Status>,
+    ) -> Result<T, Status> {
+        let act = |live: &mut Live| (act(live), live.machine().retained_bytes());
+        let (made, bytes) = self.shared.with_flushed(act);
+        if let Some(keep) = &self.keep {
+            let refused = made.as_ref().err().and_then(Status::known);
+            keep.made(count, bytes, refused);
+        }
+        made
+    }
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peer").finish_non_exhaustive()
+    }
+}
+
+/// A call to be made.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// The function.
+    pub name: String,
+    /// The target; empty for the peer's default.
+    pub target: String,
+    /// Inputs: parameter and node.
+    pub inputs: Vec<(String, Node)>,
+    /// Outputs wanted. What is not listed is not computed (EV-506).
+    pub outputs: Vec<String>,
+    /// Configs.
+    pub configs: Vec<Any>,
+}
+
+/// A node of a session, ours or the peer's. Clones are the same node.
+#[derive(Clone)]
+pub struct Node {
+    peer: Peer,
+    key: NodeKey,
+}
+
+impl Node {
+    /// Reads the node from its first item on; the same content for every reader, whenever it begins.
+    #[must_use]
+    pub fn read(&self) -> Reader {
+        let open = |live: &mut Live| live.machine().open(self.key, None);
+        Reader {
+            cursor: self.peer.shared.with_flushed(open),
+            peer: self.peer.clone(),
+            over: false,
+        }
+    }
+
+    /// Whether it belongs to a session with this peer, so that it can be bound in a call there.
+    #[must_use]
+    pub fn is_of(&self, peer: &Peer) -> bool {
+        self.peer.shared.is(&peer.shared)
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Node").field(&self.key).finish()
+    }
+}
+
+/// Writes a node of ours: a leaf, or a tree.
+#[derive(Debug)]
+pub struct Writer {
+    node: Node,
+}
+
+impl Writer {
+    /// The node, to be bound as an input.
+    #[must_use]
+    pub const fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// Waits for room in the outbound queue (EV-803).
+    pub fn poll_room(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.with(|live, _| live.poll_room(cx))
+    }
+
+    /// Appends bytes of a leaf; what they are is said by the first write.
+    ///
+    /// # Errors
+    /// [`WriteError::Full`] where [`Writer::poll_room`] would wait.
+    pub fn try_write(&mut self, metadata: &Arc<Metadata>, data: Bytes) -> Result<(), WriteError> {
+        self.with(|live, node| live.machine().write(node, metadata, data))
+    }
+
+    /// Appends bytes of a leaf as soon as there is room.
+    ///
+    /// # Errors
+    /// The node or the session cannot take it.
+    pub async fn write(&mut self, metadata: &Arc<Metadata>, data: Bytes) -> Result<(), WriteError> {
+        loop {
+            poll_fn(|cx| self.poll_room(cx)).await;
+            match self.try_write(metadata, data.clone()) {
+                Err(WriteError::Full) => {}
+                written => return written,
+            }
+        }
+    }
+
+    /// Appends children to a tree; they may be the peer's, and need not be written yet.
+    ///
+    /// # Errors
+    /// The node or the session cannot take it.
+    pub async fn list(&mut self, children: &[Node]) -> Result<(), WriteError> {
+        let keys: Vec<NodeKey> = children.iter().map(|child| child.key).collect();
+        loop {
+            poll_fn(|cx| self.poll_room(cx)).await;
+            match self.with(|live, node| live.machine().list(node, &keys)) {
+                Err(WriteError::Full) => {}
+                written => return written,
+            }
+        }
+    }
+
+    /// Ends the node. An empty leaf is said to be of the type in `metadata`.
+    ///
+    /// # Errors
+    /// The session is over.
+    pub fn end(self, metadata: &Arc<Metadata>) -> Result<Node, WriteError> {
+        self.with(|live, node| live.machine().end(node, metadata))?;
+        Ok(self.node)
+    }
+
+    fn with<R>(&self, act: impl FnOnce(&mut Live, NodeKey) -> R) -> R {
+        let Node { peer, key } = &self.node;
+        peer.shared.with_flushed(|live| act(live, *key))
+    }
+}
+
+/// A call under way. Dropping it asks the peer to stop, where the peer understands that (EV-974).
+#[derive(Debug)]
+pub struct Call {
+    peer: Peer,
+    action: ActionKey,
+    outputs: Vec<(ByteString, NodeKey)>,
+    detached: bool,
+}
+
+impl Call {
+    /// The output bound to this parameter.
+    #[must_use]
+    pub fn output(&self, name: &str) -> Option<Node> {
+        let (_, key) = self.outputs.iter().find(|(mine, _)| *mine == *name)?;
+        Some(Node {
+            peer: self.peer.clone(),
+            key: *key,
+        })
+    }
+
+    /// Asks the peer to stop. The outputs end with what there is (EV-913).
+    pub fn cancel(&self) {
+        if self.peer.cancels {
+            let cancel = |live: &mut Live| live.machine().cancel(self.action);
+            self.peer.shared.with_flushed(cancel);
+        }
+    }
+
+    /// Lets the call go on without this handle; its outputs can still be read.
+    pub fn detach(mut self) {
+        self.detached = true;
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if !self.detached {
+            // A call whose outputs are complete has a stale key, and nothing is sent.
+            let Peer {
+                shared, cancels, ..
+            } = &self.peer;
+            shared.with_flushed(|live| live.machine().abandon(self.action, *cancels));
+        }
+    }
+}
+
+/// Reads one node. Dropping it costs nothing.
+#[derive(Debug)]
+pub struct Reader {
+    peer: Peer,
+    cursor: CursorId,
+    over: bool,
+}
+
+impl Reader {
+    /// The next piece; `None` at the end. Of a failure nothing follows.
+    pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, Arc<Status>>>> {
+        if self.over {
+            return Poll::Ready(None);
+        }
+        let read = |live: &mut Live| live.poll_read(self.cursor, cx);
+        Poll::Ready(match ready!(self.peer.shared.with_flushed(read)) {
+            Read::Piece(piece) => Some(Ok(piece)),
+            Read::Failed(status) => {
+                self.over = true;
+                Some(Err(status))
+            }
+            Read::End | Read::Pending => {
+                self.over = true;
+                None
+            }
+        })
+    }
+
+    /// The next piece; `None` at the end.
+    ///
+    /// # Errors
+    /// How the node, or the session, failed; an unfinished node of a finished session is `TRUNCATED`.
+    pub async fn next(&mut self) -> Option<Result<Piece, Arc<Status>>> {
+        poll_fn(|cx| self.poll_piece(cx)).await
+    }
+
+    /// All bytes to the end.
+    ///
+    /// # Errors
+    /// As [`Reader::next`].
+    pub async fn whole(mut self) -> Result<Vec<u8>, Arc<Status>> {
+        let mut all = Vec::new();
+        while let Some(piece) = self.next().await {
+            all.extend_from_slice(&piece?.data);
+        }
+        Ok(all)
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let close = |live: &mut Live| live.close_cursor(self.cursor);
+        self.peer.shared.with_flushed(close);
+    }
+}

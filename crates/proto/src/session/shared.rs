@@ -1,0 +1,50 @@
+//! The one lock of a session.
+//!
+//! Owns: [`Shared`], how everybody of a session reaches its machine, for shells on either side. Refuses to know: clocks
+//! and tasks, and what anybody wants of the machine. The lock is never held while a waker is called, nor across an await.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Waker;
+
+use super::{Live, Session};
+
+/// A machine behind its lock. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Shared(Arc<Mutex<Live>>);
+
+impl Shared {
+    /// Shares `machine`.
+    #[must_use]
+    pub fn new(machine: Session) -> Self {
+        Self(Arc::new(Mutex::new(Live::new(machine))))
+    }
+
+    /// Does something to the machine, then wakes whom that concerns; not the transport, so that a shell can write many
+    /// fragments and wake once (D-6).
+    pub fn with<R>(&self, act: impl FnOnce(&mut Live) -> R) -> R {
+        // The machine does not panic on input; were it to, the state would still be the session's own.
+        let mut live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = act(&mut live);
+        live.settle();
+        let woken = live.take_woken();
+        drop(live);
+        woken.into_iter().flatten().for_each(Waker::wake);
+        result
+    }
+
+    /// The same, and wakes the transport if there is something for it.
+    pub fn with_flushed<R>(&self, act: impl FnOnce(&mut Live) -> R) -> R {
+        self.with(|live| {
+            let result = act(live);
+            live.settle();
+            live.flush();
+            result
+        })
+    }
+
+    /// Whether both are the same session.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}

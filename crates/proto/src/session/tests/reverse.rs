@@ -1,0 +1,448 @@
+//! Section 8.3: actions that a server sends to its client, with the roles swapped.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::harness::*;
+use crate::evergreen::{Limits, Message, Reason};
+use crate::session::{
+    ActionKey, Call, Config, CursorId, NodeKey, Output, Read, Session, Side, Start,
+};
+use crate::time::Time;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server and its client, with nothing between them.
+struct Pair {
+    server: Session,
+    client: Session,
+}
+
+/// An action of the server's: its key, its input, its output.
+#[derive(Clone, Copy)]
+struct Asked {
+    action: ActionKey,
+    input: NodeKey,
+    output: NodeKey,
+}
+
+fn pair(change: impl FnOnce(&mut Config, &mut Limits)) -> Pair {
+    let config = Config {
+        entropy: u64::MAX,
+        partial_failure: true,
+        ..Config::default()
+    };
+    Pair {
+        server: server_with(change),
+        client: Session::new(Side::Client, config, T0),
+    }
+}
+
+impl Pair {
+    fn ask(&mut self) -> Asked {
+        self.try_ask().expect("the client can be asked")
+    }
+
+    fn try_ask(&mut self) -> Result<Asked, Reason> {
+        let input = self.server.make(None).unwrap();
+        let output = self.server.expect().unwrap();
+        let call = Call {
+            name: "look".into(),
+            inputs: vec![("q".into(), input)],
+            outputs: vec![("a".into(), output)],
+            ..Call::default()
+        };
+        let action = self.server.call(call).map_err(|status| reason(&status))?;
+        Ok(Asked {
+            action,
+            input,
+            output,
+        })
+    }
+
+    /// Takes everything to the other side.
+    fn down(&mut self) {
+        while let Some(message) = self.server.next_message(T0) {
+            self.client.handle(message, T0).unwrap();
+        }
+    }
+
+    fn up(&mut self) -> Result<(), Reason> {
+        while let Some(message) = self.client.next_message(T0) {
+            let taken = self.server.handle(message, T0);
+            taken.map_err(|status| reason(&status))?;
+        }
+        Ok(())
+    }
+
+    fn question(&mut self, asked: Asked) {
+        let text = of("text/plain", "").unwrap();
+        self.server
+            .write(asked.input, &text, "where?".into())
+            .unwrap();
+        self.server.end(asked.input, &text).unwrap();
+    }
+
+    fn answer(&mut self, start: &Start, text: &str) {
+        let plain = of("text/plain", "").unwrap();
+        let output = start.outputs[0].1;
+        self.client
+            .write(output, &plain, text.to_owned().into())
+            .unwrap();
+        self.client.finish(start.action);
+    }
+
+    fn time(&mut self, at: Duration) {
+        let _ = self.server.wake_at(Time::new(at));
+        self.server.tick(Time::new(at));
+    }
+}
+
+fn stop(session: &mut Session, cursor: CursorId) -> Stop {
+    drain(session, cursor, &mut Vec::new())
+}
+
+/// EV-103, EV-216
+#[test]
+fn ev_811_ids_are_the_servers_and_all_node_rules_hold_with_roles_swapped() {
+    let mut pair = pair(|_, _| {});
+    let asked = pair.ask();
+    pair.question(asked);
+    pair.down();
+    let begun = start(&mut pair.client);
+    for key in [begun.inputs[0].1, begun.outputs[0].1] {
+        let id = pair.client.id(key).unwrap();
+        assert!(id.starts_with('~'), "{id}");
+    }
+    let (items, end) = read_node(&mut pair.client, begun.inputs[0].1, Some(begun.action));
+    assert_eq!(
+        (items, end),
+        (vec![item("text/plain", "", "where?")], Stop::End)
+    );
+    let cursor = pair.server.open(asked.output, None);
+    assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
+    pair.answer(&begun, "here");
+    pair.up().unwrap();
+    let told = outputs(&mut pair.server);
+    let done = |output: &Output| matches!(output, Output::Done(key) if *key == asked.action);
+    assert!(told.iter().any(done), "{told:?}");
+    let mut items = Vec::new();
+    assert_eq!(drain(&mut pair.server, cursor, &mut items), Stop::End);
+    assert_eq!(items, [item("text/plain", "", "here")]);
+    // What the server produces nobody else does.
+    let id = pair.server.id(asked.input).unwrap().to_string();
+    assert_eq!(
+        feed(&mut pair.server, [leaf(&id, 1, "mine")]),
+        Err(Reason::NodeOwner)
+    );
+}
+
+#[test]
+fn ev_811_an_answer_that_is_complete_before_anybody_reads_is_an_answer() {
+    let mut pair = pair(|_, _| {});
+    let asked = pair.ask();
+    pair.down();
+    let begun = start(&mut pair.client);
+    pair.answer(&begun, "before the question");
+    pair.up().unwrap();
+    assert_eq!(pair.server.unfinished(), 0);
+    let (items, end) = read_node(&mut pair.server, asked.output, None);
+    assert_eq!(
+        (items, end),
+        (
+            vec![item("text/plain", "", "before the question")],
+            Stop::End
+        )
+    );
+}
+
+#[test]
+fn ev_811_an_answer_that_does_not_come_in_time_fails_that_call_alone() {
+    let mut pair = pair(|_, limits| limits.reverse_timeout = PATIENCE);
+    let (late, other) = (pair.ask(), pair.ask());
+    let cursor = pair.server.open(late.output, None);
+    assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
+    assert!(
+        outputs(&mut pair.server)
+            .iter()
+            .any(|told| matches!(told, Output::Timed))
+    );
+    assert_eq!(pair.server.wake_at(T0), Some(Time::new(PATIENCE)));
+    pair.down();
+    let begun = starts(&mut pair.client);
+    pair.answer(&begun[1], "in time");
+    pair.up().unwrap();
+    pair.time(PATIENCE.checked_sub(Duration::from_millis(1)).unwrap());
+    assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
+    pair.time(PATIENCE);
+    assert_eq!(
+        stop(&mut pair.server, cursor),
+        Stop::Failed(Reason::Deadline)
+    );
+    assert!(pair.server.aborted().is_none());
+    // The client is told that nobody writes on, and what it says now is ignored.
+    pair.down();
+    let (_, end) = read_node(&mut pair.client, begun[0].inputs[0].1, None);
+    assert_eq!(end, Stop::Failed(Reason::Deadline));
+    pair.answer(&begun[0], "too late");
+    let before = pair.server.retained_bytes();
+    pair.up().unwrap();
+    assert_eq!(pair.server.retained_bytes(), before);
+    assert!(pair.server.stats().discarded > 0);
+    let (items, _) = read_node(&mut pair.server, other.output, None);
+    assert_eq!(items, [item("text/plain", "", "in time")]);
+    assert_eq!(pair.server.unfinished(), 0);
+}
+
+#[test]
+fn ev_811_time_stands_still_while_there_is_no_connection() {
+    let mut pair = pair(|config, limits| {
+        config.resume = true;
+        limits.reverse_timeout = PATIENCE;
+        limits.resume_grace = PATIENCE * 3;
+    });
+    let asked = pair.ask();
+    let cursor = pair.server.open(asked.output, None);
+    assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
+    let at = |times: u32| PATIENCE / 4 * times;
+    pair.time(at(0));
+    pair.server.lost(Time::new(at(1)));
+    pair.time(at(9));
+    assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
+    // Asked while the line is down: its time has not begun either.
+    let away = pair.ask();
+    let away = pair.server.open(away.output, None);
+    assert_eq!(stop(&mut pair.server, away), Stop::Pending);
+    pair.server.returned(Time::new(at(10)));
+    let have = leaf("h", 0, r#"{"nodes":{},"actions":0}"#);
+    pair.server
+        .handle(fragments([have]), Time::new(at(10)))
+        .unwrap();
+    let resume = action("RESUME", "have=h", "have=mine");
+    pair.server
+        .handle(actions([resume]), Time::new(at(10)))
+        .unwrap();
+    assert_eq!(
+        pair.server.next_message(T0).unwrap().actions.len(),
+        2,
+        "sent again"
+    );
+    pair.time(at(10));
+    pair.time(at(13) - Duration::from_millis(1));
+    assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
+    pair.time(at(13));
+    assert_eq!(
+        stop(&mut pair.server, cursor),
+        Stop::Failed(Reason::Deadline)
+    );
+    assert_eq!(stop(&mut pair.server, away), Stop::Pending);
+    pair.time(at(14));
+    assert_eq!(stop(&mut pair.server, away), Stop::Failed(Reason::Deadline));
+}
+
+/// EV-810
+#[test]
+fn ev_974_an_abandoned_call_is_forgotten_and_only_who_understands_is_told() {
+    for tell in [false, true] {
+        let mut pair = pair(|_, _| {});
+        let asked = pair.ask();
+        let cursor = pair.server.open(asked.output, None);
+        assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
+        pair.down();
+        let begun = start(&mut pair.client);
+        pair.server.abandon(asked.action, tell);
+        pair.server.abandon(asked.action, tell);
+        assert_eq!(
+            stop(&mut pair.server, cursor),
+            Stop::Failed(Reason::Cancelled)
+        );
+        assert_eq!(pair.server.unfinished(), 0);
+        pair.down();
+        let cancels = outputs(&mut pair.client)
+            .iter()
+            .any(|told| matches!(told, Output::Cancel { action, .. } if *action == begun.action));
+        assert_eq!(cancels, tell);
+        pair.answer(&begun, "for nobody");
+        pair.up().unwrap();
+        // A node of the client's own that it has put to use is its own.
+        let again = pair.ask();
+        let id = pair.server.id(again.output).unwrap().to_string();
+        act(&mut pair.server, action("f", &format!("text={id}"), "o=o")).unwrap();
+        pair.server.abandon(again.action, false);
+        feed(&mut pair.server, [leaf(&id, 0, "kept")]).unwrap();
+        assert_eq!(texts(&mut pair.server, &id), ["kept"]);
+    }
+}
+
+/// EV-109
+#[test]
+fn ev_812_calls_in_flight_are_cancelled_when_the_client_has_said_its_last_word() {
+    let mut pair = pair(|_, _| {});
+    let asked = pair.ask();
+    let cursor = pair.server.open(asked.output, None);
+    assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
+    act(&mut pair.server, action("f", "", "out=o")).unwrap();
+    let served = start(&mut pair.server);
+    pair.server.end_of_input(T0);
+    assert_eq!(
+        stop(&mut pair.server, cursor),
+        Stop::Failed(Reason::Cancelled)
+    );
+    assert_eq!(
+        pair.try_ask().err(),
+        Some(Reason::Cancelled),
+        "nobody can answer"
+    );
+    let late = pair.server.open(asked.output, None);
+    assert_eq!(
+        stop(&mut pair.server, late),
+        Stop::Failed(Reason::Cancelled)
+    );
+    // What the client is owed is finished, and nothing waits for what it will not say.
+    pair.server.finish(served.action);
+    while pair.server.next_message(T0).is_some() {}
+    let told = outputs(&mut pair.server);
+    assert!(matches!(told.last(), Some(Output::Close(None))), "{told:?}");
+}
+
+/// EV-510
+#[test]
+fn ev_811_actions_under_way_are_limited_in_each_direction_by_itself() {
+    let mut pair = pair(|config, limits| {
+        config.partial_failure = true;
+        limits.max_actions = 2;
+    });
+    let first = pair.ask();
+    pair.ask();
+    assert_eq!(pair.try_ask().err(), Some(Reason::ActionLimit));
+    for name in ["a", "b", "c"] {
+        let outputs = format!("out={name} __status__={name}s");
+        act(&mut pair.server, action("f", "", &outputs)).unwrap();
+    }
+    assert_eq!(starts(&mut pair.server).len(), 2, "the third is refused");
+    pair.server.abandon(first.action, false);
+    assert!(pair.try_ask().is_ok());
+}
+
+/// A connection that is cut before message `cut` of either direction and comes back.
+struct Line {
+    pair: Pair,
+    up: VecDeque<Message>,
+    down: VecDeque<Message>,
+    started: usize,
+    left: usize,
+}
+
+impl Line {
+    fn carry(&mut self) {
+        let all = std::iter::from_fn(|| self.pair.server.next_message(T0));
+        self.down.extend(all);
+        let all = std::iter::from_fn(|| self.pair.client.next_message(T0));
+        self.up.extend(all);
+    }
+
+    /// One message arrives; `false` if nothing is on its way.
+    fn step(&mut self) -> bool {
+        self.serve();
+        self.carry();
+        if self.up.is_empty() && self.down.is_empty() {
+            return false;
+        }
+        if self.left == 0 {
+            self.left = usize::MAX;
+            self.up.clear();
+            self.down.clear();
+            self.pair.client.lost(T0);
+            self.pair.server.lost(T0);
+            self.pair.client.returned(T0);
+            self.pair.server.returned(T0);
+            return true;
+        }
+        self.left -= 1;
+        if let Some(message) = self.down.pop_front() {
+            self.pair.client.handle(message, T0).unwrap();
+        } else if let Some(message) = self.up.pop_front() {
+            self.pair.server.handle(message, T0).unwrap();
+        }
+        true
+    }
+
+    /// The client answers at once what it is asked.
+    fn serve(&mut self) {
+        for begun in starts(&mut self.pair.client) {
+            self.started += 1;
+            self.pair.answer(&begun, "the one answer");
+        }
+    }
+}
+
+/// EV-811
+#[test]
+fn ev_943_an_action_of_the_servers_is_neither_lost_nor_run_twice_wherever_it_is_cut() {
+    let mut borders = 0;
+    for cut in 0.. {
+        let mut pair = pair(|config, _| {
+            config.resume = true;
+            config.coalesce = false;
+        });
+        let config = Config {
+            resume: true,
+            coalesce: false,
+            partial_failure: true,
+            entropy: u64::MAX,
+            ..Config::default()
+        };
+        pair.client = Session::new(Side::Client, config, T0);
+        let mut line = Line {
+            pair,
+            up: VecDeque::new(),
+            down: VecDeque::new(),
+            started: 0,
+            left: cut,
+        };
+        let asked = [line.pair.ask(), line.pair.ask()];
+        let cursors = asked.map(|asked| {
+            line.pair.question(asked);
+            line.pair.server.open(asked.output, None)
+        });
+        while line.step() {}
+        for cursor in cursors {
+            let mut items = Vec::new();
+            assert_eq!(
+                drain(&mut line.pair.server, cursor, &mut items),
+                Stop::End,
+                "cut {cut}"
+            );
+            assert_eq!(
+                items,
+                [item("text/plain", "", "the one answer")],
+                "cut {cut}"
+            );
+        }
+        assert_eq!(line.started, 2, "cut {cut}");
+        if line.left != usize::MAX {
+            break;
+        }
+        borders = cut;
+    }
+    assert!(borders > 4, "{borders} places to cut");
+}
+
+#[test]
+fn ev_811_a_reader_that_is_between_two_pieces_fails_as_well() {
+    let mut pair = pair(|_, _| {});
+    let asked = pair.ask();
+    let id = pair.server.id(asked.output).unwrap().to_string();
+    feed(
+        &mut pair.server,
+        [more(&id, 0, "some"), more(&id, 1, "more")],
+    )
+    .unwrap();
+    let cursor = pair.server.open(asked.output, None);
+    assert!(matches!(pair.server.read(cursor), Read::Piece(_)));
+    pair.server.abandon(asked.action, false);
+    assert_eq!(
+        stop(&mut pair.server, cursor),
+        Stop::Failed(Reason::Cancelled)
+    );
+}
