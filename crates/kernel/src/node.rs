@@ -173,14 +173,12 @@ impl Demand {
 }
 
 /// Which node something is, without keeping it alive. While an identity exists its place in memory is not reused.
-#[cfg(feature = "net")]
 #[derive(Clone)]
 pub(crate) enum Identity {
     One(std::sync::Weak<Result<Chunk>>),
     Log(std::sync::Weak<dyn Replay>),
 }
 
-#[cfg(feature = "net")]
 impl Identity {
     /// Whether the node is still held by anybody.
     pub(crate) fn is_alive(&self) -> bool {
@@ -198,17 +196,14 @@ impl Identity {
     }
 }
 
-#[cfg(feature = "net")]
 impl PartialEq for Identity {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self.address(), other.address())
     }
 }
 
-#[cfg(feature = "net")]
 impl Eq for Identity {}
 
-#[cfg(feature = "net")]
 impl std::hash::Hash for Identity {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         self.address().hash(state);
@@ -360,7 +355,6 @@ impl Node {
     }
 
     /// The parts of a tree.
-    #[cfg(feature = "net")]
     pub(crate) fn parts(&self) -> Option<&[Self]> {
         match &self.body {
             Body::Tree(parts) => Some(parts),
@@ -369,7 +363,6 @@ impl Node {
     }
 
     /// What makes this node itself and no other; `None` for trees and views, which are made anew for each use.
-    #[cfg(feature = "net")]
     pub(crate) fn identity(&self) -> Option<Identity> {
         match &self.body {
             Body::One(chunk) => Some(Identity::One(Arc::downgrade(chunk))),

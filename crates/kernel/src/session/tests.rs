@@ -1,5 +1,7 @@
 //! The shell without a transport: messages in, messages out, a virtual clock.
 
+mod reverse;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,6 +32,8 @@ struct Probe {
     outgoing: Outgoing,
     task: JoinHandle<Option<Arc<Status>>>,
     nodes: BTreeMap<String, Node>,
+    /// What the server has asked of its client.
+    asked: Vec<Action>,
 }
 
 /// One node as the peer sees it.
@@ -61,6 +65,7 @@ impl Probe {
             outgoing,
             task,
             nodes: BTreeMap::new(),
+            asked: Vec::new(),
         }
     }
 
@@ -101,6 +106,7 @@ impl Probe {
     }
 
     fn take(&mut self, message: Message) {
+        self.asked.extend(message.actions);
         for fragment in message.fragments {
             let node = self.nodes.entry(fragment.id.to_string()).or_default();
             assert!(

@@ -462,6 +462,15 @@ impl<'a> Play<'a> {
         }
         let waiters: usize = nodes.map(|node| node.waiters.len()).sum();
         assert_eq!(waiters, parked, "each parked cursor waits at one node");
+        self.check_actions();
+        let session = &self.server;
+        if session.inbound.paused {
+            assert_eq!(session.parked, 0, "no pause while a reader waits");
+        }
+    }
+
+    fn check_actions(&self) {
+        let session = &self.server;
         let waiting = session
             .actions
             .iter()
@@ -484,9 +493,6 @@ impl<'a> Play<'a> {
                 0,
                 "nobody is left to answer"
             );
-        }
-        if session.inbound.paused {
-            assert_eq!(session.parked, 0, "no pause while a reader waits");
         }
     }
 

@@ -151,7 +151,8 @@ impl Session {
         let Some(resume) = self.resume.as_mut().filter(|_| &*action.name != RESUME) else {
             return Ok(());
         };
-        if resume.line != Line::Up {
+        // A server asks as soon as it knows what its client has, which may be before the client knows of the server.
+        if resume.line != Line::Up && self.side == Side::Server {
             let message = "the first action on a new connection of an old session is RESUME";
             return Err(Status::new(Reason::BadMessage, message));
         }

