@@ -8,6 +8,7 @@ mod flow;
 mod loopback;
 mod remote;
 mod resume;
+mod reverse;
 mod simulation;
 mod socket;
 mod tls;

@@ -31,17 +31,17 @@ use super::extensions::finished;
 use super::loopback::text;
 
 /// Passes bytes on until its connections have had their share: the first so many, the second so many, further ones all.
-struct Cutter {
+pub(super) struct Cutter {
     address: SocketAddr,
-    connections: Arc<AtomicUsize>,
+    pub(super) connections: Arc<AtomicUsize>,
     /// Bytes of the last connection.
-    bytes: Arc<AtomicUsize>,
+    pub(super) bytes: Arc<AtomicUsize>,
     /// After how many bytes of it something had been passed on whole: where messages end, nearly always.
     borders: Arc<Mutex<Vec<usize>>>,
 }
 
 impl Cutter {
-    async fn before(server: SocketAddr, shares: Vec<usize>) -> Self {
+    pub(super) async fn before(server: SocketAddr, shares: Vec<usize>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let cutter = Self {
             address: listener.local_addr().unwrap(),
@@ -89,7 +89,7 @@ impl Cutter {
     }
 
     /// Its address in a dialect: the scheme, and what stands behind the port.
-    fn at(&self, (scheme, rest): Dialect) -> Address {
+    pub(super) fn at(&self, (scheme, rest): Dialect) -> Address {
         Address::new(format!("{scheme}://{}{rest}", self.address))
     }
 }

@@ -221,6 +221,8 @@ pub(crate) struct Limits {
     pub(crate) resumable_sessions: usize,
     /// How long such a session waits for its client.
     pub(crate) resume_grace: Span,
+    /// A client that is asked to run a function that it has offered may take this long.
+    pub(crate) reverse_timeout: Span,
     /// Requests that may wait for one model; one more is refused.
     pub(crate) queue_requests: usize,
     /// Prompt tokens that may wait for one model, together.
@@ -243,6 +245,7 @@ impl Default for Limits {
             server_retained_bytes: 4 << 30,
             resumable_sessions: 1_000,
             resume_grace: Span::seconds(60),
+            reverse_timeout: Span::seconds(60),
             queue_requests: 1_024,
             queue_tokens: 4_194_304,
             queue_timeout: Span::seconds(60),

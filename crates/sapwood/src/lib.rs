@@ -13,3 +13,8 @@ pub use sapwood_proto as proto;
 #[cfg(all(doctest, feature = "net"))]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// So do those of the faces.
+#[cfg(all(doctest, feature = "net"))]
+#[doc = include_str!("../../../docs/faces/evergreen.md")]
+struct Evergreen;

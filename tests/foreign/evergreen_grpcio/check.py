@@ -1,7 +1,7 @@
 """Evergreen over gRPC as a foreign client sees it: PyPI grpcio with stubs made from our .proto files at run time.
 
 Owns: the seed's own conversations in every metadata mode and in both orders of arrival, the status details that
-grpcio-status reads, health and reflection. Refuses to know: anything of the Rust code but its .proto files.
+grpcio-status reads, functions that it offers itself, health and reflection. Refuses to know: anything of the Rust code but its .proto files.
 
 Needs a running server that serves a scripted model as its default target and has its test functions on:
 
@@ -11,6 +11,7 @@ Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing fai
 """
 
 import importlib
+import json
 import pathlib
 import queue
 import sys
@@ -18,7 +19,7 @@ import tempfile
 
 import grpc
 from google.protobuf import any_pb2, struct_pb2
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from grpc_status import rpc_status
@@ -26,6 +27,7 @@ from grpc_tools import protoc
 
 SERVICE = "evergreen.v2.EvergreenService"
 TIMEOUT_S = 30
+STATUS = "application/x-protobuf; type=google.rpc.Status"
 
 
 def make_stubs(root):
@@ -57,6 +59,7 @@ class Session:
         self.pb, self.spb = world.pb, world.spb
         self.outgoing = queue.Queue(maxsize=256)
         self.nodes, self.kids, self.final, self.kinds = {}, {}, set(), {}
+        self.asked = []
         self.call = world.stub.StartSession(
             iter(self.outgoing.get, None), metadata=[*world.metadata, *metadata], timeout=timeout
         )
@@ -79,7 +82,14 @@ class Session:
             self.take(next(self.call))
         return [self.flat(node) for node in wanted]
 
+    def asked_next(self):
+        """The next action that the server sends."""
+        while not self.asked:
+            self.take(next(self.call))
+        return self.asked.pop(0)
+
     def take(self, message):
+        self.asked.extend(message.actions)
         for fragment in message.node_fragments:
             node = self.nodes.setdefault(fragment.id, {})
             assert fragment.seq not in node, f"{fragment.id}@{fragment.seq} came twice"
@@ -430,6 +440,68 @@ def listing(world):
     session.end()
 
 
+def offer(world, session, actions):
+    """Offers actions to the server and waits for what it says."""
+    session.send(
+        world.action("OFFER_ACTIONS", {"actions": "offer"}, {"result": "offered"}),
+        world.leaf("offer", json.dumps({"actions": actions}).encode(), mime="application/json"),
+    )
+    (result,) = session.read("offered")
+    return json.loads(result)
+
+
+WEATHER = {"name": "weather", "inputs": [{"name": "city"}], "outputs": [{"name": "report"}]}
+
+
+def the_server_asks_what_was_offered(world):
+    """EV-810 to EV-812: a function that lives here, called through the server, answers in two fragments."""
+    session = Session(world)
+    assert offer(world, session, [WEATHER]) == {"offered": 1}
+    for at in range(3):
+        city, report = f"city{at}", f"report{at}"
+        session.send(
+            world.action("weather", {"city": city}, {"report": report}),
+            world.leaf(city, b"Bergen", mime="text/plain"),
+        )
+        asked = session.asked_next()
+        (given,), (wanted,) = asked.inputs, asked.outputs
+        assert (asked.name, given.name, wanted.name) == ("weather", "city", "report"), asked
+        assert given.id.startswith("~") and wanted.id.startswith("~"), asked
+        assert session.read(given.id) == [b"Bergen"]
+        session.send(world.leaf(wanted.id, b"wet ", mime="text/plain", more=True))
+        session.send(world.leaf(wanted.id, b"indeed", seq=1))
+        assert session.read(report) == [b"wet indeed"]
+    session.end()
+
+
+def a_status_says_how_an_offered_action_failed(world):
+    """EV-931 from a client: the action that has called fails with our code."""
+    session = Session(world, [("evergreen-partial-failure", "1")])
+    offer(world, session, [WEATHER])
+    session.send(
+        world.action("weather", {"city": "c"}, {"report": "r", "__status__": "s"}),
+        world.leaf("c", b"Atlantis", mime="text/plain"),
+    )
+    wanted = session.asked_next().outputs[0].id
+    status = status_pb2.Status(code=grpc.StatusCode.NOT_FOUND.value[0], message="no such city")
+    session.send(world.leaf(wanted, status.SerializeToString(), mime=STATUS))
+    (told,) = session.read("s")
+    told = status_pb2.Status.FromString(told)
+    assert (told.code, "no such city" in told.message) == (5, True), told
+    session.end()
+
+
+def who_offers_nothing_is_asked_nothing(world):
+    session = Session(world)
+    session.send(
+        world.action("weather", {"city": "c"}, {"report": "r"}),
+        world.leaf("c", b"Bergen", mime="text/plain"),
+    )
+    code, reason, _ = session.failure()
+    assert (code, reason) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_ACTION"), (code, reason)
+    assert not session.asked, session.asked
+
+
 def health(world):
     stub = health_pb2_grpc.HealthStub(world.channel)
     for service in ("", SERVICE):
@@ -460,6 +532,9 @@ CHECKS = [
     deadline_ends_the_session,
     gzip_is_accepted,
     listing,
+    the_server_asks_what_was_offered,
+    a_status_says_how_an_offered_action_failed,
+    who_offers_nothing_is_asked_nothing,
     health,
     reflection,
 ]

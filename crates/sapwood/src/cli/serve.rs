@@ -215,6 +215,7 @@ fn evergreen_config(config: &Config, planned: &[Planned]) -> evergreen::Config {
         resumable_sessions: config.limits.resumable_sessions,
         limits: Arc::new(Limits {
             resume_grace: config.limits.resume_grace.get(),
+            reverse_timeout: config.limits.reverse_timeout.get(),
             ..Limits::default()
         }),
         ..evergreen::Config::default()
