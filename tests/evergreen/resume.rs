@@ -95,10 +95,10 @@ impl Cutter {
 }
 
 /// A scheme, and what stands behind the port.
-type Dialect = (&'static str, &'static str);
+pub(super) type Dialect = (&'static str, &'static str);
 
 /// Those whose sessions can be come back to.
-const DIALECTS: [Dialect; 3] = [
+pub(super) const DIALECTS: [Dialect; 3] = [
     ("http", ""),
     ("ws", "/?dialect=protobuf"),
     ("ws", "/?dialect=json"),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
-use sapwood_kernel::connect::evergreen::{import, serve};
+use sapwood_kernel::connect::evergreen::{import, remote, serve};
 use sapwood_kernel::{
     Call, Chunk, Error, Fun, Input, Kernel, Mime, Output, Port, Run, Spec, args, function, raw,
 };
@@ -13,7 +13,7 @@ use sapwood_net::evergreen::{Address, Options, Session};
 use sapwood_proto::code::Code;
 use sapwood_tests::{Running, until};
 
-use super::resume::{Cutter, graced};
+use super::resume::{Cutter, DIALECTS, Dialect};
 
 #[derive(serde::Deserialize, schemars::JsonSchema)]
 struct Look {
@@ -184,20 +184,18 @@ async fn ev_943_a_tool_at_the_client_is_run_once_wherever_the_connection_is_cut(
         count.fetch_add(1, Ordering::Relaxed);
         next.call(call)
     });
-    let server = graced(kernel, Duration::from_secs(5)).await;
-    let talk = async |cutter: &Cutter| {
+    let server = Running::over(kernel).await;
+    let talk = async |cutter: &Cutter, dialect: Dialect| {
         let options = Options {
             resume: true,
             ..partial()
         };
-        let session = Session::connect(&cutter.at(), options).await.ok()?;
+        let session = Session::connect(&cutter.at(dialect), options).await.ok()?;
         let served = serve(&session, tools(&runs, &Arc::default())).await;
         let serving = tokio::spawn(served.unwrap());
         let spec = ask().spec().clone();
         let kernel = Kernel::new();
-        kernel
-            .add(sapwood_kernel::connect::evergreen::remote(&session, spec))
-            .unwrap();
+        kernel.add(remote(&session, spec)).unwrap();
         let mut told = Vec::new();
         for city in ["Bergen", "Oslo", "Rome"] {
             told.push(asked(&kernel, "weather", city).await.unwrap());
@@ -206,22 +204,24 @@ async fn ev_943_a_tool_at_the_client_is_run_once_wherever_the_connection_is_cut(
         serving.await.unwrap();
         Some(told)
     };
-    let uncut = Cutter::before(server.address, Vec::new()).await;
-    let expect = talk(&uncut).await.unwrap();
-    assert_eq!(expect[2], "it is sunny in Rome");
-    let total = uncut.bytes.load(Ordering::Relaxed);
-    let mut resumed = 0;
-    for at in (500..total).step_by(97) {
-        asks.store(0, Ordering::Relaxed);
-        runs.store(0, Ordering::Relaxed);
-        let cutter = Cutter::before(server.address, vec![at]).await;
-        let Some(told) = talk(&cutter).await else {
-            continue;
-        };
-        assert_eq!(told, expect, "cut at {at}");
-        let ran = (asks.load(Ordering::Relaxed), runs.load(Ordering::Relaxed));
-        assert_eq!(ran, (3, 3), "cut at {at}");
-        resumed += usize::from(cutter.connections.load(Ordering::Relaxed) > 1);
+    for dialect in DIALECTS {
+        let uncut = Cutter::before(server.address, Vec::new()).await;
+        let expect = talk(&uncut, dialect).await.unwrap();
+        assert_eq!(expect[2], "it is sunny in Rome");
+        let total = uncut.bytes.load(Ordering::Relaxed);
+        let mut resumed = 0;
+        for at in (1_000..total).step_by(97) {
+            asks.store(0, Ordering::Relaxed);
+            runs.store(0, Ordering::Relaxed);
+            let cutter = Cutter::before(server.address, vec![at]).await;
+            let Some(told) = talk(&cutter, dialect).await else {
+                continue;
+            };
+            assert_eq!(told, expect, "{dialect:?} cut at {at}");
+            let ran = (asks.load(Ordering::Relaxed), runs.load(Ordering::Relaxed));
+            assert_eq!(ran, (3, 3), "{dialect:?} cut at {at}");
+            resumed += usize::from(cutter.connections.load(Ordering::Relaxed) > 1);
+        }
+        assert!(resumed > 10, "{dialect:?}: {resumed} of {total} bytes");
     }
-    assert!(resumed > 10, "{resumed} of {total} bytes");
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use sapwood_net::evergreen::{Request, Session};
-use sapwood_proto::evergreen::Metadata;
+use sapwood_proto::evergreen::{Dialect, Metadata};
 use sapwood_proto::session::{Live, Output};
 
 use crate::Result;
@@ -56,7 +56,8 @@ pub async fn serve(session: &Session, kernel: Kernel) -> Result<Served> {
         let what = format!("serving functions to a server that does not announce `{REVERSE}`");
         return Err(Error::Unimplemented { what });
     }
-    let link = Link::to(session.shared(), session.origin());
+    // No dialect asks a client for manners.
+    let link = Link::to(session.shared(), session.origin(), Dialect::Grpc);
     if !link.with(Live::hire) {
         return Err(Error::Exists { name: OFFER.into() });
     }
