@@ -448,7 +448,11 @@ impl<'a> Play<'a> {
             .sum();
         assert_eq!(
             session.retained_bytes(),
-            held + configs,
+            held + configs
+                + session
+                    .resume
+                    .as_ref()
+                    .map_or(0, |resume| resume.asked_bytes()),
             "what is held is counted"
         );
         if session.config.kept() == Retain::Unread {

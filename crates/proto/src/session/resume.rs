@@ -70,6 +70,17 @@ impl Resume {
     }
 }
 
+#[cfg(any(test, fuzzing))]
+impl Resume {
+    /// What the quota counts for the actions of ours.
+    pub(super) fn asked_bytes(&self) -> u64 {
+        self.asked
+            .iter()
+            .map(|action| action_bytes(action) as u64)
+            .sum()
+    }
+}
+
 impl Session {
     /// The connection is lost: nothing is dropped, and nothing is sent until it is back (EV-940). Without resume that
     /// is the end (EV-109).
