@@ -33,7 +33,7 @@ impl Spans {
 
 impl Layer for Spans {
     fn call(&self, mut call: Call, next: Next) -> Chunks {
-        let trail = Trail::present();
+        let trail = Trail::of(&mut call);
         let parent = trail.as_ref().and_then(Trail::parent);
         if !next.spec().model || parent.is_some_and(|parent| !parent.sampled) {
             return next.call(call);
