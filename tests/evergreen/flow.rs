@@ -5,8 +5,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use futures::{StreamExt, stream};
+use prost::Message as _;
 use sapwood_kernel::session::test_functions;
 use sapwood_kernel::{Call, Chunk, Chunks, Input, Kernel, Mime, Output, Port, Spec, raw};
 use sapwood_net::evergreen::{Options, Session};
@@ -14,11 +16,13 @@ use sapwood_proto::evergreen::wire::{NodeFragment, SessionMessage};
 use sapwood_proto::evergreen::{Limits, Status};
 use sapwood_server::evergreen::Config;
 use sapwood_tests::raw::{action, call, end, fragments, leaf, piece, told};
+use sapwood_tests::socket::{Socket, frame};
 use sapwood_tests::{Running, request, until};
 use tokio::sync::{Notify, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::loopback::{text, whole};
+use super::resume::gone_in_time;
 
 async fn limited(limits: Limits) -> Running {
     let config = Config {
@@ -243,6 +247,48 @@ async fn ev_802_an_action_that_never_reads_stops_its_client_and_its_end_lets_it_
 }
 
 /// EV-802: a pause would hold back what the reader waits for.
+/// EV-802, D-28
+#[tokio::test]
+async fn ev_109_a_socket_that_is_not_read_is_seen_to_go_all_the_same() {
+    let spec = Spec::new("deaf", "Reads nothing and never ends.")
+        .inputs([Input::new("text").streaming()])
+        .outputs([Output::new(Port::MAIN, Mime::ANY).wire("response")]);
+    let kernel = Kernel::new();
+    kernel
+        .add(raw(spec, |_: Call| -> Chunks { stream::pending().boxed() }))
+        .unwrap();
+    let config = Config {
+        limits: Arc::new(Limits {
+            inbound_high_bytes: 1_000,
+            ..Limits::default()
+        }),
+        ..Config::default()
+    };
+    let server = Running::start(kernel, config, Vec::new()).await;
+    let numbers = &server.shared.metrics.evergreen;
+    for resume in ["0", "1"] {
+        let headers = [
+            ("sec-websocket-protocol", "evergreen.v2.proto"),
+            ("evergreen-resume", resume),
+        ];
+        let mut socket = Socket::open(&server, "/", &headers).await.unwrap();
+        let deaf = action("deaf", &[("text", "p")], &[("response", "r")]);
+        socket.send(deaf.encode_to_vec()).await;
+        until("it runs", || numbers.actions_open.get() == 1).await;
+        for seq in 0..20 {
+            let message = fragments(vec![piece("p", seq, 500)]);
+            socket.send(message.encode_to_vec()).await;
+        }
+        // A goodbye that stands behind what is not read.
+        socket.raw(&frame(0x88, &1000_u16.to_be_bytes())).await;
+        drop(socket);
+        // Before the first ping could find nobody; who may come back is waited for besides.
+        let grace = Duration::from_secs(if resume == "1" { 40 } else { 8 });
+        gone_in_time(&server, grace).await;
+        assert_eq!(numbers.actions_open.get(), 0);
+    }
+}
+
 #[tokio::test]
 async fn ev_805_what_a_reader_waits_for_comes_through_behind_a_flood() {
     let server = Running::with_test_functions().await;

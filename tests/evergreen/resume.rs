@@ -244,12 +244,16 @@ async fn ev_943_a_connection_cut_at_any_message_or_within_it_comes_back_and_nobo
 }
 
 /// No session is left once so much time has passed, which nobody waits for.
-async fn gone_in_time(server: &Running, grace: Duration) {
+pub(super) async fn gone_in_time(server: &Running, grace: Duration) {
     let open = &server.shared.metrics.evergreen.sessions_open;
     tokio::time::pause();
     let began = tokio::time::Instant::now();
     while open.get() > 0 {
-        assert!(began.elapsed() < grace * 2, "{} wait in vain", open.get());
+        assert!(
+            began.elapsed() < grace * 2,
+            "{} wait in vain for {grace:?}",
+            open.get()
+        );
         // The clock stands still unless it is told otherwise, and everybody has a turn at every second.
         tokio::time::advance(Duration::from_secs(1)).await;
         for _ in 0..100 {

@@ -49,6 +49,11 @@ impl<S> Heard<S> {
             version: Version::Unknown,
         }
     }
+
+    /// The socket, where it is no longer one of requests.
+    pub(crate) fn into_inner(self) -> S {
+        self.socket
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Heard<S> {

@@ -190,20 +190,23 @@ where
         return serve(socket, caller, door).await;
     };
     if !hello {
-        let _ = tokio::time::timeout(limit, tls::answer_plain(socket)).await;
+        let _ = tokio::time::timeout(limit, Box::pin(tls::answer_plain(socket))).await;
         return;
     }
-    match tokio::time::timeout(limit, tls.accept(socket)).await {
+    // Boxed, so that a connection does not hold the room of its handshake.
+    let shaken = tokio::time::timeout(limit, Box::pin(tls.accept(socket))).await;
+    let serving = match shaken {
         Ok(Ok(stream)) => {
             let caller = match tls::subject(&stream) {
                 Some(subject) => with(caller, subject),
                 None => caller,
             };
-            serve(stream, caller, door).await;
+            serve(stream, caller, door)
         }
-        Ok(Err(error)) => tracing::debug!(%error, "no TLS handshake"),
-        Err(_) => tracing::debug!("a TLS handshake took too long"),
-    }
+        Ok(Err(error)) => return tracing::debug!(%error, "no TLS handshake"),
+        Err(_) => return tracing::debug!("a TLS handshake took too long"),
+    };
+    serving.await;
 }
 
 fn with<T: Clone + Send + Sync + 'static>(mut extensions: Extensions, value: T) -> Extensions {
@@ -212,15 +215,18 @@ fn with<T: Clone + Send + Sync + 'static>(mut extensions: Extensions, value: T) 
 }
 
 /// Serves one connection: HTTP, then what a face has handed over, if it took the connection out of HTTP's hands.
-async fn serve<S>(socket: S, caller: Extensions, door: &Door)
+fn serve<S>(socket: S, caller: Extensions, door: &Door) -> impl Future<Output = ()> + Send
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let handover = Handover::default();
     // Boxed, so that a long session does not hold the room that HTTP needed.
-    Box::pin(http(socket, with(caller, handover.clone()), door)).await;
-    if let Some(rest) = handover.take() {
-        rest.await;
+    let http = Box::pin(http(socket, with(caller, handover.clone()), door));
+    async move {
+        http.await;
+        if let Some(rest) = handover.take() {
+            rest.await;
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
+use futures::future::Either;
 use hyper::body::{Body as _, Frame, SizeHint};
 use sapwood_kernel::{Behalf, Call};
 use tracing::{Instrument, Span};
@@ -78,10 +79,10 @@ impl Trail {
         call.behalf.as_ref()?.get::<Self>().cloned()
     }
 
-    /// `work` within this trail.
-    pub(crate) async fn follow<F: Future>(self, work: F) -> F::Output {
+    /// `work` within this trail. Not an `async fn`, which would hold the room for `work` twice; nor is [`carry`].
+    pub(crate) fn follow<F: Future>(self, work: F) -> impl Future<Output = F::Output> {
         let span = self.span.clone();
-        PRESENT.scope(self, work.instrument(span)).await
+        PRESENT.scope(self, work.instrument(span))
     }
 
     /// What the models that are called for the request are charged to.
@@ -103,12 +104,9 @@ impl Trail {
 
 /// `work` for a task of its own, within the trail of the request that begins it.
 pub(crate) fn carry<F: Future>(work: F) -> impl Future<Output = F::Output> {
-    let trail = Trail::present();
-    async move {
-        match trail {
-            Some(trail) => trail.follow(work).await,
-            None => work.await,
-        }
+    match Trail::present() {
+        Some(trail) => Either::Left(trail.follow(work)),
+        None => Either::Right(work),
     }
 }
 

@@ -127,7 +127,7 @@ impl Asked {
         subprotocol: Option<&'static str>,
         message_bytes_max: usize,
         keepalive: Keepalive,
-        serve: impl FnOnce(Socket) -> F + Send + 'static,
+        serve: impl FnOnce(Box<Socket>) -> F + Send + 'static,
     ) -> Response<Body>
     where
         F: Future<Output = ()> + Send,
@@ -149,7 +149,9 @@ impl Asked {
             // The answer may have been lost on its way.
             if let Ok(upgraded) = upgrade.await {
                 let (io, ahead) = Carrier::of(upgraded);
-                serve(Socket::new(io, ahead, message_bytes_max, keepalive).await).await;
+                let socket = Socket::new(io, ahead, message_bytes_max, keepalive);
+                let socket = Box::new(Box::pin(socket).await);
+                serve(socket).await;
             }
         }));
         answer
@@ -309,7 +311,7 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
 
     /// Sends a Close behind everything else and waits for the peer's, in all no longer than `limit`. What still comes
     /// is thrown away, so that the network does not throw away what we have said.
-    pub(crate) async fn close(mut self, code: u16, reason: String, limit: Duration) {
+    pub(crate) async fn close(mut self: Box<Self>, code: u16, reason: String, limit: Duration) {
         let goodbye = async {
             let frame = CloseFrame {
                 code: code.into(),

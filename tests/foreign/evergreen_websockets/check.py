@@ -15,6 +15,7 @@ import json
 import pathlib
 import sys
 import tempfile
+from contextlib import ExitStack
 from socket import SHUT_RDWR
 
 import grpc_tools
@@ -197,11 +198,12 @@ def pings_are_answered(world):
 def a_session_is_come_back_to_in_either_dialect(world):
     for before, after in itertools.product((PROTO, JSON), repeat=2):
         for cut in (True, False):
-            comes_back(world, before, after, cut)
+            with ExitStack() as sockets:
+                comes_back(world, sockets, before, after, cut)
 
 
-def comes_back(world, before, after, cut):
-    first = world.open(subprotocol=before, headers={"evergreen-resume": "1"})
+def comes_back(world, sockets, before, after, cut):
+    first = sockets.enter_context(world.open(subprotocol=before, headers={"evergreen-resume": "1"}))
     token = first.response.headers[TOKEN]
     assert "resume" in first.response.headers["evergreen-extensions"]
     echo = ("echo", {"text": "p"}, {"response": "r"})
@@ -212,7 +214,7 @@ def comes_back(world, before, after, cut):
     if cut:
         # Not a word, as when a cable is pulled.
         first.socket.shutdown(SHUT_RDWR)
-    second = world.open(subprotocol=after, headers={TOKEN: token})
+    second = sockets.enter_context(world.open(subprotocol=after, headers={TOKEN: token}))
     if not cut:
         assert world.rest(first)[1] == (1008, "ABORTED: SUPERSEDED")
     resume = world.message([("RESUME", {"have": "h"}, {"have": "theirs"})])

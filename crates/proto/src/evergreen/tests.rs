@@ -7,6 +7,22 @@ use prost::Message;
 
 use super::wire::*;
 
+/// A fragment of a leaf, as the codecs of every dialect give it.
+pub(in crate::evergreen) fn leaf(
+    id: &str,
+    seq: i32,
+    last: bool,
+    chunk: Option<super::Chunk>,
+) -> super::Fragment {
+    super::Fragment {
+        id: id.into(),
+        seq,
+        last,
+        chunk,
+        ..super::Fragment::default()
+    }
+}
+
 fn chunk(mimetype: &str, role: &str, data: &'static [u8]) -> Chunk {
     Chunk {
         metadata: Some(ChunkMetadata {

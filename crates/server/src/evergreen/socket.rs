@@ -151,12 +151,13 @@ async fn begin(
     place: Place,
     guest: Guest,
     chosen: Option<Dialect>,
-    mut socket: Socket,
+    mut socket: Box<Socket>,
 ) {
     if let Some(dialect) = chosen {
         return serve(house, guest, Wire::new(socket, dialect, None)).await;
     }
-    match first(house, place, &mut socket).await {
+    // Boxed, so that a long session does not hold the room of its beginning.
+    match Box::pin(first(house, place, &mut socket)).await {
         Ok((dialect, first)) => {
             serve(house, guest, Wire::new(socket, dialect, Some(first))).await;
         }
@@ -169,7 +170,7 @@ async fn begin(
 }
 
 /// Lets the guest into its session.
-async fn serve(house: &House, guest: Guest, wire: Wire) {
+async fn serve(house: &House, guest: Guest, wire: Box<Wire>) {
     let Guest {
         caller,
         options,
@@ -195,7 +196,7 @@ async fn serve(house: &House, guest: Guest, wire: Wire) {
                 .and_then(|held| held.connect(&token, &caller, dialect, incoming.boxed()));
             match outgoing {
                 Ok(outgoing) => conversation::apart(inbox, outgoing, wire).await,
-                Err(status) => wire.end(Some(&Arc::new(status))).await,
+                Err(status) => Box::pin(wire.end(Some(&Arc::new(status)))).await,
             }
         }
     }

@@ -11,17 +11,14 @@ use futures::FutureExt;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use hyper_util::server::conn::auto::upgrade::downcast;
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
+use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::server::TlsStream;
 
-/// The connection itself.
-pub(crate) enum Carrier {
-    Plain(TcpStream),
-    Secure(Box<TlsStream<TcpStream>>),
-    /// None of this house's listeners gives one.
-    Other(TokioIo<Upgraded>),
-}
+use crate::heard::Heard;
+
+/// The connection itself, as the listener has accepted it.
+pub(crate) struct Carrier(Box<dyn Connection>);
 
 /// A connection that can be looked at without being read.
 pub(crate) trait Watched {
@@ -29,78 +26,95 @@ pub(crate) trait Watched {
     fn is_closed(&self) -> bool;
 }
 
+trait Connection: Watched + AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: Watched + AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
+
 impl Carrier {
     /// The connection of an upgrade, and what was read ahead of it.
     pub(super) fn of(upgraded: Upgraded) -> (Self, Vec<u8>) {
-        let upgraded = match downcast::<TokioIo<TcpStream>>(upgraded) {
-            Ok(parts) => return (Self::Plain(parts.io.into_inner()), parts.read_buf.into()),
-            Err(upgraded) => upgraded,
-        };
-        match downcast::<TokioIo<TlsStream<TcpStream>>>(upgraded) {
-            Ok(parts) => {
-                let stream = Box::new(parts.io.into_inner());
-                (Self::Secure(stream), parts.read_buf.into())
-            }
-            Err(upgraded) => (Self::Other(TokioIo::new(upgraded)), Vec::new()),
-        }
+        let found = taken::<TcpStream>(upgraded)
+            .or_else(taken::<TlsStream<TcpStream>>)
+            .or_else(taken::<UnixStream>)
+            .or_else(taken::<TlsStream<UnixStream>>);
+        found.unwrap_or_else(|upgraded| (Self::over(TokioIo::new(upgraded)), Vec::new()))
+    }
+
+    pub(super) fn over(
+        connection: impl Watched + AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    ) -> Self {
+        Self(Box::new(connection))
+    }
+}
+
+/// What is below HTTP's wrappers, if it is of this type.
+fn taken<T>(upgraded: Upgraded) -> Result<(Carrier, Vec<u8>), Upgraded>
+where
+    T: Watched + AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let parts = downcast::<TokioIo<Heard<T>>>(upgraded)?;
+    let connection = parts.io.into_inner().into_inner();
+    Ok((Carrier::over(connection), parts.read_buf.into()))
+}
+
+fn closed(ready: Option<io::Result<Ready>>) -> bool {
+    ready.is_some_and(|ready| ready.map_or(true, Ready::is_read_closed))
+}
+
+impl Watched for TcpStream {
+    fn is_closed(&self) -> bool {
+        closed(self.ready(Interest::READABLE).now_or_never())
+    }
+}
+
+impl Watched for UnixStream {
+    fn is_closed(&self) -> bool {
+        closed(self.ready(Interest::READABLE).now_or_never())
+    }
+}
+
+impl<S: Watched> Watched for TlsStream<S> {
+    fn is_closed(&self) -> bool {
+        self.get_ref().0.is_closed()
+    }
+}
+
+/// None of this house's listeners gives one of those, and nothing can be seen of it.
+impl Watched for TokioIo<Upgraded> {
+    fn is_closed(&self) -> bool {
+        false
     }
 }
 
 impl Watched for Carrier {
     fn is_closed(&self) -> bool {
-        let tcp = match self {
-            Self::Plain(tcp) => tcp,
-            Self::Secure(stream) => stream.get_ref().0,
-            Self::Other(_) => return false,
-        };
-        match tcp.ready(Interest::READABLE).now_or_never() {
-            Some(Ok(ready)) => ready.is_read_closed(),
-            Some(Err(_)) => true,
-            None => false,
-        }
+        self.0.is_closed()
     }
 }
 
 impl AsyncRead for Carrier {
     fn poll_read(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(io) => Pin::new(io).poll_read(cx, buf),
-            Self::Secure(io) => Pin::new(io).poll_read(cx, buf),
-            Self::Other(io) => Pin::new(io).poll_read(cx, buf),
-        }
+        Pin::new(&mut self.0).poll_read(cx, buf)
     }
 }
 
 impl AsyncWrite for Carrier {
     fn poll_write(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(io) => Pin::new(io).poll_write(cx, buf),
-            Self::Secure(io) => Pin::new(io).poll_write(cx, buf),
-            Self::Other(io) => Pin::new(io).poll_write(cx, buf),
-        }
+        Pin::new(&mut self.0).poll_write(cx, buf)
     }
 
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(io) => Pin::new(io).poll_flush(cx),
-            Self::Secure(io) => Pin::new(io).poll_flush(cx),
-            Self::Other(io) => Pin::new(io).poll_flush(cx),
-        }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(io) => Pin::new(io).poll_shutdown(cx),
-            Self::Secure(io) => Pin::new(io).poll_shutdown(cx),
-            Self::Other(io) => Pin::new(io).poll_shutdown(cx),
-        }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
     }
 }

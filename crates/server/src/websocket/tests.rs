@@ -98,7 +98,7 @@ async fn ev_705_a_close_goes_behind_what_was_said_and_what_still_comes_is_thrown
     assert_eq!(socket.heard().await.err(), Some(Lost::TooLarge));
     socket.send(Bytes::from_static(b"sorry"), false).unwrap();
     let limit = Duration::from_secs(1);
-    let closing = tokio::spawn(socket.close(1009, "TOO_LARGE".into(), limit));
+    let closing = tokio::spawn(Box::new(socket).close(1009, "TOO_LARGE".into(), limit));
     // More than the pipe holds: somebody reads it.
     client.write_all(&[0; 500]).await.unwrap();
     let mut said = [0; 7 + 13];
@@ -126,7 +126,7 @@ async fn ev_109_a_peer_that_is_not_listened_to_is_seen_to_go() {
     let address = listener.local_addr().unwrap();
     let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
     let (server, _) = listener.accept().await.unwrap();
-    let mut socket = Socket::new(Carrier::Plain(server), Vec::new(), 1024, KEEPALIVE).await;
+    let mut socket = Socket::new(Carrier::over(server), Vec::new(), 1024, KEEPALIVE).await;
     // Much that nobody reads stands before the end.
     client.write_all(&[0; 10_000]).await.unwrap();
     tokio::time::pause();

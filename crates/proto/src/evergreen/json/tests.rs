@@ -8,6 +8,7 @@ use prost_types::Any;
 
 use super::*;
 use crate::evergreen::Param;
+use crate::evergreen::tests::leaf;
 use crate::generated::sapwood::v1::{ActionOptions, GenerateConfig};
 
 fn read(text: &str) -> Message {
@@ -22,16 +23,6 @@ fn written(message: &Message, side: Side) -> String {
     let mut out = BytesMut::new();
     encode(message, side, &mut out);
     String::from_utf8(out.to_vec()).unwrap()
-}
-
-fn leaf(id: &str, seq: i32, last: bool, chunk: Option<Chunk>) -> Fragment {
-    Fragment {
-        id: id.into(),
-        seq,
-        last,
-        chunk,
-        ..Fragment::default()
-    }
 }
 
 fn chunk(mimetype: &'static str, role: &'static str, data: Option<&'static str>) -> Option<Chunk> {

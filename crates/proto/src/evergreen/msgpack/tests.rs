@@ -5,6 +5,7 @@ use prost::Message as _;
 
 use super::value::{Reader, put_int};
 use super::*;
+use crate::evergreen::tests::leaf;
 use crate::evergreen::{Action, Param};
 use crate::generated::sapwood::v1::ActionOptions;
 
@@ -41,16 +42,6 @@ fn fragments(list: Vec<Fragment>) -> Message {
     Message {
         fragments: list.into(),
         ..Message::default()
-    }
-}
-
-fn leaf(id: &str, seq: i32, last: bool, chunk: Option<Chunk>) -> Fragment {
-    Fragment {
-        id: id.into(),
-        seq,
-        last,
-        chunk,
-        ..Fragment::default()
     }
 }
 

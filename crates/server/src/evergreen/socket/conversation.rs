@@ -36,9 +36,9 @@ pub(super) async fn run(
     session: Session<impl Observe>,
     orders: impl Stream<Item = Order> + Send + 'static,
     outgoing: Outgoing,
-    wire: Wire,
+    wire: Box<Wire>,
 ) {
-    let line = Line(Arc::new(Mutex::new(wire)));
+    let line = Line(Arc::new(Mutex::new(*wire)));
     let incoming = Incoming(line.clone());
     let conversation = Conversation {
         session: Some(session.run(incoming, orders).boxed()),
@@ -51,7 +51,7 @@ pub(super) async fn run(
         return;
     };
     let wire = wire.into_inner().unwrap_or_else(PoisonError::into_inner);
-    wire.end(ended.as_ref()).await;
+    Box::pin(wire.end(ended.as_ref())).await;
 }
 
 /// How the codec of the session reads a message of the socket.
@@ -96,7 +96,7 @@ fn read(codec: &mut Codec, frame: Frame) -> Option<Item> {
 
 /// The socket with its codec.
 pub(super) struct Wire {
-    socket: Socket,
+    socket: Box<Socket>,
     codec: Codec,
     buf: BytesMut,
     /// Read while the session did not want it: no more than this one, so that a pause is one for the network, and a
@@ -123,9 +123,9 @@ enum Gone {
 
 impl Wire {
     /// `socket` in `dialect`; of which a message has been heard already, where it was that which showed the dialect.
-    pub(super) fn new(socket: Socket, dialect: Dialect, first: Option<Frame>) -> Self {
+    pub(super) fn new(socket: Box<Socket>, dialect: Dialect, first: Option<Frame>) -> Box<Self> {
         let mut codec = Codec::new(dialect, Side::Server);
-        Self {
+        Box::new(Self {
             ahead: first.and_then(|frame| read(&mut codec, frame)),
             socket,
             codec,
@@ -134,7 +134,7 @@ impl Wire {
             heard_all: false,
             broken: false,
             gone: None,
-        }
+        })
     }
 
     /// In which dialect it speaks.

@@ -15,7 +15,7 @@ use super::{Gone, LAST_WORDS, Wire};
 use crate::evergreen::socket::inbox::Inbox;
 
 /// Serves the connection until it is lost, or the session, or this connection of it, is over.
-pub(in crate::evergreen::socket) async fn apart(inbox: Inbox, outgoing: Outgoing, wire: Wire) {
+pub(in crate::evergreen::socket) async fn apart(inbox: Inbox, outgoing: Outgoing, wire: Box<Wire>) {
     let mut connection = Apart {
         wire,
         inbox,
@@ -23,7 +23,7 @@ pub(in crate::evergreen::socket) async fn apart(inbox: Inbox, outgoing: Outgoing
         limit: None,
     };
     match (&mut connection).await {
-        Ended::Session(status) => connection.wire.end(status.as_ref()).await,
+        Ended::Session(status) => Box::pin(connection.wire.end(status.as_ref())).await,
         Ended::Connection(Gone::Left) => {
             let status = Status::new(Reason::Cancelled, "the client has closed the connection");
             connection.inbox.put(Err(session::Lost::Ended(status)));
@@ -36,7 +36,7 @@ pub(in crate::evergreen::socket) async fn apart(inbox: Inbox, outgoing: Outgoing
 }
 
 struct Apart {
-    wire: Wire,
+    wire: Box<Wire>,
     inbox: Inbox,
     outgoing: Outgoing,
     /// How long what is said after the session's end may take.
