@@ -14,7 +14,7 @@ use crate::Result;
 use crate::error::Error;
 use crate::function::Fun;
 use crate::name::Name;
-use crate::session::listed::{self, Listed};
+use crate::session::listed::Listed;
 use crate::session::remote::{self as peers, Held, told};
 use crate::spec::Spec;
 
@@ -28,7 +28,7 @@ pub use self::served::{Served, serve};
 pub async fn import(session: &Session) -> Result<Vec<Fun>> {
     let listed = ask(session).await?;
     let (peer, held) = (session.peer(), Arc::<Held>::default());
-    let all = listed.functions.into_iter().chain(listed.models);
+    let all = listed.functions().into_iter().chain(listed.models());
     Ok(all
         .map(|spec| peers::function(peer.clone(), spec, &held))
         .collect())
@@ -61,5 +61,5 @@ async fn ask(session: &Session) -> Result<Listed> {
         .whole()
         .await
         .map_err(|status| told((*status).clone()))?;
-    listed::read(&text).ok_or_else(unread)
+    Listed::read(&text).ok_or_else(unread)
 }

@@ -68,7 +68,7 @@ where
     }
 
     fn over(&mut self, closed: Option<Arc<Status>>) -> Option<Arc<Status>> {
-        self.runs.clear();
+        self.runs.give_up();
         self.report();
         let retained = self.link.with(|live| live.machine().retained_bytes());
         self.account(retained);

@@ -6,19 +6,15 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::GENERATE;
 use crate::name::{Mime, Name, Port};
 use crate::spec::{Input, Output, Spec};
 
-/// The listed functions and models.
-pub(crate) struct Listed {
-    pub(crate) functions: Vec<Spec>,
-    pub(crate) models: Vec<Spec>,
-}
-
+/// What a peer lists.
 #[derive(Deserialize)]
-struct Document {
+pub(crate) struct Listed {
     actions: Vec<Action>,
+    /// A server's models; who offers lists none.
+    #[cfg(feature = "net")]
     #[serde(default)]
     targets: Vec<String>,
 }
@@ -50,17 +46,36 @@ struct Parameter {
     many: bool,
 }
 
-/// Reads a list. `None` if it is none.
-pub(crate) fn read(text: &[u8]) -> Option<Listed> {
-    let document: Document = serde_json::from_slice(text).ok()?;
-    let functions: Vec<Spec> = document.actions.iter().map(spec).collect();
-    let generate = functions.iter().find(|spec| spec.name == *GENERATE);
-    let models = document
-        .targets
-        .iter()
-        .filter_map(|target| Some(model(generate?, target)))
-        .collect();
-    Some(Listed { functions, models })
+impl Listed {
+    /// Reads a list. `None` if it is none.
+    pub(crate) fn read(text: &[u8]) -> Option<Self> {
+        serde_json::from_slice(text).ok()
+    }
+
+    /// The listed functions.
+    pub(crate) fn functions(&self) -> Vec<Spec> {
+        self.actions.iter().map(spec).collect()
+    }
+
+    /// The listed models. A target is GENERATE with the target chosen.
+    #[cfg(feature = "net")]
+    pub(crate) fn models(&self) -> Vec<Spec> {
+        let generate = self
+            .actions
+            .iter()
+            .find(|action| action.name == super::GENERATE);
+        let Some(generate) = generate.map(spec) else {
+            return Vec::new();
+        };
+        let models = self.targets.iter().map(|target| {
+            let mut spec = generate.clone();
+            spec.name = Name::shared(target);
+            spec.inputs.retain(|input| input.name != *"target");
+            spec.model = true;
+            spec
+        });
+        models.collect()
+    }
 }
 
 fn spec(action: &Action) -> Spec {
@@ -70,15 +85,6 @@ fn spec(action: &Action) -> Spec {
     spec.outputs = outputs
         .map(|(index, parameter)| output(index, parameter))
         .collect();
-    spec
-}
-
-/// A target is GENERATE with the target chosen.
-fn model(generate: &Spec, target: &str) -> Spec {
-    let mut spec = generate.clone();
-    spec.name = Name::shared(target);
-    spec.inputs.retain(|input| input.name != *"target");
-    spec.model = true;
     spec
 }
 

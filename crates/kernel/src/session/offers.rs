@@ -18,7 +18,8 @@ use sapwood_proto::session::peer::Peer;
 use serde_json::json;
 
 use super::link::Link;
-use super::{OFFER, listed, remote};
+use super::listed::Listed;
+use super::{OFFER, remote};
 use crate::call::Call;
 use crate::chunk::Chunk;
 use crate::error::Error;
@@ -123,12 +124,12 @@ impl Inner {
 
     /// Puts an offer in the place of the one before, all of it or nothing. How many functions it has.
     fn take(&self, ticket: u64, text: &[u8]) -> Result<usize> {
-        let listed = listed::read(text).ok_or_else(|| {
+        let listed = Listed::read(text).ok_or_else(|| {
             let form = "must be JSON of the form {\"actions\":[{\"name\":…,\"inputs\":[{\"name\":…}],\"outputs\":[…]}]}";
             Error::argument(ACTIONS, form).because("BAD_CONFIG")
         })?;
         let (cancels, specs): (Vec<Spec>, Vec<Spec>) = listed
-            .functions
+            .functions()
             .into_iter()
             .partition(|spec| spec.name == *CANCEL);
         self.check(&specs)?;

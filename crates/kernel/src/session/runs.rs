@@ -55,13 +55,6 @@ impl Runs {
         self.running.is_empty()
     }
 
-    /// Drops all work, and what was offered for it.
-    pub(super) fn clear(&mut self) {
-        self.running.clear();
-        self.cancels.clear();
-        self.offers = None;
-    }
-
     /// Begins an action. How it ended, if it has.
     pub(crate) fn start(&mut self, start: &Start) -> Option<Ended> {
         let dialect = self.link.dialect();
@@ -122,15 +115,17 @@ impl Runs {
         }
     }
 
-    /// Ends everything badly: nobody polls it any more.
+    /// Nobody polls this any more: drops all work and what was offered for it. What was not finished is cancelled, unless
+    /// the session is over anyway.
     pub(crate) fn give_up(&mut self) {
+        self.running.clear();
+        self.offers = None;
         let message = "what was asked for is not served any more";
         let status = Arc::new(Status::new(Reason::Cancelled, message));
         for action in std::mem::take(&mut self.cancels).into_keys() {
             self.link
                 .with(|live| live.machine().fail(action, Arc::clone(&status)));
         }
-        self.clear();
     }
 
     /// From here on `owner` looks at everything; it is woken for what comes after [`Runs::rest`].

@@ -153,10 +153,13 @@ async fn ev_810_a_later_offer_takes_the_place_of_the_one_before() {
         .await;
     assert_eq!(probe.text("was-late").await, r#"{"offered":0}"#);
     probe.ask("b", "Bergen").await;
-    assert_eq!(probe.asked().await.name, "weather");
+    let under_way = probe.asked().await.outputs[0].id.to_string();
     probe.offer("5", r#"{"actions":[]}"#).await.unwrap();
     probe.ask("c", "Bergen").await;
     assert_eq!(probe.refusal("c").await, "UNKNOWN_ACTION");
+    let answer = leaf(&under_way, 0, true, "fine");
+    probe.send(vec![answer], vec![]).await;
+    assert_eq!(probe.text("b").await, "it is fine");
 }
 
 #[tokio::test(start_paused = true)]
