@@ -107,3 +107,20 @@ fn ke_312_a_list_of_names_is_cut_at_twenty() {
 fn an_error_is_no_larger_than_a_chunk() {
     assert!(size_of::<Error>() <= size_of::<crate::chunk::Chunk>());
 }
+
+#[test]
+fn oa_910_the_time_to_come_back_is_the_engines_own_estimate_where_it_has_one() {
+    let busy = || api::Fault::new(Code::Overloaded, "ENGINE_BUSY", "the queue is full");
+    let twelve = Duration::from_secs(12);
+    for (fault, expect) in [
+        (busy(), Some(Duration::from_secs(1))),
+        (busy().after(twelve), Some(twelve)),
+        // What a retry cannot cure is never worth one.
+        (
+            api::Fault::new(Code::InvalidRequest, "", "").after(twelve),
+            None,
+        ),
+    ] {
+        assert_eq!(Error::from(fault).retry_after(), expect);
+    }
+}
