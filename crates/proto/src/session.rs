@@ -36,6 +36,7 @@ pub mod peer;
 mod port;
 mod produce;
 mod read;
+mod reference;
 mod release;
 mod reserved;
 mod resume;
@@ -69,6 +70,7 @@ pub use self::port::{
     ActionKey, Call, CancelledBy, Config, CursorId, NodeKey, Output, Piece, Read, Side, Start,
     Stats, WriteError,
 };
+pub use self::reference::{Elsewhere, Referenced};
 pub use self::release::Retain;
 pub use self::shared::Shared;
 pub use crate::evergreen::{Limits, MetadataMode};
@@ -260,7 +262,7 @@ impl Session {
             coalesce,
             &mut self.stats,
         );
-        self.clock.sent(now);
+        self.clock.sent(now, self.has_message());
         self.after_sending();
         message
     }
@@ -370,6 +372,7 @@ impl Session {
         let rules = Rules {
             limits: &self.config.limits,
             mode: self.config.metadata,
+            references: self.config.references,
             copy_below,
             joins: self.config.manners.joins,
         };

@@ -66,6 +66,17 @@ pub struct Limits {
     pub max_offers: usize,
     /// Bytes of one OFFER_ACTIONS, schemas included.
     pub max_offer_bytes: usize,
+    /// Bytes of the content of one reference; over it `REF_LIMIT`, before it is read where its length is declared
+    /// (EV-416).
+    pub max_ref_bytes: u64,
+    /// Bytes of fetched content that the session holds; over it `REF_LIMIT`.
+    pub ref_bytes: u64,
+    /// References that are fetched at a time; others wait.
+    pub max_ref_fetches: usize,
+    /// Time to the first byte of a reference; after it `REF_FETCH`.
+    pub ref_first_byte: Duration,
+    /// Time to its last byte; after it `REF_FETCH`.
+    pub ref_total: Duration,
     /// Nodes that one eager search for a cycle visits (EV-217).
     pub cycle_visits: u32,
     /// Edges that the eager searches of one message follow together (D-27).
@@ -104,6 +115,11 @@ impl Default for Limits {
             reverse_timeout: Duration::from_secs(60),
             max_offers: 64,
             max_offer_bytes: 256 * KIB,
+            max_ref_bytes: 64 << 20,
+            ref_bytes: 256 << 20,
+            max_ref_fetches: 8,
+            ref_first_byte: Duration::from_secs(10),
+            ref_total: Duration::from_secs(60),
             cycle_visits: 10_000,
             cycle_edges_per_message: 65_536,
         }

@@ -1,7 +1,7 @@
 //! References: payloads that name their content by a URI.
 //!
-//! Owns: `data:` (RFC 2397), the one kind that is always on because it carries its content (EV-411). Refuses to know:
-//! files, sockets and stores; a reference to those is refused when a reader reaches it.
+//! Owns: which schemes there are, and `data:` (RFC 2397), the one kind that is always on because it carries its content
+//! (EV-411). Refuses to know: files, sockets and stores; what names those is left to whoever reads it.
 
 use base64::Engine as _;
 use base64::alphabet::STANDARD;
@@ -10,34 +10,45 @@ use bytes::Bytes;
 
 use super::{Reason, Status};
 
-/// The bytes that `uri` stands for.
+/// Where the content of a reference stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the URI itself.
+    Inline(Bytes),
+    /// Somewhere that a reference of this scheme names.
+    Elsewhere(&'static str),
+}
+
+/// Where the content of `uri` stands.
 ///
 /// # Errors
-/// `REF_SCHEME` if the scheme is unknown or the `data:` URI malformed, `REF_DENIED` if the scheme is known and off.
-pub fn resolve(uri: &str) -> Result<Bytes, Status> {
+/// `REF_SCHEME` if the scheme is unknown or the `data:` URI malformed.
+pub fn place(uri: &str) -> Result<Place, Status> {
     let (scheme, rest) = uri.split_once(':').unwrap_or(("", uri));
     if scheme.eq_ignore_ascii_case("data") {
-        return data(rest).ok_or_else(|| {
+        return data(rest).map(Place::Inline).ok_or_else(|| {
             Status::new(
                 Reason::RefScheme,
                 "a data: reference is malformed; send data:[mimetype][;base64],content",
             )
         });
     }
-    if SWITCHED_OFF
+    let known = ELSEWHERE
         .iter()
-        .any(|known| scheme.eq_ignore_ascii_case(known))
-    {
-        let scheme = scheme.to_ascii_lowercase();
-        return Err(Status::new(
-            Reason::RefDenied,
-            format!("references of scheme {scheme} are switched off here; send the content inline"),
-        ));
-    }
-    Err(Status::new(
-        Reason::RefScheme,
-        "a reference has no supported scheme; data: is supported",
-    ))
+        .find(|known| scheme.eq_ignore_ascii_case(known));
+    known.map(|scheme| Place::Elsewhere(scheme)).ok_or_else(|| {
+        let known = ELSEWHERE.join(", ");
+        let message = format!("a reference has no supported scheme; there are: data, {known}");
+        Status::new(Reason::RefScheme, message)
+    })
+}
+
+/// What is said of a scheme where it is not followed.
+#[must_use]
+pub fn switched_off(scheme: &str) -> Status {
+    let message =
+        format!("references of scheme {scheme} are switched off here; send the content inline");
+    Status::new(Reason::RefDenied, message)
 }
 
 /// What stands after `data:`.
@@ -57,7 +68,7 @@ fn data(rest: &str) -> Option<Bytes> {
     LENIENT.decode(packed).ok().map(Bytes::from)
 }
 
-const SWITCHED_OFF: &[&str] = &["file", "http", "https", "s3", "gs", "az"];
+const ELSEWHERE: &[&str] = &["file", "http", "https", "s3", "gs", "az"];
 /// Padding is optional, because people leave it out.
 const LENIENT: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
@@ -83,24 +94,35 @@ mod tests {
             ("data:,", b""),
             ("data:,%FF%zz", b"\xff%zz"),
         ] {
-            assert_eq!(resolve(uri).unwrap(), bytes, "{uri}");
+            let bytes = Bytes::from_static(bytes);
+            assert_eq!(place(uri).unwrap(), Place::Inline(bytes), "{uri}");
         }
     }
 
-    /// EV-410
     #[test]
-    fn ev_410_other_references_are_refused_by_reason() {
-        for (uri, reason) in [
-            ("data:no-comma", Reason::RefScheme),
-            ("data:;base64,!!", Reason::RefScheme),
-            ("", Reason::RefScheme),
-            ("ftp://host/x", Reason::RefScheme),
-            ("file:///etc/passwd", Reason::RefDenied),
-            ("HTTPS://host/x?key=secret", Reason::RefDenied),
+    fn ev_410_references_are_told_apart_by_scheme() {
+        for (uri, expect) in [
+            ("data:no-comma", Err(Reason::RefScheme)),
+            ("data:;base64,!!", Err(Reason::RefScheme)),
+            ("", Err(Reason::RefScheme)),
+            ("file", Err(Reason::RefScheme)),
+            ("ftp://host/secret", Err(Reason::RefScheme)),
+            ("file:///etc/passwd", Ok("file")),
+            ("HTTPS://host/x?key=secret", Ok("https")),
+            ("s3://bucket/x", Ok("s3")),
         ] {
-            let status = resolve(uri).unwrap_err();
-            assert_eq!(status.known(), Some(reason), "{uri}");
-            assert!(!status.message.contains("secret") && !status.message.contains("passwd"));
+            let refused = match (place(uri), expect) {
+                (Ok(Place::Elsewhere(scheme)), Ok(expect)) => {
+                    assert_eq!(scheme, expect);
+                    switched_off(scheme)
+                }
+                (Err(status), Err(reason)) => {
+                    assert_eq!(status.known(), Some(reason), "{uri}");
+                    status
+                }
+                (other, _) => panic!("{uri}: {other:?}"),
+            };
+            assert!(!refused.message.contains("secret") && !refused.message.contains("passwd"));
         }
     }
 }

@@ -10,15 +10,19 @@ use bytes::Bytes;
 use super::dropping::Fate;
 use super::pack::Packer;
 use super::port::NodeKey;
+use super::reference::Elsewhere;
 use super::store::{Kind, Node, Owner, Piece, Reference, Store};
+use crate::evergreen::reference::{self, Place};
 use crate::evergreen::{
-    Chunk, Fragment, Limits, Metadata, MetadataMode, Payload, Reason, Status, metadata, reference,
+    Chunk, Fragment, Limits, Metadata, MetadataMode, Payload, Reason, Status, metadata,
 };
 
 /// What a fragment is judged by.
 pub(super) struct Rules<'a> {
     pub(super) limits: &'a Limits,
     pub(super) mode: MetadataMode,
+    /// Whether the shell follows references (EV-410).
+    pub(super) references: bool,
     /// Payloads below this are copied out of the receive buffer (EV-805).
     pub(super) copy_below: usize,
     /// What is described as the chunk before it is more of the same.
@@ -407,19 +411,27 @@ fn leaf_piece(
         Some(Payload::Data(data)) if data.len() < rules.copy_below => packer.copy(&data),
         Some(Payload::Data(data)) => data,
         Some(Payload::Status(status)) => return Ok(Piece::Status(status)),
-        Some(Payload::Ref(uri)) => match reference::resolve(&uri) {
-            Ok(data) => data,
-            Err(refusal) => {
-                let refusal = Arc::new(refusal.with("node", &node.id).with("seq", seq));
-                return Ok(Piece::Ref(Box::new(Reference { metadata, refusal })));
-            }
-        },
+        Some(Payload::Ref(uri)) => {
+            let content = match reference::place(&uri) {
+                Ok(Place::Inline(data)) => return Ok(plain_piece(metadata, data)),
+                Ok(Place::Elsewhere(_)) if rules.references => Ok(Arc::new(Elsewhere::new(&uri))),
+                Ok(Place::Elsewhere(scheme)) => Err(reference::switched_off(scheme)),
+                Err(refusal) => Err(refusal),
+            };
+            let content = content
+                .map_err(|refusal| Arc::new(refusal.with("node", &node.id).with("seq", seq)));
+            return Ok(Piece::Ref(Box::new(Reference { metadata, content })));
+        }
     };
-    Ok(match metadata {
+    Ok(plain_piece(metadata, data))
+}
+
+fn plain_piece(metadata: Option<Arc<Metadata>>, data: Bytes) -> Piece {
+    match metadata {
         Some(metadata) => Piece::Begin(metadata, data),
         None if data.is_empty() => Piece::Empty,
         None => Piece::Data(data),
-    })
+    }
 }
 
 /// EV-407 on what will be kept.

@@ -34,8 +34,9 @@ impl Clock {
         self.stalled_since = None;
     }
 
-    pub(super) const fn sent(&mut self, now: Time) {
-        self.stalled_since = Some(now);
+    /// The transport took a message, and there are `more`.
+    pub(super) fn sent(&mut self, now: Time, more: bool) {
+        self.stalled_since = more.then_some(now);
     }
 }
 

@@ -14,8 +14,9 @@ use bytes::Bytes;
 
 use super::dropping::Fate;
 use super::port::{self, ActionKey, CursorId, NodeKey};
+use super::reference::Referenced;
 use super::release::released;
-use super::store::{Owner, Piece, Store};
+use super::store::{Owner, Piece, Reference, Store};
 use crate::evergreen::{Limits, Metadata, Reason, Status, mimetype, protobuf};
 use crate::log::At;
 
@@ -57,6 +58,8 @@ pub(super) struct Cursor {
 #[derive(Debug)]
 pub(super) enum Step {
     Piece(port::Piece),
+    /// Content elsewhere; the cursor stays until [`Cursor::pass_reference`].
+    Reference(Referenced),
     /// Nothing more until this node grows.
     Park(NodeKey),
     End,
@@ -130,7 +133,7 @@ impl Cursor {
                 Piece::Status(Some(status)) => {
                     return Step::Fail(upstream(status, store, frame.node));
                 }
-                Piece::Ref(reference) => return Step::Fail(Arc::clone(&reference.refusal)),
+                Piece::Ref(reference) => return self.refer(frame.node, reference),
                 Piece::Empty => {}
                 Piece::Begin(metadata, data) => {
                     let (metadata, data) = (Arc::clone(metadata), data.clone());
@@ -166,15 +169,8 @@ impl Cursor {
         store: &mut Store,
         limits: &Limits,
     ) -> Step {
-        self.bytes += data.len() as u64;
-        if self.bytes > limits.max_read_bytes {
-            let status = Status::limit(
-                Reason::FlattenLimit,
-                "max_read_bytes",
-                self.bytes,
-                limits.max_read_bytes,
-            );
-            return Step::Fail(Arc::new(status.with("node", &store.get(self.root).id)));
+        if let Err(status) = self.count(data.len(), store, limits) {
+            return Step::Fail(status);
         }
         store.pass(frame.node, frame.piece, data.len());
         self.advance(1, 0);
@@ -190,6 +186,61 @@ impl Cursor {
             metadata: self.metadata.clone().unwrap_or_default(),
             data,
         })
+    }
+
+    /// Counts bytes that the reader gets (EV-306).
+    pub(super) fn count(
+        &mut self,
+        bytes: usize,
+        store: &Store,
+        limits: &Limits,
+    ) -> Result<(), Arc<Status>> {
+        self.bytes = self.bytes.saturating_add(bytes as u64);
+        let (value, max) = (self.bytes, limits.max_read_bytes);
+        if value <= max {
+            return Ok(());
+        }
+        let status = Status::limit(Reason::FlattenLimit, "max_read_bytes", value, max);
+        Err(Arc::new(status.with("node", &store.get(self.root).id)))
+    }
+
+    fn refer(&self, node: NodeKey, reference: &Reference) -> Step {
+        let content = match &reference.content {
+            Ok(content) => Arc::clone(content),
+            Err(refusal) => return Step::Fail(Arc::clone(refusal)),
+        };
+        let begins = reference.metadata.as_ref();
+        let items = self.items.saturating_sub(u32::from(begins.is_none()));
+        let metadata = begins.or(self.metadata.as_ref()).cloned();
+        Step::Reference(Referenced {
+            item: items,
+            first: begins.is_some(),
+            node,
+            metadata: metadata.unwrap_or_default(),
+            content,
+        })
+    }
+
+    /// The reference that the cursor stands at: its node and its seq.
+    pub(super) fn reference<'a>(&self, store: &'a Store) -> Option<(NodeKey, u32, &'a Reference)> {
+        let frame = self.path.last()?;
+        match store.get(frame.node).log.at(frame.piece as usize) {
+            At::Item(Piece::Ref(reference)) => Some((frame.node, frame.piece, reference)),
+            _ => None,
+        }
+    }
+
+    /// Goes on after the reference that the cursor stands at; its content was read.
+    pub(super) fn pass_reference(&mut self, store: &mut Store) {
+        let Some((node, piece, reference)) = self.reference(store) else {
+            return;
+        };
+        if let Some(metadata) = reference.metadata.clone() {
+            self.items = self.items.saturating_add(1);
+            self.metadata = Some(metadata);
+        }
+        store.pass(node, piece, 0);
+        self.advance(1, 0);
     }
 
     /// Moves on in the node at the end of the path: by pieces, or by children of the piece.

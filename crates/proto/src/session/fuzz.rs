@@ -112,6 +112,7 @@ impl<'a> Play<'a> {
             partial_failure,
             coalesce: sending & 1 == 1,
             resume: sending & 4 == 4,
+            references: sending & 8 == 8,
             retain: [Retain::Session, Retain::Unread][usize::from(sending >> 1 & 1)],
             deadline: tape.flag().then(|| Time::from_millis(500_000)),
             manners: dialects[usize::from(tape.below(3))].manners(),
@@ -304,6 +305,7 @@ impl<'a> Play<'a> {
         for _ in 0..8 {
             match self.server.read(reader.id) {
                 Read::Piece(piece) => reader.bytes += piece.data.len(),
+                Read::Reference(_) => self.server.end_reference(reader.id),
                 Read::Pending => reader.pending = true,
                 Read::End | Read::Failed(_) => return,
             }
@@ -513,6 +515,7 @@ impl<'a> Play<'a> {
             let stop = loop {
                 match self.server.read(again) {
                     Read::Piece(piece) => bytes += piece.data.len(),
+                    Read::Reference(_) => self.server.end_reference(again),
                     stop => break stop,
                 }
             };

@@ -138,6 +138,10 @@ impl Session {
                     }
                     return None;
                 }
+                Read::Reference(_) => {
+                    let message = "inputs of reserved actions are sent inline";
+                    break Err(Status::new(Reason::RefDenied, message));
+                }
                 Read::Failed(status) => break Err(Status::clone(&status)),
                 Read::End => {
                     break match leaf.wanted {

@@ -310,7 +310,8 @@ impl Reader {
                 self.over = true;
                 Some(Err(status))
             }
-            Read::End | Read::Pending => {
+            // What a server refers to is not followed.
+            Read::End | Read::Pending | Read::Reference(_) => {
                 self.over = true;
                 None
             }

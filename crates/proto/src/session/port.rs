@@ -8,6 +8,7 @@ use bytes::Bytes;
 use bytestring::ByteString;
 use prost_types::Any;
 
+use super::reference::Referenced;
 use super::release::Retain;
 use super::slab::Key;
 use crate::evergreen::{Limits, Manners, Metadata, MetadataMode, Param, Status};
@@ -68,6 +69,8 @@ pub struct Config {
     pub retain: Retain,
     /// What the peer's dialect cannot do without.
     pub manners: Manners,
+    /// Whether the shell follows references to content elsewhere (EV-410); without it they are `REF_DENIED`.
+    pub references: bool,
     /// Whether the session outlives its connection for a while (EV-940). It keeps everything then, whatever `retain`
     /// says: what was sent may have to be sent again.
     pub resume: bool,
@@ -97,6 +100,7 @@ impl Default for Config {
             partial_failure: false,
             coalesce: true,
             retain: Retain::Session,
+            references: false,
             resume: false,
             manners: Manners::default(),
             deadline: None,
@@ -181,6 +185,10 @@ pub struct Call {
 pub enum Read {
     /// A piece of an item.
     Piece(Piece),
+    /// Content that stands elsewhere, in this place. The answer stays the same until the shell has said with
+    /// [`super::Session::end_reference`] that all of it was read, or with [`super::Session::fail_reference`] why it
+    /// cannot be.
+    Reference(Referenced),
     /// Nothing yet; [`Output::Ready`] will tell.
     Pending,
     /// The end of the content.

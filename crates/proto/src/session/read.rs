@@ -47,6 +47,7 @@ impl Session {
                 self.bytes_were_read();
                 Read::Piece(piece)
             }
+            Step::Reference(reference) => Read::Reference(reference),
             Step::Park(node) => self.park(id, node),
             Step::End => {
                 self.bytes_were_read();

@@ -20,6 +20,7 @@ use smallvec::SmallVec;
 use super::dropping::{Batch, Fate};
 use super::pack::Packer;
 use super::port::{ActionKey, Config, CursorId, NodeKey};
+use super::reference::Elsewhere;
 use super::release::{Readers, Retain};
 use super::slab::Slab;
 use crate::evergreen::{Id, Limits, Metadata, Reason, Status};
@@ -34,7 +35,7 @@ pub(super) enum Piece {
     Begin(Arc<Metadata>, Bytes),
     /// More of the item.
     Data(Bytes),
-    /// A reference that could not be resolved on receipt; whoever reads it gets the refusal.
+    /// A reference to content that did not come with it.
     Ref(Box<Reference>),
     /// Children of a tree.
     Children(Box<[NodeKey]>),
@@ -42,26 +43,34 @@ pub(super) enum Piece {
     Status(Option<Arc<Status>>),
 }
 
-/// An unresolved reference.
+/// A reference to content elsewhere, or why nobody can read it.
 #[derive(Debug)]
 pub(super) struct Reference {
     pub(super) metadata: Option<Arc<Metadata>>,
-    pub(super) refusal: Arc<Status>,
+    pub(super) content: Result<Arc<Elsewhere>, Arc<Status>>,
+}
+
+impl Reference {
+    fn uri_bytes(&self) -> usize {
+        self.content
+            .as_ref()
+            .map_or(0, |content| content.uri().len())
+    }
 }
 
 impl Piece {
     /// What the quota counts for it at this seq (EV-801).
     pub(super) fn cost(&self, seq: u32) -> u64 {
-        let (metadata, children) = match self {
+        let (metadata, more) = match self {
             Self::Begin(metadata, _) => (Some(metadata), 0),
-            Self::Ref(reference) => (reference.metadata.as_ref(), 0),
+            Self::Ref(reference) => (reference.metadata.as_ref(), reference.uri_bytes()),
             Self::Children(children) => (None, children.len() * CHILD_BYTES),
             Self::Data(_) | Self::Empty | Self::Status(_) => (None, 0),
         };
         // One piece of metadata is part of a leaf; more of it is more to hold.
         let each = if seq == 0 { 0 } else { METADATA_BYTES };
         let metadata = metadata.map_or(0, |metadata| each + metadata.len());
-        (FRAGMENT_BYTES + metadata + children + self.len()) as u64
+        (FRAGMENT_BYTES + metadata + more + self.len()) as u64
     }
 
     /// Payload bytes; a status counts about what it takes.

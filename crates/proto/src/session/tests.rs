@@ -11,6 +11,7 @@ mod metadata;
 mod nodes;
 mod properties;
 mod reading;
+mod reference;
 mod release;
 mod resume;
 mod reverse;

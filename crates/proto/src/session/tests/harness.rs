@@ -208,6 +208,8 @@ pub(crate) fn item(mimetype: &str, role: &str, data: &str) -> Item {
 pub(crate) enum Stop {
     End,
     Pending,
+    /// At a reference to this URI.
+    At(String),
     Failed(Reason),
 }
 
@@ -223,6 +225,7 @@ pub(crate) fn drain(session: &mut Session, cursor: CursorId, items: &mut Vec<Ite
                 let last = items.last_mut().expect("an item has begun");
                 last.data.extend_from_slice(&piece.data);
             }
+            Read::Reference(reference) => return Stop::At(reference.content.uri().to_owned()),
             Read::Pending => return Stop::Pending,
             Read::End => return Stop::End,
             Read::Failed(status) => return Stop::Failed(reason(&status)),

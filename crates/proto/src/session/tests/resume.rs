@@ -112,6 +112,7 @@ impl Pair {
                         server.finish(start.action);
                         *done = true;
                     }
+                    Read::Reference(_) => unreachable!("nothing refers elsewhere"),
                     Read::Failed(status) => panic!("{status:?}"),
                 }
             }

@@ -1,0 +1,173 @@
+//! References to content elsewhere: how a reader stands at one, passes it and fails at it.
+
+use std::sync::Arc;
+
+use bytestring::ByteString;
+
+use super::harness::*;
+use crate::evergreen::{Chunk, Fragment, Payload, Reason, Status};
+use crate::session::{Config, CursorId, Read, Retain, Session};
+
+fn following() -> Session {
+    server_with(follow)
+}
+
+fn follow(config: &mut Config, _: &mut crate::evergreen::Limits) {
+    config.references = true;
+}
+
+fn refers(id: &str, seq: i32, mimetype: &str, uri: &str, last: bool) -> Fragment {
+    let metadata = (!mimetype.is_empty()).then(|| of(mimetype, "")).flatten();
+    let payload = Some(Payload::Ref(ByteString::from(uri)));
+    Fragment {
+        id: id.into(),
+        seq,
+        last,
+        chunk: Some(Chunk { metadata, payload }),
+        ..Fragment::default()
+    }
+}
+
+fn open(session: &mut Session, id: &str) -> CursorId {
+    let node = session.node(id).unwrap();
+    session.open(node, None)
+}
+
+fn at(session: &mut Session, cursor: CursorId) -> (u32, bool, String) {
+    match session.read(cursor) {
+        Read::Reference(found) => (found.item, found.first, found.content.uri().to_owned()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn piece(session: &mut Session, cursor: CursorId) -> (u32, bool, String) {
+    match session.read(cursor) {
+        Read::Piece(found) => {
+            let text = String::from_utf8(found.data.to_vec()).unwrap();
+            (found.item, found.first, text)
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// EV-403
+#[test]
+fn ev_410_a_reader_stands_at_a_reference_until_its_content_was_read() {
+    let mut session = following();
+    let list = [
+        refers("a", 0, "text/plain", "file:///1", false),
+        more("a", 1, "two"),
+        refers("a", 2, "", "https://h/3", true),
+        tree("t", 0, &["a", "b"]),
+        refers("b", 0, "image/png", "s3://b/4", true),
+    ];
+    feed(&mut session, list).unwrap();
+    let cursor = open(&mut session, "t");
+    for _ in 0..3 {
+        assert_eq!(at(&mut session, cursor), (0, true, "file:///1".into()));
+    }
+    session.end_reference(cursor);
+    assert_eq!(piece(&mut session, cursor), (0, false, "two".into()));
+    // There is no reference where it stands now, and nothing to go past.
+    assert_eq!(at(&mut session, cursor), (0, false, "https://h/3".into()));
+    session.end_reference(cursor);
+    assert_eq!(at(&mut session, cursor), (1, true, "s3://b/4".into()));
+    session.end_reference(cursor);
+    assert!(matches!(session.read(cursor), Read::End));
+    session.end_reference(cursor);
+    assert!(matches!(session.read(cursor), Read::End));
+}
+
+#[test]
+fn ev_410_the_error_is_the_readers_and_says_which_reference_it_was() {
+    let mut session = following();
+    feed(
+        &mut session,
+        [refers("a", 0, "text/plain", "file:///1", true)],
+    )
+    .unwrap();
+    let (one, other) = (open(&mut session, "a"), open(&mut session, "a"));
+    at(&mut session, one);
+    let refusal = Status::new(Reason::RefNotFound, "there is no such file");
+    let status = session.fail_reference(one, &refusal);
+    assert_eq!(
+        (status.detail("node"), status.detail("seq")),
+        (Some("a"), Some("0"))
+    );
+    let read = session.read(one);
+    assert!(matches!(read, Read::Failed(again) if Arc::ptr_eq(&again, &status)));
+    assert_eq!(at(&mut session, other).2, "file:///1");
+    assert!(session.aborted().is_none());
+}
+
+#[test]
+fn ev_410_what_was_fetched_is_shared_by_readers_and_goes_with_the_fragment() {
+    for retain in [Retain::Session, Retain::Unread] {
+        let mut session = server_with(|config, _| {
+            config.references = true;
+            config.retain = retain;
+        });
+        feed(
+            &mut session,
+            [refers("a", 0, "text/plain", "file:///1", true)],
+        )
+        .unwrap();
+        let (one, other) = (open(&mut session, "a"), open(&mut session, "a"));
+        let fetched = |session: &mut Session, cursor| match session.read(cursor) {
+            Read::Reference(found) => Arc::downgrade(&found.content.keep(|| 7_u8)),
+            other => panic!("{other:?}"),
+        };
+        let kept = fetched(&mut session, one);
+        assert!(kept.ptr_eq(&fetched(&mut session, other)));
+        session.end_reference(one);
+        assert!(kept.upgrade().is_some(), "the other reads it still");
+        session.end_reference(other);
+        let released = retain == Retain::Unread;
+        assert_eq!(kept.upgrade().is_none(), released);
+        session.abort(Status::new(Reason::Cancelled, "over"));
+        assert!(kept.upgrade().is_none());
+    }
+}
+
+#[test]
+fn ev_306_content_elsewhere_counts_as_read() {
+    for (bytes, fails) in [(6, false), (7, true)] {
+        let mut session = server_with(|config, limits| {
+            config.references = true;
+            limits.max_read_bytes = 10;
+        });
+        let list = [more("a", 0, "1234"), refers("a", 1, "", "file:///1", true)];
+        feed(&mut session, list).unwrap();
+        let cursor = open(&mut session, "a");
+        piece(&mut session, cursor);
+        at(&mut session, cursor);
+        session.count_reference(cursor, 3).unwrap();
+        let counted = session.count_reference(cursor, bytes - 3);
+        assert_eq!(counted.is_err(), fails, "{bytes}");
+        let failed = matches!(session.read(cursor),
+            Read::Failed(status) if reason(&status) == Reason::FlattenLimit);
+        assert_eq!(failed, fails);
+    }
+}
+
+#[test]
+fn ev_801_a_uri_counts_against_the_quota() {
+    let held = |uri: &str| {
+        let mut session = following();
+        feed(&mut session, [refers("a", 0, "text/plain", uri, true)]).unwrap();
+        session.retained_bytes()
+    };
+    assert_eq!(held("file:///12345") - held("file:///"), 5);
+}
+
+#[test]
+fn ev_410_reserved_actions_follow_no_references() {
+    let mut session = following();
+    let ttl = refers("ttl", 0, "application/json", "file:///ttl", true);
+    feed(&mut session, [leaf("n", 0, "x"), ttl]).unwrap();
+    let refused = act(
+        &mut session,
+        action("SET_TTL", "node=n ttl=ttl", "result=r"),
+    );
+    assert_eq!(refused, Err(Reason::RefDenied));
+}
