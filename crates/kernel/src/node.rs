@@ -116,7 +116,7 @@ impl View {
 }
 
 /// A reader's place in a [`Replay`]. Its numbers mean what their replay says.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Cursor {
     /// Which reader this is.
     pub(crate) slot: u64,
@@ -125,6 +125,8 @@ pub(crate) struct Cursor {
     /// Chunks that were taken together with the last one, for a log whose lock is dear; whoever polls a cursor takes
     /// these first.
     pub(crate) ahead: VecDeque<Chunk>,
+    /// A stream that stands in the log's place until it ends; the log itself takes from it.
+    pub(crate) inside: Option<Chunks>,
 }
 
 /// The log behind a node, read through cursors. Two implementations: local, and a session's flattening cursor.

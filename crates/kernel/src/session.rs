@@ -26,6 +26,7 @@ pub(crate) mod listed;
 pub(crate) mod listing;
 mod offers;
 mod output;
+pub mod reference;
 pub(crate) mod remote;
 mod reserved;
 pub(crate) mod runs;
@@ -51,6 +52,7 @@ use sapwood_proto::time::Time;
 use self::driver::Driver;
 use self::intake::Intake;
 use self::link::Link;
+use self::reference::Resolve;
 use self::runs::Runs;
 use crate::kernel::Kernel;
 
@@ -78,6 +80,8 @@ pub struct Options {
     pub timeout: Option<Duration>,
     /// The target of GENERATE where an action names none (EV-503).
     pub default_target: Option<String>,
+    /// Where references to content elsewhere are followed to; without it only `data:` is (EV-410).
+    pub references: Option<Arc<dyn Resolve>>,
     /// The extensions that are on, by their names in section 2.
     pub extensions: &'static [&'static str],
     /// Random bits: they make the ids that we give out unguessable.
@@ -96,6 +100,7 @@ impl Default for Options {
             token: None,
             timeout: None,
             default_target: None,
+            references: None,
             extensions: extensions(false, true),
             entropy: 0,
         }
@@ -212,6 +217,7 @@ pub fn open<W: Observe>(kernel: Kernel, options: Options, observer: W) -> (Sessi
             partial_failure: options.partial_failure,
             coalesce: options.coalesce,
             retain: options.retain,
+            references: options.references.is_some(),
             resume: options.token.is_some(),
             manners: options.dialect.manners(),
             deadline: options.timeout.map(|timeout| now + timeout),

@@ -4,7 +4,6 @@
 //! Refuses to know: who polls when (that is [`super::relay`]).
 
 use std::any::Any;
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -71,11 +70,11 @@ impl Replay for Local {
     }
 }
 
-const fn cursor(place: &Place) -> Cursor {
+fn cursor(place: &Place) -> Cursor {
     Cursor {
         slot: place.slot as u64,
         position: place.position as u64,
-        ahead: VecDeque::new(),
+        ..Cursor::default()
     }
 }
 

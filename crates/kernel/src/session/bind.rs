@@ -15,6 +15,7 @@ use super::config::Configs;
 use super::input::Flattened;
 use super::link::Link;
 use super::output::Outputs;
+use super::reference::References;
 use super::signals::Signals;
 use super::wire;
 use super::{GENERATE, Options};
@@ -44,6 +45,7 @@ pub(super) fn bind(
     function: Fun,
     options: &Options,
     link: &Link,
+    references: Option<&References>,
     start: &Start,
 ) -> Result<Bound> {
     let spec = function.spec();
@@ -61,7 +63,13 @@ pub(super) fn bind(
         if target.is_some() && declared == Some(TARGET) {
             continue;
         }
-        let node = Flattened::node(link.clone(), *node, start.action, Arc::clone(&signals));
+        let node = Flattened::node(
+            link.clone(),
+            *node,
+            start.action,
+            Arc::clone(&signals),
+            references.cloned(),
+        );
         args.push((Name::shared(name), node));
     }
     if let Some(target) = target {

@@ -1,16 +1,23 @@
 //! A node of a session as a node of the kernel: the flattening cursor behind [`crate::Node`] (D-1).
 //!
 //! Owns: [`Flattened`], the [`Replay`] over a session's cursors, and how a piece becomes a chunk (section 14 of the
-//! kernel page). Refuses to know: actions, and how pieces arrive.
+//! kernel page). Refuses to know: actions, how pieces arrive, and how content elsewhere is fetched.
 
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
 use sapwood_proto::evergreen::Metadata;
-use sapwood_proto::session::{ActionKey, CursorId, NodeKey, Piece, Read, Session};
+use sapwood_proto::evergreen::reference::switched_off;
+use sapwood_proto::session::{
+    ActionKey, CursorId, Live, NodeKey, Piece, Read, Referenced, Session,
+};
 
 use super::failure;
 use super::link::Link;
+use super::reference::{Reading, References};
 use super::signals::Signals;
 use super::wire;
 use crate::Result;
@@ -25,6 +32,7 @@ pub(super) struct Flattened {
     node: NodeKey,
     action: ActionKey,
     signals: Arc<Signals>,
+    references: Option<References>,
     /// What the last piece was: nearly every piece is of the same leaf as the one before.
     last: Mutex<Option<Typed>>,
 }
@@ -43,12 +51,14 @@ impl Flattened {
         node: NodeKey,
         action: ActionKey,
         signals: Arc<Signals>,
+        references: Option<References>,
     ) -> Node {
         Node::replaying(Arc::new(Self {
             link,
             node,
             action,
             signals,
+            references,
             last: Mutex::default(),
         }))
     }
@@ -66,6 +76,31 @@ impl Flattened {
             chunk.meta.clone_from(&typed.meta);
         }
         chunk
+    }
+
+    /// The reader goes on in the content of a reference, which stands in its place.
+    fn follow(&self, cursor: &mut Cursor, reference: &Referenced) {
+        let id = CursorId::from_bits(cursor.slot);
+        let Some(references) = &self.references else {
+            // The machine tells of references only where they are followed.
+            let refusal = switched_off("this kind");
+            self.link
+                .with(|live| live.machine().fail_reference(id, &refusal));
+            return;
+        };
+        let typed = Typed::new(&reference.metadata);
+        let followed = Followed {
+            link: self.link.clone(),
+            signals: Arc::clone(&self.signals),
+            cursor: id,
+            reading: references.read(&reference.content),
+            blank: Chunk::empty()
+                .with_mime(typed.mime)
+                .with_part(reference.item),
+            begins: reference.first.then_some(typed.meta),
+            waits: false,
+        };
+        cursor.inside = Some(followed.boxed());
     }
 
     /// Takes what else is there: the lock is taken once for all of it, and what comes after is told again.
@@ -92,6 +127,77 @@ impl Typed {
     }
 }
 
+/// The content of one reference, as chunks of the item that it is part of (EV-410).
+struct Followed {
+    link: Link,
+    signals: Arc<Signals>,
+    cursor: CursorId,
+    reading: Reading,
+    /// A chunk of the item, without data.
+    blank: Chunk,
+    /// What the item's first chunk carries, until that was given.
+    begins: Option<Option<Arc<Meta>>>,
+    waits: bool,
+}
+
+impl Followed {
+    fn chunk(&mut self, data: Bytes) -> Chunk {
+        let meta = self.begins.take().flatten();
+        Chunk {
+            data,
+            meta,
+            ..self.blank.clone()
+        }
+    }
+
+    fn set_waits(&mut self, waits: bool) {
+        if self.waits != waits {
+            self.waits = waits;
+            self.signals.waits_elsewhere(waits);
+        }
+    }
+}
+
+impl Stream for Followed {
+    type Item = Result<Chunk>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        let polled = this.reading.poll_piece(cx);
+        this.set_waits(polled.is_pending());
+        let failed = match ready!(polled) {
+            Some(Ok(data)) => {
+                let bytes = data.len();
+                let count = |live: &mut Live| live.machine().count_reference(this.cursor, bytes);
+                match this.link.with(count) {
+                    Ok(()) => return Poll::Ready(Some(Ok(this.chunk(data)))),
+                    Err(status) => status,
+                }
+            }
+            Some(Err(status)) => this
+                .link
+                .with(|live| live.machine().fail_reference(this.cursor, &status)),
+            // An item is an item also when it is empty (EV-301).
+            None if this.begins.is_some() => {
+                return Poll::Ready(Some(Ok(this.chunk(Bytes::new()))));
+            }
+            None => {
+                this.link
+                    .with(|live| live.machine().end_reference(this.cursor));
+                return Poll::Ready(None);
+            }
+        };
+        this.signals.fail(&failed);
+        Poll::Ready(Some(Err(failure::error(&failed))))
+    }
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        self.set_waits(false);
+    }
+}
+
 impl Replay for Flattened {
     fn open(&self) -> Cursor {
         let id = self
@@ -104,31 +210,46 @@ impl Replay for Flattened {
     }
 
     fn poll_next(&self, cursor: &mut Cursor, cx: &mut Context<'_>) -> Poll<Option<Result<Chunk>>> {
-        let read = self.link.with(|live| {
-            let read = live.poll_read(CursorId::from_bits(cursor.slot), cx);
-            if let Poll::Ready(Read::Piece(first)) = &read {
-                self.read_ahead(live.machine(), cursor, first);
+        let id = CursorId::from_bits(cursor.slot);
+        loop {
+            if let Some(inside) = &mut cursor.inside {
+                if let Some(item) = ready!(inside.as_mut().poll_next(cx)) {
+                    return Poll::Ready(Some(item));
+                }
+                cursor.inside = None;
             }
-            read
-        });
-        if read.is_pending() {
-            self.signals.park();
+            let read = self.link.with(|live| {
+                let read = live.poll_read(id, cx);
+                if let Poll::Ready(Read::Piece(first)) = &read {
+                    self.read_ahead(live.machine(), cursor, first);
+                }
+                read
+            });
+            return match read {
+                Poll::Pending => {
+                    self.signals.park();
+                    Poll::Pending
+                }
+                Poll::Ready(Read::Reference(reference)) => {
+                    self.follow(cursor, &reference);
+                    continue;
+                }
+                Poll::Ready(Read::Piece(piece)) => {
+                    cursor.position += 1;
+                    Poll::Ready(Some(Ok(self.chunk(piece))))
+                }
+                Poll::Ready(Read::Failed(status)) => {
+                    self.signals.fail(&status);
+                    Poll::Ready(Some(Err(failure::error(&status))))
+                }
+                // `poll_read` keeps a pending cursor waiting; what is left is the end.
+                Poll::Ready(Read::End | Read::Pending) => Poll::Ready(None),
+            };
         }
-        read.map(|read| match read {
-            Read::Piece(piece) => {
-                cursor.position += 1;
-                Some(Ok(self.chunk(piece)))
-            }
-            Read::Failed(status) => {
-                self.signals.fail(&status);
-                Some(Err(failure::error(&status)))
-            }
-            // `poll_read` keeps a pending cursor waiting; what is left is the end.
-            Read::End | Read::Pending => None,
-        })
     }
 
     fn close(&self, cursor: &mut Cursor) {
+        cursor.inside = None;
         self.link
             .with(|live| live.close_cursor(CursorId::from_bits(cursor.slot)));
     }

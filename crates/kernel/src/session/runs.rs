@@ -15,6 +15,7 @@ use super::action::{Ended, Serving};
 use super::doorbell::Doorbell;
 use super::link::Link;
 use super::offers::Offers;
+use super::reference::References;
 use super::{OFFER, Options, bind, failure, reserved};
 use crate::Result;
 use crate::cancel::Cancel;
@@ -32,6 +33,8 @@ pub(crate) struct Runs {
     /// What wakes the runs: nearly always the task that polls them, which takes in what they wait for.
     bell: Arc<Doorbell>,
     cancels: HashMap<ActionKey, Cancel>,
+    /// What they fetch from elsewhere.
+    references: Option<References>,
 }
 
 impl Runs {
@@ -40,7 +43,10 @@ impl Runs {
             let limits = Arc::clone(&options.limits);
             Offers::new(link.clone(), kernel.clone(), limits)
         });
+        let references = options.references.as_ref();
+        let references = references.map(|resolve| References::new(resolve, &options.limits));
         Self {
+            references,
             link,
             kernel,
             options,
@@ -53,6 +59,11 @@ impl Runs {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.running.is_empty()
+    }
+
+    /// Bytes held that were fetched from elsewhere.
+    pub(super) fn fetched_bytes(&self) -> u64 {
+        self.references.as_ref().map_or(0, References::held)
     }
 
     /// Begins an action. How it ended, if it has.
@@ -93,7 +104,8 @@ impl Runs {
             }
             _ => kernel.get(&start.name)?,
         };
-        bind::bind(kernel, function, &self.options, &self.link, start)
+        let references = self.references.as_ref();
+        bind::bind(kernel, function, &self.options, &self.link, references, start)
     }
 
     fn serve(&mut self, start: &Start, bound: bind::Bound) {

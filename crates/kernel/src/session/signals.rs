@@ -3,7 +3,7 @@
 //! Owns: [`Signals`]: whether a reader was left waiting, and the status with which a read failed. Refuses to know: both
 //! ends. A function sees errors of the kernel, which carry less than a status; the peer is owed the whole of it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sapwood_proto::evergreen::Status;
@@ -14,6 +14,8 @@ use crate::error::Error;
 #[derive(Debug, Default)]
 pub(super) struct Signals {
     parked: AtomicBool,
+    /// Readers that wait for content elsewhere, which no peer and no action holds up.
+    elsewhere: AtomicUsize,
     failed: Mutex<Option<Arc<Status>>>,
 }
 
@@ -23,9 +25,19 @@ impl Signals {
         self.parked.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a reader found nothing since this was asked last.
+    /// Whether a reader found nothing since this was asked last, and nobody waits for content elsewhere.
     pub(super) fn take_parked(&self) -> bool {
-        self.parked.swap(false, Ordering::Relaxed)
+        let parked = self.parked.swap(false, Ordering::Relaxed);
+        parked && self.elsewhere.load(Ordering::Relaxed) == 0
+    }
+
+    /// A reader waits for content elsewhere, or waits no more.
+    pub(super) fn waits_elsewhere(&self, waits: bool) {
+        if waits {
+            self.elsewhere.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.elsewhere.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// A read failed.

@@ -1,5 +1,6 @@
 //! The shell without a transport: messages in, messages out, a virtual clock.
 
+mod reference;
 mod reverse;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,362 @@
+//! Content that stands elsewhere: fetched when a reader reaches it, once for all readers of a session (EV-410).
+//!
+//! Owns: [`Resolve`], what a session asks of whoever can fetch; the task that fetches, its limits (EV-416), who shares
+//! what came. Refuses to know: schemes, files, sockets.
+//!
+//! ```text
+//!   untouched ── first reader ──► fetching ── end or error ──► kept, until the fragment with the reference goes
+//!       ▲                            │
+//!       └──── last reader leaves ────┘ the task is aborted
+//! ```
+//!
+//! The task does not wait for readers: what it fetches is kept anyway, and is bounded. So a slow reader does not make a
+//! fetch late.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use sapwood_proto::evergreen::{Limits, Reason, Status};
+use sapwood_proto::log::{At, Log};
+use sapwood_proto::session::Elsewhere;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tracing::Instrument;
+
+/// Who fetches content elsewhere.
+pub trait Resolve: fmt::Debug + Send + Sync {
+    /// Opens what `uri` names. Nothing happens before the first poll; dropping ends it.
+    ///
+    /// # Errors
+    /// `REF_SCHEME`, `REF_DENIED`, `REF_NOT_FOUND` or `REF_FETCH`, with a message for strangers.
+    fn open<'a>(&'a self, uri: &'a str) -> BoxFuture<'a, Result<Content, Status>>;
+}
+
+/// Content that was found and is about to come.
+pub struct Content {
+    /// How many bytes there will be, where that was declared.
+    pub bytes: Option<u64>,
+    /// The bytes; after an error nothing follows. Dropping ends it.
+    pub pieces: BoxStream<'static, Result<Bytes, Status>>,
+}
+
+impl fmt::Debug for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Content")
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What one session fetches.
+#[derive(Clone)]
+pub(super) struct References(Arc<Shared>);
+
+struct Shared {
+    resolve: Arc<dyn Resolve>,
+    limits: Arc<Limits>,
+    places: Semaphore,
+    /// Bytes held of all references.
+    held: AtomicU64,
+}
+
+impl References {
+    pub(super) fn new(resolve: &Arc<dyn Resolve>, limits: &Arc<Limits>) -> Self {
+        Self(Arc::new(Shared {
+            resolve: Arc::clone(resolve),
+            limits: Arc::clone(limits),
+            places: Semaphore::new(limits.max_ref_fetches),
+            held: AtomicU64::new(0),
+        }))
+    }
+
+    /// Bytes that the session holds of what it has fetched.
+    pub(super) fn held(&self) -> u64 {
+        self.0.held.load(Ordering::Relaxed)
+    }
+
+    /// A new reader of `content`, from its first byte; the first one sets off the fetch.
+    pub(super) fn read(&self, content: &Elsewhere) -> Reading {
+        let fetch = content.keep(Fetch::default);
+        let mut state = fetch.lock();
+        state.readers += 1;
+        let running = state
+            .running
+            .get_or_insert_with(|| Running::begin(self, content.uri()));
+        let fetched = Arc::clone(&running.fetched);
+        drop(state);
+        Reading {
+            fetch,
+            fetched,
+            position: 0,
+        }
+    }
+
+    /// Counts bytes that are about to be held.
+    fn hold(&self, bytes: u64) -> Result<(), Status> {
+        let max = self.0.limits.ref_bytes;
+        let value = self.0.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if value > max {
+            self.give_back(bytes);
+            return Err(Status::limit(Reason::RefLimit, "ref_bytes", value, max));
+        }
+        Ok(())
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.0.held.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Fetches `uri` into `fetched`.
+    async fn fetch(&self, uri: &str, fetched: &Fetched) -> Result<(), Status> {
+        let limits = &self.0.limits;
+        // Never closed.
+        let _place = self.0.places.acquire().await.ok();
+        let (first, total) = (limits.ref_first_byte, limits.ref_total);
+        let fetching = async {
+            let opening = async {
+                let mut content = self.0.resolve.open(uri).await?;
+                self.check_declared(content.bytes)?;
+                let piece = content.pieces.next().await;
+                Ok((content, piece))
+            };
+            let begun = timeout(first, opening).await;
+            let (mut content, mut piece) = begun.unwrap_or_else(|_| Err(late("begun", first)))?;
+            let mut bytes = 0;
+            while let Some(data) = piece {
+                let data = data?;
+                bytes += data.len() as u64;
+                within("max_ref_bytes", bytes, limits.max_ref_bytes)?;
+                fetched.append(data)?;
+                piece = content.pieces.next().await;
+            }
+            Ok(())
+        };
+        let fetched = timeout(total, fetching).await;
+        fetched.unwrap_or_else(|_| Err(late("ended", total)))
+    }
+
+    /// What is too much is refused before it is read.
+    fn check_declared(&self, bytes: Option<u64>) -> Result<(), Status> {
+        let (bytes, limits) = (bytes.unwrap_or(0), &self.0.limits);
+        within("max_ref_bytes", bytes, limits.max_ref_bytes)?;
+        within(
+            "ref_bytes",
+            self.held().saturating_add(bytes),
+            limits.ref_bytes,
+        )
+    }
+}
+
+impl fmt::Debug for References {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("References")
+            .field("held", &self.held())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What stands at a reference: who reads it, and what came so far.
+#[derive(Default)]
+struct Fetch(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    readers: usize,
+    running: Option<Running>,
+}
+
+impl Fetch {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing panics under this lock.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A reader has gone. What nobody reads any more is not fetched to its end.
+    fn leave(&self) {
+        let mut state = self.lock();
+        state.readers -= 1;
+        let idle = state.readers == 0;
+        let given_up = state
+            .running
+            .take_if(|running| idle && !running.fetched.has_ended());
+        drop(state);
+        drop(given_up);
+    }
+}
+
+/// A fetch, from its beginning to when its content is let go. Dropping it aborts the task.
+struct Running {
+    fetched: Arc<Fetched>,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    fn begin(references: &References, uri: &str) -> Self {
+        let fetched = Arc::new(Fetched {
+            references: references.clone(),
+            progress: Mutex::default(),
+        });
+        let into = Arc::clone(&fetched);
+        let (references, uri) = (references.clone(), uri.to_owned());
+        let task = async move {
+            // Also said if the resolver panics: no stream ends silently.
+            let ending = Ending(&into);
+            let outcome = references.fetch(&uri, &into).await;
+            ending.say(outcome);
+        };
+        let task = tokio::spawn(task.in_current_span());
+        Self { fetched, task }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Ends what is fetched, in any case.
+struct Ending<'a>(&'a Fetched);
+
+impl Ending<'_> {
+    fn say(&self, outcome: Result<(), Status>) {
+        if let Err(status) = &outcome {
+            tracing::debug!(reason = %status.reason, "a reference was not fetched");
+        }
+        self.0.end(outcome);
+    }
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        let message = "the content of a reference was not fetched to its end";
+        // The first end stands.
+        self.0.end(Err(Status::new(Reason::RefFetch, message)));
+    }
+}
+
+/// What came so far, and how it ended.
+struct Fetched {
+    references: References,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Default)]
+struct Progress {
+    log: Log<Bytes, Result<(), Arc<Status>>>,
+    held: u64,
+    waiting: Vec<Waker>,
+}
+
+impl Fetched {
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        // Nothing panics under this lock.
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn append(&self, data: Bytes) -> Result<(), Status> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        // What is small costs more than its bytes, and must not pin a large buffer.
+        let cost = data.len().max(PIECE_BYTES) as u64;
+        let data = if data.len() < COPY_BELOW_BYTES {
+            Bytes::copy_from_slice(&data)
+        } else {
+            data
+        };
+        self.references.hold(cost)?;
+        let mut progress = self.lock();
+        progress.held += cost;
+        // Only this task ends the log, and afterwards it appends nothing.
+        let _open = progress.log.append(data);
+        let waiting = std::mem::take(&mut progress.waiting);
+        drop(progress);
+        waiting.into_iter().for_each(Waker::wake);
+        Ok(())
+    }
+
+    fn end(&self, outcome: Result<(), Status>) {
+        let mut progress = self.lock();
+        let _first = progress.log.end(outcome.map_err(Arc::new));
+        let waiting = std::mem::take(&mut progress.waiting);
+        drop(progress);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    fn has_ended(&self) -> bool {
+        self.lock().log.ended().is_some()
+    }
+}
+
+impl Drop for Fetched {
+    fn drop(&mut self) {
+        let held = self.lock().held;
+        self.references.give_back(held);
+    }
+}
+
+/// A reader's place in the content of one reference. The last one to leave ends the fetch.
+pub(super) struct Reading {
+    fetch: Arc<Fetch>,
+    fetched: Arc<Fetched>,
+    position: usize,
+}
+
+impl Reading {
+    /// The next bytes; `None` at the end. After an error nothing follows.
+    pub(super) fn poll_piece(
+        &mut self,
+        cx: &Context<'_>,
+    ) -> Poll<Option<Result<Bytes, Arc<Status>>>> {
+        let mut progress = self.fetched.lock();
+        match progress.log.at(self.position) {
+            At::Item(data) => {
+                let data = data.clone();
+                self.position += 1;
+                Poll::Ready(Some(Ok(data)))
+            }
+            At::End(Err(status)) => Poll::Ready(Some(Err(Arc::clone(status)))),
+            // Nothing is released.
+            At::End(Ok(())) | At::Released => Poll::Ready(None),
+            At::Pending => {
+                let known = progress.waiting.iter();
+                if !known.into_iter().any(|waker| waker.will_wake(cx.waker())) {
+                    progress.waiting.push(cx.waker().clone());
+                }
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.fetch.leave();
+    }
+}
+
+fn within(limit: &'static str, value: u64, max: u64) -> Result<(), Status> {
+    if value <= max {
+        return Ok(());
+    }
+    Err(Status::limit(Reason::RefLimit, limit, value, max))
+}
+
+fn late(what: &str, after: Duration) -> Status {
+    let message = format!("the content of a reference had not {what} after {after:?}");
+    Status::new(Reason::RefFetch, message)
+}
+
+/// What is counted for a piece at the least.
+const PIECE_BYTES: usize = 128;
+/// Pieces below this are copied out of the buffer that they came in.
+const COPY_BELOW_BYTES: usize = 1024;
