@@ -3,3 +3,4 @@
 //! Owns: the functions over the clients of `sapwood-net`. Refuses to know: sockets.
 
 pub mod evergreen;
+mod reference;

@@ -1,8 +1,10 @@
 //! Sapwood's clients: the only home of client sockets.
 //!
-//! Owns: transports and typed clients of every protocol, reconnecting, balancing.
+//! Owns: transports and typed clients of every protocol, reconnecting, balancing; what references name.
 //! Refuses to know: kernels, engines, servers.
 
 pub mod evergreen;
 #[cfg(feature = "otlp")]
 pub mod otlp;
+pub mod references;
+mod tls;

@@ -19,9 +19,7 @@ use futures::stream::{SplitSink, SplitStream};
 use futures::{Sink, SinkExt, Stream, StreamExt};
 use http::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
 use http::{HeaderMap, Uri};
-use rustls::RootCertStore;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::ServerName;
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::socket::{Codec, Heard, status_of_close};
 use sapwood_proto::evergreen::{Dialect, Frame, Message, Reason, Status};
@@ -39,6 +37,7 @@ use tokio_util::task::AbortOnDropHandle;
 use self::listening::{Ear, Listening};
 use super::grpc::MESSAGE_BYTES_MAX;
 use super::transport::{Address, Incoming, Opened, TOKEN, bad_address};
+use crate::tls;
 
 /// Where a server is, and in which dialect it is spoken to.
 #[derive(Clone, Debug)]
@@ -142,12 +141,8 @@ impl Place {
         }
         let name = ServerName::try_from(host.to_owned())
             .map_err(|_| bad_address("its host is no name that a certificate could have"))?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|_| bad_address("no version of TLS can be spoken"))?
-            .with_root_certificates(trusted(address)?)
-            .with_no_client_auth();
+        let config =
+            tls::client(address.authorities.as_deref()).map_err(|bad| bad_address(bad.why()))?;
         let tls = TlsConnector::from(Arc::new(config));
         Ok(Box::new(tls.connect(name, tcp).await.map_err(gone)?))
     }
@@ -364,20 +359,6 @@ fn receive(received: Received) -> Incoming {
         }
     })
     .boxed()
-}
-
-fn trusted(address: &Address) -> Result<RootCertStore, Status> {
-    let mut roots = RootCertStore {
-        roots: webpki_roots::TLS_SERVER_ROOTS.to_vec(),
-    };
-    if let Some(pem) = &address.authorities {
-        let bad = || bad_address("the authorities to trust are no PEM certificates");
-        for certificate in CertificateDer::pem_slice_iter(pem) {
-            let certificate = certificate.map_err(|_| bad())?;
-            roots.add(certificate).map_err(|_| bad())?;
-        }
-    }
-    Ok(roots)
 }
 
 fn unavailable(address: &Address, hint: &str) -> Status {

@@ -10,13 +10,13 @@ use http::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue};
 use http::uri::Uri;
 use http_body_util::Full;
 use hyper_util::rt::TokioIo;
-use rustls::RootCertStore;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::{Address, BadAddress, Undelivered};
+use crate::tls;
 
 /// A collector, and how to be let in.
 #[derive(Clone)]
@@ -73,15 +73,7 @@ impl Place {
         if !self.secure {
             return self.send(tcp, signal, body).await;
         }
-        let roots = RootCertStore {
-            roots: webpki_roots::TLS_SERVER_ROOTS.to_vec(),
-        };
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| gone(&error))?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+        let config = tls::client(None).map_err(|error| gone(&error))?;
         let name = ServerName::try_from(self.host.clone()).map_err(|error| gone(&error))?;
         let tls = TlsConnector::from(Arc::new(config))
             .connect(name, tcp)

@@ -1,0 +1,66 @@
+//! Why a reference cannot be read, and why a list cannot be used.
+//!
+//! Owns: both kinds of error, and what the first ones are in the protocol. Refuses to know: where they came about.
+
+use sapwood_proto::evergreen::{Reason, Status};
+
+/// Why a reference cannot be read. The texts are for strangers: no path, no address, no credential.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The URI is not one of its kind.
+    #[error("a reference is malformed: {0}")]
+    Malformed(&'static str),
+    /// No list allows it.
+    #[error("{what} not allowed here; the operator can allow it with references.{key}")]
+    Denied {
+        /// What, as the subject of the sentence with its verb.
+        what: &'static str,
+        /// The key of the configuration that would allow it.
+        key: &'static str,
+    },
+    /// Whatever anybody allows, this is not read.
+    #[error("a reference is refused: {0}")]
+    Refused(&'static str),
+    /// There is no such thing.
+    #[error("a reference names nothing that is there")]
+    NotFound,
+    /// Something went wrong on the way.
+    #[error("a reference could not be fetched: {0}")]
+    Failed(&'static str),
+    /// A server answered with something else than content.
+    #[error("a reference could not be fetched: the server answered with status {0}")]
+    Answered(u16),
+}
+
+impl Error {
+    /// What the protocol calls it (EV-410).
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let reason = match self {
+            Self::Malformed(_) => Reason::RefScheme,
+            Self::Denied { .. } | Self::Refused(_) => Reason::RefDenied,
+            Self::NotFound => Reason::RefNotFound,
+            Self::Failed(_) | Self::Answered(_) => Reason::RefFetch,
+        };
+        Status::new(reason, self.to_string())
+    }
+}
+
+/// An entry of a list that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("references.{key}: `{entry}`: {why}")]
+pub struct BadConfig {
+    key: &'static str,
+    entry: String,
+    why: String,
+}
+
+impl BadConfig {
+    pub(super) fn new(key: &'static str, entry: &str, why: impl Into<String>) -> Self {
+        Self {
+            key,
+            entry: entry.into(),
+            why: why.into(),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! `file:` references (EV-412).
+//!
+//! Owns: the roots, which are opened once, and files below them. Refuses to know: what a path would mean outside of
+//! them. A path is walked below its root's descriptor, so no symbolic link and no `..` leads out, also not while it is
+//! being walked.
+
+use std::io::ErrorKind;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use cap_std::ambient_authority;
+use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
+use futures::StreamExt;
+use futures::stream::{BoxStream, try_unfold};
+use rustix::fs::OFlags;
+use tokio::fs::File;
+use tokio::io::AsyncReadExt;
+use tokio::task::spawn_blocking;
+use url::Url;
+
+use super::Found;
+use super::error::{BadConfig, Error};
+
+/// The directories below which files may be read.
+#[derive(Debug)]
+pub(super) struct Files(Vec<Root>);
+
+#[derive(Debug)]
+struct Root {
+    path: PathBuf,
+    dir: Arc<Dir>,
+}
+
+impl Files {
+    /// Opens the roots.
+    pub(super) fn new(roots: &[PathBuf]) -> Result<Self, BadConfig> {
+        let open = |path: &PathBuf| {
+            let bad = |why: &str| BadConfig::new("files", &path.to_string_lossy(), why);
+            if !path.is_absolute() {
+                return Err(bad("write an absolute path"));
+            }
+            let dir = Dir::open_ambient_dir(path, ambient_authority())
+                .map_err(|error| bad(&format!("it cannot be opened: {error}")))?;
+            Ok(Root {
+                path: path.clone(),
+                dir: Arc::new(dir),
+            })
+        };
+        roots.iter().map(open).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Opens the file that `uri` names.
+    pub(super) async fn open(&self, uri: &str) -> Result<Found, Error> {
+        if self.0.is_empty() {
+            return Err(denied("references to files are"));
+        }
+        let path = path(uri)?;
+        let below = |root: &Root| Some((Arc::clone(&root.dir), within(&root.path, &path)?));
+        let Some((dir, path)) = self.0.iter().find_map(below) else {
+            return Err(denied("a file of this directory is"));
+        };
+        let opening = spawn_blocking(move || open(&dir, &path));
+        let (file, bytes) = opening
+            .await
+            .map_err(|_| Error::Failed("reading was broken off"))??;
+        Ok(Found {
+            bytes: Some(bytes),
+            pieces: pieces(File::from_std(file)),
+        })
+    }
+}
+
+/// The path that a URI spells: `file:///ABSOLUTE/PATH` and nothing else.
+fn path(uri: &str) -> Result<PathBuf, Error> {
+    let malformed = Error::Malformed("write file:///ABSOLUTE/PATH");
+    let local = uri.get(..FILE.len());
+    if !local.is_some_and(|local| local.eq_ignore_ascii_case(FILE)) {
+        return Err(malformed);
+    }
+    let url = Url::parse(uri).map_err(|_| malformed)?;
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(malformed);
+    }
+    url.to_file_path().map_err(|()| malformed)
+}
+
+/// What of a path lies below a root; nothing that could lead out.
+fn within(root: &Path, path: &Path) -> Option<PathBuf> {
+    let rest = path.strip_prefix(root).ok()?;
+    let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
+    (rest.components().all(plain) && rest.components().next().is_some()).then(|| rest.to_owned())
+}
+
+/// The file, if it is one, and its length. What counts is what was opened.
+fn open(dir: &Dir, path: &Path) -> Result<(std::fs::File, u64), Error> {
+    let mut options = OpenOptions::new();
+    // A pipe without a writer would never be opened.
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    options.read(true).custom_flags(flags.bits().cast_signed());
+    let file = dir
+        .open_with(path, &options)
+        .map_err(|error| refusal(&error))?;
+    let metadata = file.metadata().map_err(|error| refusal(&error))?;
+    if !metadata.is_file() {
+        return Err(IRREGULAR);
+    }
+    Ok((file.into_std(), metadata.len()))
+}
+
+fn refusal(error: &std::io::Error) -> Error {
+    tracing::debug!(%error, "a file was not opened");
+    match error.kind() {
+        ErrorKind::NotFound | ErrorKind::NotADirectory => Error::NotFound,
+        // Also what cap-std says of a path that leads out.
+        ErrorKind::PermissionDenied => denied("a file that this path leads to is"),
+        _ if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => IRREGULAR,
+        _ => Error::Failed("the file cannot be opened"),
+    }
+}
+
+fn pieces(file: File) -> BoxStream<'static, Result<Bytes, Error>> {
+    try_unfold(file, async |mut file| {
+        let mut data = BytesMut::with_capacity(PIECE_BYTES);
+        let read = file.read_buf(&mut data).await;
+        let read = read.map_err(|error| {
+            tracing::debug!(%error, "a file was not read");
+            Error::Failed("the file cannot be read")
+        })?;
+        Ok((read > 0).then(|| (data.freeze(), file)))
+    })
+    .boxed()
+}
+
+const fn denied(what: &'static str) -> Error {
+    Error::Denied { what, key: "files" }
+}
+
+const FILE: &str = "file:///";
+const IRREGULAR: Error = Error::Refused("what it names is no regular file");
+/// Bytes read at a time.
+const PIECE_BYTES: usize = 64 * 1024;

@@ -1,0 +1,245 @@
+//! `s3:`, `gs:` and `az:` references, through `object_store` (EV-413, EV-415).
+//!
+//! Owns: which buckets and prefixes may be read, how their stores are built, and the HTTP that they use: ours, which
+//! follows no redirects. Refuses to know: how a store is asked. What a store is asked with are the server's own
+//! credentials, which is why every bucket has to be listed; endpoints are the operator's choice and may be private, as
+//! may be the services of a cloud that give credentials out.
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::{StreamExt, TryStreamExt};
+use http::header::HOST;
+use http::{HeaderValue, Uri};
+use http_body_util::BodyExt;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
+    HttpResponseBody, HttpService,
+};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::path::Path;
+use object_store::{ClientOptions, ObjectStore, ObjectStoreExt, RetryConfig};
+use url::{Position, Url};
+
+use super::error::{BadConfig, Error};
+use super::exchange::{Dialler, Reach};
+use super::{Config, Found};
+use crate::tls;
+
+/// The listed buckets.
+#[derive(Debug)]
+pub(super) struct Stores(Vec<Listed>);
+
+#[derive(Debug)]
+struct Listed {
+    scheme: String,
+    bucket: String,
+    prefix: Path,
+    store: Arc<dyn ObjectStore>,
+}
+
+impl Stores {
+    pub(super) fn new(config: &Config) -> Result<Self, BadConfig> {
+        check_options(&config.store_options)?;
+        let tls = tls::client(config.authorities.as_deref())
+            .map_err(|bad| BadConfig::new("ca", "PEM", bad.why()))?;
+        let connector = Connector(Dialler::new(tls));
+        let options = [
+            config.store_environment.as_slice(),
+            config.store_options.as_slice(),
+        ];
+        let options = options.concat();
+        let listed = config.stores.iter().map(|entry| {
+            let bad = |why: &str| BadConfig::new("stores", entry, why);
+            let place =
+                Place::read(entry).map_err(|_| bad("write s3://BUCKET/PREFIX, gs: or az:"))?;
+            let store = build(&place, &options, &connector);
+            // Its message may hold options, and so credentials.
+            let store = store
+                .map_err(|_| bad("the store cannot be set up: look at references.store_options"))?;
+            Ok(Listed {
+                scheme: place.scheme,
+                bucket: place.bucket,
+                prefix: place.path,
+                store,
+            })
+        });
+        listed.collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Opens the object that `uri` names.
+    pub(super) async fn open(&self, uri: &str) -> Result<Found, Error> {
+        let place = Place::read(uri)?;
+        if place.path.as_ref().is_empty() {
+            return Err(Error::Malformed("it names no object"));
+        }
+        let listed = self.0.iter().find(|listed| {
+            listed.scheme == place.scheme
+                && listed.bucket == place.bucket
+                && place.path.prefix_matches(&listed.prefix)
+        });
+        let listed = listed.ok_or(Error::Denied {
+            what: "a reference to this bucket is",
+            key: "stores",
+        })?;
+        let found = listed
+            .store
+            .get(&place.path)
+            .await
+            .map_err(|error| refusal(&error))?;
+        Ok(Found {
+            bytes: Some(found.meta.size),
+            pieces: found.into_stream().map_err(|error| refusal(&error)).boxed(),
+        })
+    }
+}
+
+fn refusal(error: &object_store::Error) -> Error {
+    if matches!(error, object_store::Error::NotFound { .. }) {
+        return Error::NotFound;
+    }
+    tracing::debug!(%error, "a store did not answer");
+    Error::Failed("its store did not give it")
+}
+
+/// What the URI of an object says.
+#[derive(Debug)]
+struct Place {
+    scheme: String,
+    bucket: String,
+    path: Path,
+}
+
+impl Place {
+    fn read(uri: &str) -> Result<Self, Error> {
+        let malformed = Error::Malformed("write s3://BUCKET/KEY, without a query");
+        let url = Url::parse(uri).map_err(|_| malformed)?;
+        let plain = url.query().is_none()
+            && url.fragment().is_none()
+            && url.port().is_none()
+            && url.username().is_empty()
+            && url.password().is_none();
+        if !plain || !SCHEMES.contains(&url.scheme()) {
+            return Err(malformed);
+        }
+        let bucket = url.host_str().filter(|bucket| !bucket.is_empty());
+        Ok(Self {
+            scheme: url.scheme().to_owned(),
+            bucket: bucket.ok_or(malformed)?.to_owned(),
+            path: Path::from_url_path(url.path()).map_err(|_| malformed)?,
+        })
+    }
+}
+
+/// Options are named as `object_store` names them; one that no store knows is a mistake.
+fn check_options(options: &[(String, String)]) -> Result<(), BadConfig> {
+    let known = |name: &str| {
+        AmazonS3ConfigKey::from_str(name).is_ok()
+            || GoogleConfigKey::from_str(name).is_ok()
+            || AzureConfigKey::from_str(name).is_ok()
+    };
+    let unknown = options.iter().find(|(name, _)| !known(name));
+    unknown.map_or(Ok(()), |(name, _)| {
+        let why = "no store has such an option";
+        Err(BadConfig::new("store_options", name, why))
+    })
+}
+
+fn build(
+    place: &Place,
+    options: &[(String, String)],
+    connector: &Connector,
+) -> object_store::Result<Arc<dyn ObjectStore>> {
+    let retry = RetryConfig {
+        max_retries: RETRIES,
+        retry_timeout: RETRY,
+        ..RetryConfig::default()
+    };
+    let (bucket, connector) = (place.bucket.as_str(), connector.clone());
+    Ok(match place.scheme.as_str() {
+        "s3" => Arc::new(
+            set(
+                options,
+                AmazonS3Builder::new(),
+                AmazonS3Builder::with_config,
+            )
+            .with_bucket_name(bucket)
+            .with_http_connector(connector)
+            .with_retry(retry)
+            .build()?,
+        ),
+        "gs" => Arc::new(
+            set(
+                options,
+                GoogleCloudStorageBuilder::new(),
+                GoogleCloudStorageBuilder::with_config,
+            )
+            .with_bucket_name(bucket)
+            .with_http_connector(connector)
+            .with_retry(retry)
+            .build()?,
+        ),
+        _ => Arc::new(
+            set(
+                options,
+                MicrosoftAzureBuilder::new(),
+                MicrosoftAzureBuilder::with_config,
+            )
+            .with_container_name(bucket)
+            .with_http_connector(connector)
+            .with_retry(retry)
+            .build()?,
+        ),
+    })
+}
+
+/// Sets those options that a store knows.
+fn set<B, K: FromStr>(
+    options: &[(String, String)],
+    builder: B,
+    with: impl Fn(B, K, String) -> B,
+) -> B {
+    let known = options
+        .iter()
+        .filter_map(|(name, value)| Some((name.parse().ok()?, value.clone())));
+    known.fold(builder, |builder, (key, value)| with(builder, key, value))
+}
+
+/// Our HTTP, as stores ask for it.
+#[derive(Clone, Debug)]
+struct Connector(Dialler);
+
+impl HttpConnector for Connector {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(self.clone()))
+    }
+}
+
+#[async_trait]
+impl HttpService for Connector {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let unusable = |_| HttpError::new(HttpErrorKind::Unknown, Error::Malformed("no URL"));
+        let (mut parts, body) = request.into_parts();
+        let url = Url::parse(&parts.uri.to_string()).map_err(unusable)?;
+        let target = &url[Position::BeforePath..Position::AfterQuery];
+        parts.uri =
+            Uri::try_from(target).map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+        let host = HeaderValue::from_str(&url[Position::BeforeHost..Position::AfterPort])
+            .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+        parts.headers.insert(HOST, host);
+        let request = HttpRequest::from_parts(parts, body);
+        let answer = self.0.ask(&url, Reach::Any, request).await;
+        let answer = answer.map_err(|error| HttpError::new(HttpErrorKind::Connect, error))?;
+        let cut = |error| HttpError::new(HttpErrorKind::Interrupted, error);
+        Ok(answer.map(|body| HttpResponseBody::new(body.map_err(cut))))
+    }
+}
+
+const SCHEMES: [&str; 3] = ["s3", "gs", "az"];
+/// A fetch has ten seconds for its first byte; trying for longer is of no use.
+const RETRIES: usize = 2;
+const RETRY: Duration = Duration::from_secs(8);

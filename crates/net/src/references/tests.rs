@@ -1,0 +1,101 @@
+//! Real files, and real servers on this machine.
+
+mod files;
+#[cfg(feature = "stores")]
+mod stores;
+mod web;
+
+use futures::TryStreamExt;
+
+use super::{Config, Error, References};
+
+/// All of what `uri` names, and the length that was declared.
+async fn fetch(config: &Config, uri: &str) -> Result<(String, Option<u64>), Error> {
+    let references = References::new(config).unwrap();
+    let found = references.open(uri).await?;
+    let pieces: Vec<_> = found.pieces.try_collect().await?;
+    Ok((String::from_utf8(pieces.concat()).unwrap(), found.bytes))
+}
+
+/// The key that would allow what was denied.
+fn denied_by(outcome: Result<(String, Option<u64>), Error>) -> &'static str {
+    match outcome {
+        Err(Error::Denied { key, .. }) => key,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn ev_413_everything_is_off_by_default() {
+    for (uri, key) in [
+        ("file:///etc/passwd", "files"),
+        ("https://example.com/", "hosts"),
+        ("HTTP://127.0.0.1/", "hosts"),
+        ("s3://bucket/key", "stores"),
+        ("gs://bucket/key", "stores"),
+        ("az://bucket/key", "stores"),
+    ] {
+        let outcome = fetch(&Config::default(), uri).await;
+        assert_eq!(denied_by(outcome), key, "{uri}");
+    }
+    let outcome = fetch(&Config::default(), "ftp://h/").await;
+    assert!(matches!(outcome, Err(Error::Malformed(_))));
+}
+
+#[test]
+fn ev_410_errors_have_the_reasons_of_the_page_and_say_what_would_help() {
+    let denied = Error::Denied {
+        what: "a reference to this host is",
+        key: "hosts",
+    };
+    for (error, reason, says) in [
+        (denied, "REF_DENIED", "references.hosts"),
+        (Error::Refused("because"), "REF_DENIED", "because"),
+        (Error::Malformed("because"), "REF_SCHEME", "because"),
+        (Error::NotFound, "REF_NOT_FOUND", "nothing"),
+        (Error::Failed("because"), "REF_FETCH", "because"),
+        (Error::Answered(503), "REF_FETCH", "503"),
+    ] {
+        let status = error.status();
+        assert_eq!(status.reason, reason);
+        assert!(status.message.contains(says), "{}", status.message);
+    }
+}
+
+#[test]
+fn ev_413_entries_that_cannot_be_used_are_named() {
+    let strings = |entry: &str| vec![entry.to_owned()];
+    for (config, says) in [
+        (
+            Config {
+                files: vec!["relative".into()],
+                ..Config::default()
+            },
+            "references.files: `relative`",
+        ),
+        (
+            Config {
+                files: vec!["/nowhere/at/all".into()],
+                ..Config::default()
+            },
+            "references.files: `/nowhere/at/all`",
+        ),
+        (
+            Config {
+                private_hosts: strings("http://h"),
+                ..Config::default()
+            },
+            "references.private_hosts: `http://h`",
+        ),
+        (
+            Config {
+                stores: strings("bucket"),
+                ..Config::default()
+            },
+            "references.stores: `bucket`",
+        ),
+    ] {
+        let error = References::new(&config).unwrap_err().to_string();
+        assert!(error.starts_with(says), "{error}");
+    }
+}

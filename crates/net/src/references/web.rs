@@ -1,0 +1,153 @@
+//! `https:` and `http:` references (EV-413, EV-414).
+//!
+//! Owns: which URLs may be asked, what is asked, where redirects may lead, which answers are content. Refuses to know:
+//! connections. Every URL comes by here whole, with its query: a store that takes a path for a key would lose that
+//! (EV-415).
+
+use futures::{StreamExt, TryStreamExt, future};
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HOST, LOCATION, USER_AGENT};
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body_util::{BodyDataStream, Empty};
+use hyper::body::{Body, Bytes};
+use url::{Position, Url};
+
+use super::error::{BadConfig, Error};
+use super::exchange::{Answer, Dialler, Reach};
+use super::hosts::Hosts;
+use super::{Config, Found};
+use crate::tls;
+
+/// The web as far as it may be read.
+#[derive(Debug)]
+pub(super) struct Web {
+    hosts: Hosts,
+    private: Hosts,
+    allow_http: bool,
+    dialler: Dialler,
+}
+
+impl Web {
+    pub(super) fn new(config: &Config) -> Result<Self, BadConfig> {
+        let mut tls = tls::client(config.authorities.as_deref())
+            .map_err(|bad| BadConfig::new("ca", "PEM", bad.why()))?;
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Self {
+            hosts: Hosts::read("hosts", &config.hosts)?,
+            private: Hosts::read("private_hosts", &config.private_hosts)?,
+            allow_http: config.allow_http,
+            dialler: Dialler::new(tls),
+        })
+    }
+
+    /// Opens what `uri` names.
+    pub(super) async fn open(&self, uri: &str) -> Result<Found, Error> {
+        if self.hosts.is_empty() && self.private.is_empty() {
+            return Err(Error::Denied {
+                what: "references to the web are",
+                key: "hosts",
+            });
+        }
+        let mut url = Url::parse(uri).map_err(|_| Error::Malformed("it is no URL"))?;
+        for _ in 0..=REDIRECTS_MAX {
+            let reach = self.check(&url)?;
+            let answer = self.dialler.ask(&url, reach, request(&url)?).await?;
+            match redirected(&url, &answer)? {
+                None => return content(answer),
+                Some(next) => url = next,
+            }
+        }
+        Err(Error::Failed("it is redirected too often"))
+    }
+
+    /// Whether a URL may be asked, and at which addresses.
+    fn check(&self, url: &Url) -> Result<Reach, Error> {
+        match url.scheme() {
+            "https" => {}
+            "http" if self.allow_http => {}
+            "http" => {
+                return Err(Error::Denied {
+                    what: "a reference by http: is",
+                    key: "allow_http",
+                });
+            }
+            _ => return Err(Error::Refused("it leads out of the web")),
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(Error::Refused("it holds a name or a password"));
+        }
+        let host = url.host().ok_or(Error::Malformed("it has no host"))?;
+        if self.private.allow(&host) {
+            return Ok(Reach::Any);
+        }
+        if self.hosts.allow(&host) {
+            return Ok(Reach::Public);
+        }
+        Err(Error::Denied {
+            what: "a reference to this host is",
+            key: "hosts",
+        })
+    }
+}
+
+/// A request that says nothing of anybody.
+fn request(url: &Url) -> Result<Request<Empty<Bytes>>, Error> {
+    let malformed = |_: http::Error| Error::Malformed("it cannot be asked for");
+    Request::get(&url[Position::BeforePath..Position::AfterQuery])
+        .header(HOST, &url[Position::BeforeHost..Position::AfterPort])
+        .header(USER_AGENT, concat!("sapwood/", env!("CARGO_PKG_VERSION")))
+        .header(ACCEPT, HeaderValue::from_static("*/*"))
+        .header(ACCEPT_ENCODING, IDENTITY)
+        .body(Empty::new())
+        .map_err(malformed)
+}
+
+/// Where an answer leads, if it leads on.
+fn redirected(from: &Url, answer: &Response<Answer>) -> Result<Option<Url>, Error> {
+    if !REDIRECTS.contains(&answer.status()) {
+        return Ok(None);
+    }
+    let nowhere = Error::Failed("it is redirected to nowhere");
+    let location = answer.headers().get(LOCATION).ok_or(nowhere)?;
+    let location = location.to_str().map_err(|_| nowhere)?;
+    let to = from.join(location).map_err(|_| nowhere)?;
+    if from.scheme() == "https" && to.scheme() != "https" {
+        return Err(Error::Refused("it is redirected from https: to less"));
+    }
+    Ok(Some(to))
+}
+
+/// The content of an answer, if it is content.
+fn content(answer: Response<Answer>) -> Result<Found, Error> {
+    match answer.status() {
+        StatusCode::OK | StatusCode::NON_AUTHORITATIVE_INFORMATION | StatusCode::NO_CONTENT => {}
+        StatusCode::NOT_FOUND | StatusCode::GONE => return Err(Error::NotFound),
+        other => return Err(Error::Answered(other.as_u16())),
+    }
+    let encoding = answer.headers().get(CONTENT_ENCODING);
+    if encoding.is_some_and(|encoding| *encoding != IDENTITY) {
+        return Err(Error::Failed("it comes compressed, which nobody asked for"));
+    }
+    let body = answer.into_body();
+    let bytes = body.size_hint().exact();
+    let pieces = BodyDataStream::new(body)
+        .map_err(|error| {
+            tracing::debug!(%error, "an answer was cut off");
+            Error::Failed("the answer was cut off")
+        })
+        .try_filter(|data| future::ready(!data.is_empty()));
+    Ok(Found {
+        bytes,
+        pieces: pieces.boxed(),
+    })
+}
+
+/// EV-414.
+const REDIRECTS_MAX: u32 = 3;
+const REDIRECTS: [StatusCode; 5] = [
+    StatusCode::MOVED_PERMANENTLY,
+    StatusCode::FOUND,
+    StatusCode::SEE_OTHER,
+    StatusCode::TEMPORARY_REDIRECT,
+    StatusCode::PERMANENT_REDIRECT,
+];
+const IDENTITY: HeaderValue = HeaderValue::from_static("identity");

@@ -1,0 +1,41 @@
+//! TLS as every client of ours speaks it.
+//!
+//! Owns: which authorities are trusted, and the versions. Refuses to know: hosts and connections.
+
+use std::sync::Arc;
+
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+
+/// Why TLS cannot be spoken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Bad(&'static str);
+
+impl Bad {
+    /// The same as text.
+    pub(crate) const fn why(self) -> &'static str {
+        self.0
+    }
+}
+
+/// TLS 1.2 and 1.3 with the well-known authorities, and with those of `authorities` (PEM) beside them.
+pub(crate) fn client(authorities: Option<&[u8]>) -> Result<ClientConfig, Bad> {
+    let mut roots = RootCertStore {
+        roots: webpki_roots::TLS_SERVER_ROOTS.to_vec(),
+    };
+    for certificate in CertificateDer::pem_slice_iter(authorities.unwrap_or_default()) {
+        let certificate = certificate.map_err(|_| AUTHORITIES)?;
+        roots.add(certificate).map_err(|_| AUTHORITIES)?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider);
+    let builder = builder
+        .with_safe_default_protocol_versions()
+        .map_err(|_| VERSIONS)?;
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+const AUTHORITIES: Bad = Bad("the authorities to trust are no PEM certificates");
+const VERSIONS: Bad = Bad("no version of TLS can be spoken");
