@@ -6,6 +6,7 @@ mod client;
 mod extensions;
 mod flow;
 mod loopback;
+mod references;
 mod remote;
 mod resume;
 mod reverse;

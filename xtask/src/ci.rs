@@ -102,6 +102,9 @@ const LANES: &[Lane] = &[
     },
 ];
 
+/// Features of the workspace in every lane without llama.cpp.
+const TESTED: &str = "sapwood/cli,sapwood/stores";
+
 /// Runs the lanes and prints what became of each.
 ///
 /// # Errors
@@ -186,7 +189,7 @@ fn clippy() -> Result<Outcome> {
         "--workspace",
         "--all-targets",
         "--features",
-        "sapwood/cli",
+        TESTED,
         "--",
         "-D",
         "warnings",
@@ -206,14 +209,14 @@ fn codegen() -> Result<Outcome> {
 }
 
 fn test() -> Result<Outcome> {
-    nextest(&["--workspace", "--features", "sapwood/cli"])?;
+    nextest(&["--workspace", "--features", TESTED])?;
     cargo(&[
         "test",
         "--quiet",
         "--doc",
         "--workspace",
         "--features",
-        "sapwood/cli",
+        TESTED,
     ])
 }
 
@@ -231,13 +234,7 @@ fn nextest(arguments: &[&str]) -> Result<Outcome> {
 }
 
 fn doc() -> Result<Outcome> {
-    let mut command = process::cargo(&[
-        "doc",
-        "--workspace",
-        "--no-deps",
-        "--features",
-        "sapwood/cli",
-    ]);
+    let mut command = process::cargo(&["doc", "--workspace", "--no-deps", "--features", TESTED]);
     process::run(command.env("RUSTDOCFLAGS", "-D warnings"))?;
     Ok(Outcome::Passed)
 }
@@ -247,6 +244,7 @@ fn features() -> Result<Outcome> {
     for set in [
         &["--package", "sapwood"][..],
         &["--package", "sapwood", "--features", "cli"],
+        &["--package", "sapwood", "--features", "stores"],
         &["--package", "sapwood-engine"],
         &["--package", "sapwood-kernel"],
         &["--package", "sapwood-kernel", "--features", "net"],

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::{process, root, toolchain};
 
 /// Features of the binary that people run.
-pub(crate) const FEATURES: &str = "cli,embedded,demo-model";
+pub(crate) const FEATURES: &str = "cli,embedded,demo-model,stores";
 
 /// Options of `cargo xtask serve`.
 #[derive(clap::Args)]

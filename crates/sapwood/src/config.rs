@@ -5,6 +5,7 @@
 
 pub(crate) mod keys;
 pub(crate) mod layers;
+pub(crate) mod references;
 pub(crate) mod span;
 pub(crate) mod trace;
 
@@ -14,6 +15,7 @@ use sapwood_server::tls;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::failure::Failure;
+use references::References;
 use span::Span;
 use trace::Trace;
 
@@ -39,6 +41,7 @@ pub(crate) struct Config {
     pub(crate) browser: Browser,
     pub(crate) trace: Trace,
     pub(crate) client: Client,
+    pub(crate) references: References,
     /// Other servers whose functions are served here too.
     pub(crate) upstreams: Vec<String>,
     /// The models served. Without any, the demo model.
@@ -61,6 +64,7 @@ impl Default for Config {
             browser: Browser::default(),
             trace: Trace::default(),
             client: Client::default(),
+            references: References::default(),
             upstreams: Vec::new(),
             models: Vec::new(),
         }

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use axum::Router;
 use sapwood_kernel::Kernel;
 use sapwood_kernel::session;
+use sapwood_kernel::session::reference::Resolve;
 use sapwood_net::evergreen::grpc;
 use sapwood_proto::evergreen::{Dialect, Limits};
 use sapwood_proto::generated::DESCRIPTORS;
@@ -37,6 +38,8 @@ pub struct Config {
     pub limits: Arc<Limits>,
     /// The target of GENERATE where an action names none (EV-503).
     pub default_target: Option<String>,
+    /// Where references to content elsewhere are followed to; without it only `data:` is (EV-410).
+    pub references: Option<Arc<dyn Resolve>>,
     /// Sessions at a time that can be come back to after their connection was lost (EV-940), with or without one now; those
     /// above are sessions without resume. 0 turns that off.
     pub resumable_sessions: usize,
@@ -51,6 +54,7 @@ impl Default for Config {
             retained_bytes: 4 << 30,
             limits: Arc::default(),
             default_target: None,
+            references: None,
             resumable_sessions: 1_000,
             coalesce: true,
         }
@@ -75,6 +79,7 @@ impl Config {
             retain: options.retain,
             timeout: options.timeout,
             default_target: self.default_target.clone(),
+            references: self.references.clone(),
             token: None,
             extensions: self.extensions(dialect),
             // The standard library seeds every hasher from the system's randomness.

@@ -43,6 +43,7 @@ impl Command {
                 keys::load(&config.auth)?;
                 load_tls(&config)?;
                 config.trace.collector()?;
+                config.references.clients()?;
                 output::say("The configuration is sound.");
                 Ok(Exit::Ok)
             }
@@ -93,6 +94,7 @@ fn flatten(prefix: &str, value: Value, leaves: &mut Vec<(String, Value)>) {
 fn mask(key: &str, value: Value) -> Value {
     match (key, value) {
         ("auth.key" | "client.key", Value::String(_)) => json!("***"),
+        (option, _) if option.starts_with(STORE_OPTIONS) => json!("***"),
         // Which headers there are is no secret.
         ("trace.headers", Value::Array(lines)) => {
             let masked = lines.iter().filter_map(Value::as_str).map(|line| {
@@ -104,3 +106,6 @@ fn mask(key: &str, value: Value) -> Value {
         (_, value) => value,
     }
 }
+
+/// Which of them are secrets is the stores' own affair.
+const STORE_OPTIONS: &str = "references.store_options.";

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use sapwood_kernel::Kernel;
+use sapwood_net::references::References;
 use sapwood_proto::evergreen::Limits;
 use sapwood_server::allowance::Charging;
 use sapwood_server::counting::Counting;
@@ -88,6 +89,7 @@ impl Serve {
         let planned = models::plan(&config)?;
         let keys = keys::load(&config.auth)?;
         let tls = load_tls(&config)?;
+        let references = config.references.clients()?;
         let logs = Logs::start(&config.log)?;
         let Listening { socket, name } = listening::listen(&config.listen).await?;
         let local = socket
@@ -113,7 +115,7 @@ impl Serve {
         let face = evergreen::face(
             shared.clone(),
             kernel.clone(),
-            evergreen_config(&config, &planned),
+            evergreen_config(&config, &planned, references),
         );
         let server = builder.face(face).build().map_err(broken)?;
         let reload = Reload {
@@ -206,7 +208,11 @@ fn server_config(config: &Config, local: bool, tls: Option<Arc<Tls>>) -> sapwood
     }
 }
 
-fn evergreen_config(config: &Config, planned: &[Planned]) -> evergreen::Config {
+fn evergreen_config(
+    config: &Config,
+    planned: &[Planned],
+    references: Arc<References>,
+) -> evergreen::Config {
     let only = || (planned.len() == 1).then(|| planned[0].name.clone());
     evergreen::Config {
         sessions: config.limits.sessions,
@@ -218,6 +224,7 @@ fn evergreen_config(config: &Config, planned: &[Planned]) -> evergreen::Config {
             reverse_timeout: config.limits.reverse_timeout.get(),
             ..Limits::default()
         }),
+        references: Some(references),
         ..evergreen::Config::default()
     }
 }

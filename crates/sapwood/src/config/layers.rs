@@ -248,6 +248,19 @@ pub(crate) fn no_colour() -> bool {
         .any(|(_, value)| !value.is_empty())
 }
 
+/// What the environment says of clouds, by the names that their own tools read. Only listed stores are asked with it.
+pub(crate) fn of_clouds() -> Vec<(String, String)> {
+    let of_cloud = |name: &str| {
+        let clouds = ["aws_", "google_", "azure_"];
+        clouds.iter().any(|cloud| name.starts_with(cloud))
+    };
+    Env::raw()
+        .iter()
+        .map(|(name, value)| (name.as_str().to_ascii_lowercase(), value))
+        .filter(|(name, _)| of_cloud(name))
+        .collect()
+}
+
 /// A list value for [`Flags::set`].
 pub(crate) fn list(values: impl IntoIterator<Item = Value>) -> Value {
     Value::Array(Tag::Default, values.into_iter().collect())

@@ -41,7 +41,8 @@ fn oa_912_config_show_tells_values_origins_and_no_secrets() {
     let here = folder("config-show");
     std::fs::write(
         here.join("sapwood.toml"),
-        "log = \"warn\"\n[auth]\nkey = \"hush\"\n[trace]\nheaders = [\"x-key: hush\"]\n",
+        "log = \"warn\"\n[auth]\nkey = \"hush\"\n[trace]\nheaders = [\"x-key: hush\"]\n[references]\nhosts = [\"a.b\"]\n\
+         store_options = { aws_token = \"hush\" }\n",
     )
     .unwrap();
     let mut command = sapwood(&here, &["config", "show", "--json", "--threads", "2"]);
@@ -54,6 +55,16 @@ fn oa_912_config_show_tells_values_origins_and_no_secrets() {
     for (key, value, origin) in [
         ("log", Value::from("warn"), "file sapwood.toml"),
         ("auth.key", Value::from("***"), "file sapwood.toml"),
+        (
+            "references.hosts",
+            Value::from(vec!["a.b"]),
+            "file sapwood.toml",
+        ),
+        (
+            "references.store_options.aws_token",
+            Value::from("***"),
+            "file sapwood.toml",
+        ),
         ("engine.threads", Value::from(2), "flag --threads"),
         (
             "engine.ctx",

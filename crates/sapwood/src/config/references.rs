@@ -1,0 +1,65 @@
+//! What clients may name by a URI instead of sending it: the keys under `references` (EV-412 to EV-415).
+//!
+//! Owns: the keys, and the clients that are made of them. Refuses to know: how anything is fetched.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sapwood_net::references;
+use serde::{Deserialize, Serialize};
+
+use super::layers;
+use crate::failure::Failure;
+
+/// Lists of what may be read. By default they are empty, and nothing is but what stands in the reference itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct References {
+    /// Directories whose regular files may be read by `file:`.
+    pub(crate) files: Vec<PathBuf>,
+    /// Hosts with public addresses that may be asked by `https:`.
+    pub(crate) hosts: Vec<String>,
+    /// They may be asked by `http:` too.
+    pub(crate) allow_http: bool,
+    /// Hosts that may be asked although their addresses are not public.
+    pub(crate) private_hosts: Vec<String>,
+    /// PEM file of authorities to trust beside the well-known ones.
+    pub(crate) ca: Option<PathBuf>,
+    /// Buckets with a prefix that may be read with this server's credentials.
+    pub(crate) stores: Vec<String>,
+    /// How the stores are reached; wins over the environment.
+    pub(crate) store_options: BTreeMap<String, String>,
+}
+
+impl References {
+    /// The clients for what is listed.
+    ///
+    /// # Errors
+    /// [`Failure::usage`], naming the entry that cannot be used.
+    pub(crate) fn clients(&self) -> Result<Arc<references::References>, Failure> {
+        let read = |path: &PathBuf| {
+            std::fs::read(path).map_err(|error| {
+                Failure::usage(format!("references.ca {}: {error}", path.display()))
+            })
+        };
+        let environment = if self.stores.is_empty() {
+            Vec::new()
+        } else {
+            layers::of_clouds()
+        };
+        let config = references::Config {
+            files: self.files.clone(),
+            hosts: self.hosts.clone(),
+            allow_http: self.allow_http,
+            private_hosts: self.private_hosts.clone(),
+            authorities: self.ca.as_ref().map(read).transpose()?,
+            stores: self.stores.clone(),
+            store_options: self.store_options.clone().into_iter().collect(),
+            store_environment: environment,
+        };
+        references::References::new(&config)
+            .map(Arc::new)
+            .map_err(|error| Failure::usage(error.to_string()))
+    }
+}
