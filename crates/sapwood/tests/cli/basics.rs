@@ -115,6 +115,14 @@ fn oa_912_config_check_exits_0_or_2() {
         ("[tls]\ncertificate = \"a.pem\"\nkey = \"b.pem\"\n", "a.pem"),
         ("[auth]\nkey_file = \"nowhere.toml\"\n", "nowhere.toml"),
         (
+            "[references]\nfiles = [\"relative\"]\n",
+            "references.files",
+        ),
+        (
+            "[references]\nhosts = [\"https://a.b\"]\n",
+            "references.hosts",
+        ),
+        (
             "[trace]\nendpoint = \"collector:4317\"\n",
             "http://HOST:PORT",
         ),
