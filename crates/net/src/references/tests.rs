@@ -6,6 +6,7 @@ mod stores;
 mod web;
 
 use futures::TryStreamExt;
+use proptest::prelude::*;
 
 use super::{Config, Error, References};
 
@@ -40,6 +41,26 @@ async fn ev_413_everything_is_off_by_default() {
     }
     let outcome = fetch(&Config::default(), "ftp://h/").await;
     assert!(matches!(outcome, Err(Error::Malformed(_))));
+}
+
+proptest! {
+    /// An empty directory and a host that does not exist are listed: there is nothing to be read, however it is spelt.
+    #[test]
+    fn ev_413_no_uri_gets_past_the_lists(
+        scheme in "file|FILE|https?|s3|gs|az|data|[a-z]{0,3}",
+        rest in "(//|///|////)?[ -~]{0,60}",
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config {
+            files: vec![dir.path().to_owned()],
+            hosts: vec!["nowhere.invalid".into()],
+            ..Config::default()
+        };
+        let references = References::new(&config).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let opened = runtime.block_on(references.open(&format!("{scheme}:{rest}")));
+        prop_assert!(opened.is_err());
+    }
 }
 
 #[test]

@@ -114,10 +114,7 @@ fn oa_912_config_check_exits_0_or_2() {
     for (text, part) in [
         ("[tls]\ncertificate = \"a.pem\"\nkey = \"b.pem\"\n", "a.pem"),
         ("[auth]\nkey_file = \"nowhere.toml\"\n", "nowhere.toml"),
-        (
-            "[references]\nfiles = [\"relative\"]\n",
-            "references.files",
-        ),
+        ("[references]\nfiles = [\"relative\"]\n", "references.files"),
         (
             "[references]\nhosts = [\"https://a.b\"]\n",
             "references.hosts",
