@@ -105,7 +105,14 @@ impl Runs {
             _ => kernel.get(&start.name)?,
         };
         let references = self.references.as_ref();
-        bind::bind(kernel, function, &self.options, &self.link, references, start)
+        bind::bind(
+            kernel,
+            function,
+            &self.options,
+            &self.link,
+            references,
+            start,
+        )
     }
 
     fn serve(&mut self, start: &Start, bound: bind::Bound) {

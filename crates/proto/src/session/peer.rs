@@ -310,8 +310,14 @@ impl Reader {
                 self.over = true;
                 Some(Err(status))
             }
-            // What a server refers to is not followed.
-            Read::End | Read::Pending | Read::Reference(_) => {
+            Read::Reference(_) => {
+                self.over = true;
+                let message = "references in an answer are not followed; send the content inline";
+                let refusal = Status::new(Reason::RefDenied, message);
+                let fail = |live: &mut Live| live.machine().fail_reference(self.cursor, &refusal);
+                Some(Err(self.peer.shared.with_flushed(fail)))
+            }
+            Read::End | Read::Pending => {
                 self.over = true;
                 None
             }
