@@ -6,9 +6,12 @@
 //!
 //! ```text
 //! evergreen_echo [--quick] [--json] [--gate] [--websocket] [--coalesced] [--rounds N] [--seconds S] [--case WORDS] [--idle SESSIONS]
+//! evergreen_echo --serve SERVER
+//! evergreen_echo --drive ADDRESS [--websocket] [--seconds S] [--case WORDS] [--idle SESSIONS]
 //! ```
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -16,7 +19,7 @@ use anyhow::{Result, bail};
 use clap::Parser;
 use sapwood_benches::evergreen::child::Server;
 use sapwood_benches::evergreen::load::{self, Shape};
-use sapwood_benches::evergreen::wire::Peer;
+use sapwood_benches::evergreen::wire::{Peer, Wire};
 use sapwood_benches::evergreen::{bare, session};
 use sapwood_benches::measure::median;
 use sapwood_benches::report::Report;
@@ -35,8 +38,11 @@ const CASES: [(&str, usize, usize, f64); 4] = [
 #[derive(Debug, Parser)]
 struct Args {
     /// Be one of the servers instead: `bare`, `bare-websocket`, `session` or `coalesced`
-    #[arg(long, hide = true)]
+    #[arg(long, value_name = "SERVER")]
     serve: Option<String>,
+    /// Only drive the server that listens there (started with `--serve`, under a profiler) for one round of each case
+    #[arg(long, value_name = "ADDRESS")]
+    drive: Option<SocketAddr>,
     /// Rounds that count
     #[arg(long, default_value = "5", default_value_if("quick", "true", "3"))]
     rounds: usize,
@@ -73,12 +79,18 @@ struct Args {
 }
 
 impl Args {
-    async fn peer(&self, server: &Server) -> Result<Peer> {
+    async fn peer(&self, server: SocketAddr) -> Result<Peer> {
         if self.websocket {
-            Ok(Peer::WebSocket(server.address))
+            Ok(Peer::WebSocket(server))
         } else {
-            Peer::grpc(server.address).await
+            Peer::grpc(server).await
         }
+    }
+
+    fn cases(&self) -> impl Iterator<Item = (&'static str, usize, usize, f64)> {
+        CASES
+            .into_iter()
+            .filter(|(name, ..)| name.contains(&self.case))
     }
 }
 
@@ -97,10 +109,29 @@ async fn main() -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
+    if let Some(address) = args.drive {
+        return drive(&args, address).await;
+    }
     if args.idle > 0 {
         return idle(&args).await;
     }
     echo(&args).await
+}
+
+/// One round of each case against a server that somebody else watches.
+async fn drive(args: &Args, address: SocketAddr) -> Result<ExitCode> {
+    if args.idle > 0 {
+        let sessions = open_idle(args, address).await?;
+        writeln!(std::io::stdout(), "{} idle sessions", sessions.len())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let peer = args.peer(address).await?;
+    for (name, bytes, window, _) in args.cases() {
+        let span = Duration::from_secs_f64(args.seconds);
+        let count = load::round(&peer, Shape { bytes, window }, span).await?;
+        writeln!(std::io::stdout(), "{name:<20} {:>9} chunks", count.chunks)?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Figures of one server in one case.
@@ -125,13 +156,13 @@ async fn echo(args: &Args) -> Result<ExitCode> {
         Server::start(&["--serve", bare])?,
         Server::start(&["--serve", ours])?,
     ];
-    let peers = [args.peer(&servers[0]).await?, args.peer(&servers[1]).await?];
+    let peers = [
+        args.peer(servers[0].address).await?,
+        args.peer(servers[1].address).await?,
+    ];
     let mut passed = true;
     let mut report = Vec::new();
-    let cases = CASES
-        .into_iter()
-        .filter(|(name, ..)| name.contains(&args.case));
-    for (name, bytes, window, goal) in cases {
+    for (name, bytes, window, goal) in args.cases() {
         let figures = alternate(&servers, &peers, (bytes, window), args).await?;
         let [bare, session] = figures.map(|f| (median(f.rates), median(f.cpu_us)));
         let ratio = session.0 / bare.0;
@@ -197,17 +228,10 @@ async fn alternate(
 /// Resident growth per idle session, 100 sessions per connection.
 async fn idle(args: &Args) -> Result<ExitCode> {
     let server = Server::start(&["--serve", "session"])?;
-    let warm = args.peer(&server).await?;
+    let warm = args.peer(server.address).await?;
     drop(load::idle(&warm).await?);
     let before = server.resident()?;
-    let mut sessions = Vec::with_capacity(args.idle);
-    let mut peer = warm;
-    for index in 0..args.idle {
-        if index % PER_CONNECTION == 0 {
-            peer = args.peer(&server).await?;
-        }
-        sessions.push(load::idle(&peer).await?);
-    }
+    let _sessions = open_idle(args, server.address).await?;
     let growth = server.resident()?.saturating_sub(before);
     let each = growth / u64::try_from(args.idle)?;
     let report =
@@ -222,6 +246,18 @@ async fn idle(args: &Args) -> Result<ExitCode> {
         )?;
     }
     Ok(args.report.exit(each <= GOAL_IDLE_BYTES))
+}
+
+async fn open_idle(args: &Args, address: SocketAddr) -> Result<Vec<Wire>> {
+    let mut sessions = Vec::with_capacity(args.idle);
+    let mut peer = args.peer(address).await?;
+    for index in 1..=args.idle {
+        sessions.push(load::idle(&peer).await?);
+        if index % PER_CONNECTION == 0 {
+            peer = args.peer(address).await?;
+        }
+    }
+    Ok(sessions)
 }
 
 const PER_CONNECTION: usize = 100;

@@ -56,6 +56,7 @@ mod probe;
 mod run;
 pub mod session;
 mod spec;
+mod sync;
 mod witness;
 
 pub use self::args::{Args, IntoArgs};

@@ -15,7 +15,6 @@ mod convert;
 mod local;
 mod read;
 mod relay;
-mod sync;
 #[cfg(test)]
 mod tests;
 

@@ -7,7 +7,7 @@
 #[path = "../src/node/relay.rs"]
 mod relay;
 
-/// What `src/node/sync.rs` is in the library.
+/// What `src/sync.rs` is in the library.
 mod sync {
     pub(crate) use loom::sync::{Mutex, MutexGuard};
     pub(crate) use loom::thread::ThreadId;

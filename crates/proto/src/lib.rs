@@ -11,4 +11,5 @@ pub mod generated;
 pub mod log;
 pub mod session;
 pub mod steer;
+mod sync;
 pub mod time;

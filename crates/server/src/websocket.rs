@@ -164,6 +164,8 @@ pub(crate) struct Socket<S = Carrier> {
     keepalive: Keepalive,
     /// When anything came last, a pong included.
     heard: Instant,
+    /// Something came since `heard` was set: the clock is not read for every message.
+    stirred: bool,
     /// When the next ping is due.
     ping_at: Instant,
     timer: Pin<Box<Sleep>>,
@@ -184,8 +186,8 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
         keepalive: Keepalive,
     ) -> Self {
         let config = WebSocketConfig::default()
-            .read_buffer_size(BUFFER_BYTES)
-            .write_buffer_size(BUFFER_BYTES)
+            .read_buffer_size(READ_BYTES)
+            .write_buffer_size(WRITE_BYTES)
             .max_message_size(Some(message_bytes_max))
             .max_frame_size(Some(message_bytes_max));
         let config = Some(config);
@@ -199,6 +201,7 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
             stream,
             keepalive,
             heard: now,
+            stirred: false,
             ping_at: now + keepalive.every,
             timer: Box::pin(sleep_until(now + keepalive.every)),
             left: false,
@@ -213,8 +216,11 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
             return Poll::Ready(Err(lost));
         }
         loop {
-            let item = ready!(Pin::new(&mut self.stream).poll_next(cx));
-            self.heard = Instant::now();
+            let Poll::Ready(item) = Pin::new(&mut self.stream).poll_next(cx) else {
+                self.settle();
+                return Poll::Pending;
+            };
+            self.stirred = true;
             let lost = match item {
                 Some(Ok(Message::Text(text))) => return Poll::Ready(Ok(Heard::Text(text.into()))),
                 Some(Ok(Message::Binary(bytes))) => return Poll::Ready(Ok(Heard::Binary(bytes))),
@@ -233,6 +239,13 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
             };
             self.lost = Some(lost);
             return Poll::Ready(Err(lost));
+        }
+    }
+
+    /// Dates what came.
+    fn settle(&mut self) {
+        if std::mem::take(&mut self.stirred) {
+            self.heard = Instant::now();
         }
     }
 
@@ -283,9 +296,8 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
         }
         while self.timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
-            if deaf {
-                self.heard = now;
-            }
+            self.stirred |= deaf;
+            self.settle();
             let closed = deaf && self.stream.get_ref().is_closed();
             if closed || now.duration_since(self.heard) >= self.keepalive.silence {
                 return Poll::Ready(());
@@ -358,8 +370,10 @@ fn has_token(headers: &HeaderMap, name: header::HeaderName, token: &str) -> bool
 }
 
 const VERSION: &str = "13";
-/// First size of the buffer of each direction; a connection that says little holds little (EV-982).
-const BUFFER_BYTES: usize = 4 * 1024;
+/// Size of the buffer that is read into; a connection that says little holds little (EV-982).
+const READ_BYTES: usize = 4 * 1024;
+/// What is written together while there is more to write; its buffer grows with use.
+const WRITE_BYTES: usize = 32 * 1024;
 /// How often a peer that is not listened to is looked at.
 const LOOK: Duration = Duration::from_secs(5);
 

@@ -25,7 +25,7 @@ use futures::Stream;
 use futures::stream::FusedStream;
 use sapwood_proto::log::{At, Log};
 
-use super::sync::{Mutex, MutexGuard, ThreadId, current_thread};
+use crate::sync::{Mutex, MutexGuard, ThreadId, current_thread};
 
 /// How much of a log is kept.
 pub(super) struct Retain<T> {

@@ -3,10 +3,11 @@
 //! Owns: [`Shared`], how everybody of a session reaches its machine, for shells on either side. Refuses to know: clocks
 //! and tasks, and what anybody wants of the machine. The lock is never held while a waker is called, nor across an await.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::Waker;
 
 use super::{Live, Session};
+use crate::sync::Mutex;
 
 /// A machine behind its lock. Clones share it.
 #[derive(Clone, Debug)]

@@ -200,13 +200,14 @@ impl Wire {
         outgoing: &mut Outgoing,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<Arc<Status>>, Lost>> {
+        let now = unix_micros();
         loop {
             if self.socket.poll_room(cx)?.is_pending() {
                 return Poll::Pending;
             }
             match outgoing.poll_next_unpin(cx) {
                 Poll::Ready(Some(Ok(message))) => {
-                    self.codec.encode(&message, unix_micros(), &mut self.buf);
+                    self.codec.encode(&message, now, &mut self.buf);
                     self.send()?;
                 }
                 Poll::Ready(Some(Err(status))) => return Poll::Ready(Ok(Some(status))),
