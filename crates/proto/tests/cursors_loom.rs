@@ -5,7 +5,11 @@
 //! loom reports. An ordinary test: `cargo test -p sapwood-proto --test cursors_loom --release`.
 
 #[path = "../src/session/shared.rs"]
-#[expect(dead_code, reason = "not all of it is checked here")]
+#[expect(
+    dead_code,
+    unreachable_pub,
+    reason = "it is a library's, and not all of it is checked here"
+)]
 mod shared;
 
 /// What `src/sync.rs` is in the library.
