@@ -5,7 +5,8 @@
 //! the session joins ready fragments, as it does by default).
 //!
 //! ```text
-//! evergreen_echo [--quick] [--json] [--gate] [--websocket] [--coalesced] [--rounds N] [--seconds S] [--case WORDS] [--idle SESSIONS]
+//! evergreen_echo [--quick] [--json] [--gate] [--websocket | --msgpack] [--coalesced] [--rounds N] [--seconds S] [--case WORDS] [--idle SESSIONS]
+//! evergreen_echo --latency [--websocket | --msgpack] [--seconds S]
 //! evergreen_echo --serve SERVER
 //! evergreen_echo --drive ADDRESS [--websocket] [--seconds S] [--case WORDS] [--idle SESSIONS]
 //! ```
@@ -13,7 +14,7 @@
 use std::io::Write;
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Parser;
@@ -55,6 +56,12 @@ struct Args {
     /// Over WebSockets instead of gRPC
     #[arg(long)]
     websocket: bool,
+    /// Over WebSockets in the msgpack dialect; the echo that is compared with sends the bytes back
+    #[arg(long)]
+    msgpack: bool,
+    /// Measure the time of one echo after the other instead
+    #[arg(long)]
+    latency: bool,
     /// Let the session join ready fragments into messages; the goals are those without
     #[arg(long)]
     coalesced: bool,
@@ -80,7 +87,9 @@ struct Args {
 
 impl Args {
     async fn peer(&self, server: SocketAddr) -> Result<Peer> {
-        if self.websocket {
+        if self.msgpack {
+            Ok(Peer::Msgpack(server))
+        } else if self.websocket {
             Ok(Peer::WebSocket(server))
         } else {
             Peer::grpc(server).await
@@ -115,8 +124,37 @@ async fn main() -> Result<ExitCode> {
     if args.idle > 0 {
         return idle(&args).await;
     }
+    if args.latency {
+        return latency(&args).await;
+    }
     echo(&args).await
 }
+
+/// Times of single echoes: median and 99th percentile (EV-983).
+async fn latency(args: &Args) -> Result<ExitCode> {
+    let server = Server::start(&["--serve", "session"])?;
+    let peer = args.peer(server.address).await?;
+    let span = Duration::from_secs_f64(args.seconds);
+    let mut took = load::one_by_one(&peer, 32, span).await?;
+    took.sort_unstable();
+    let us = |share: usize| took[(took.len() - 1) * share / 100].as_micros();
+    let (half, most) = (us(50), us(99));
+    if args.report.json {
+        let report =
+            json!({"echoes": took.len(), "p50_us": half, "p99_us": most, "goal_us": GOAL_P99_US});
+        writeln!(std::io::stdout(), "{report}")?;
+    } else {
+        writeln!(
+            std::io::stdout(),
+            "{} echoes of 32 B, one by one: p50 {half} us, p99 {most} us (goal {GOAL_P99_US})",
+            took.len()
+        )?;
+    }
+    Ok(args.report.exit(most <= GOAL_P99_US))
+}
+
+/// EV-983.
+const GOAL_P99_US: u128 = 1000;
 
 /// One round of each case against a server that somebody else watches.
 async fn drive(args: &Args, address: SocketAddr) -> Result<ExitCode> {
@@ -147,7 +185,7 @@ async fn echo(args: &Args) -> Result<ExitCode> {
     } else {
         "session"
     };
-    let bare = if args.websocket {
+    let bare = if args.websocket || args.msgpack {
         "bare-websocket"
     } else {
         "bare"
@@ -231,22 +269,37 @@ async fn idle(args: &Args) -> Result<ExitCode> {
     let warm = args.peer(server.address).await?;
     drop(load::idle(&warm).await?);
     let before = server.resident()?;
+    let alone = first_echo(args, server.address).await?;
     let _sessions = open_idle(args, server.address).await?;
     let growth = server.resident()?.saturating_sub(before);
+    let among = first_echo(args, server.address).await?;
     let each = growth / u64::try_from(args.idle)?;
-    let report =
-        json!({"idle_sessions": args.idle, "bytes_per_session": each, "goal": GOAL_IDLE_BYTES});
+    let report = json!({"idle_sessions": args.idle, "bytes_per_session": each, "goal": GOAL_IDLE_BYTES,
+            "new_session_us": {"alone": alone.as_micros(), "among": among.as_micros()}});
     if args.report.json {
         writeln!(std::io::stdout(), "{report}")?;
     } else {
         writeln!(
             std::io::stdout(),
-            "{} idle sessions: {each} bytes each (goal {GOAL_IDLE_BYTES})",
+            "{} idle sessions: {each} bytes each (goal {GOAL_IDLE_BYTES}); a new one and its echo took {alone:.0?} before, {among:.0?} among them",
             args.idle
         )?;
     }
     Ok(args.report.exit(each <= GOAL_IDLE_BYTES))
 }
+
+/// How long a new connection, a session and its first echo take: the median of some.
+async fn first_echo(args: &Args, address: SocketAddr) -> Result<Duration> {
+    let mut took = Vec::new();
+    for _ in 0..TRIES {
+        let began = Instant::now();
+        drop(load::idle(&args.peer(address).await?).await?);
+        took.push(began.elapsed().as_secs_f64());
+    }
+    Ok(Duration::from_secs_f64(median(took)))
+}
+
+const TRIES: usize = 21;
 
 async fn open_idle(args: &Args, address: SocketAddr) -> Result<Vec<Wire>> {
     let mut sessions = Vec::with_capacity(args.idle);

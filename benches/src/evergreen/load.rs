@@ -84,6 +84,27 @@ async fn session(peer: &Peer, shape: Shape, began: Instant, span: Duration) -> R
     Ok(u64::try_from(back)?)
 }
 
+/// Echoes one chunk after the other, each once the one before is back: how long each took.
+///
+/// # Errors
+/// If the session fails.
+pub async fn one_by_one(peer: &Peer, bytes: usize, span: Duration) -> Result<Vec<Duration>> {
+    let mut wire = peer.open(2).await?;
+    let payload = Bytes::from(vec![b'x'; bytes]);
+    wire.send(opening()).await?;
+    let (began, mut took, mut seq, mut open) = (Instant::now(), Vec::new(), 0, true);
+    while open {
+        open = began.elapsed() < span;
+        let sent = Instant::now();
+        wire.send(fragment(seq, open, &payload)).await?;
+        seq += 1;
+        while !wire.receive().await?.node_fragments.iter().any(carries) {}
+        took.push(sent.elapsed());
+    }
+    wire.finish().await?;
+    Ok(took)
+}
+
 /// Payload of one session: less than a function may read from an input.
 const SESSION_BYTES: usize = 512 << 20;
 

@@ -1,14 +1,19 @@
-//! The client's end of a session, over gRPC or a WebSocket: raw messages, no library of ours.
+//! The client's end of a session, over gRPC or a WebSocket: raw messages, no library of ours but the msgpack dialect.
 //!
 //! Owns: connecting, sending, receiving. Refuses to know: what is said.
 
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
+use bytes::{Bytes, BytesMut};
 use futures::stream::{SplitSink, SplitStream};
 use futures::{SinkExt, StreamExt};
 use prost::Message as _;
+use sapwood_proto::evergreen::socket::{Codec, Heard};
 use sapwood_proto::evergreen::wire::SessionMessage;
+use sapwood_proto::evergreen::{Dialect, Frame, protobuf};
+use sapwood_proto::session::Side;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -27,6 +32,8 @@ pub enum Peer {
     Grpc(Channel),
     /// An address; each session is a connection.
     WebSocket(SocketAddr),
+    /// The same, in the msgpack dialect.
+    Msgpack(SocketAddr),
 }
 
 impl Peer {
@@ -62,21 +69,28 @@ impl Peer {
                 let answer = grpc.streaming(request, path, codec).await?;
                 Ok(Wire::Grpc(send, Box::new(answer.into_inner())))
             }
-            Self::WebSocket(address) => {
+            Self::WebSocket(address) | Self::Msgpack(address) => {
+                let pack = match self {
+                    Self::Msgpack(_) => Some(Pack::default()),
+                    _ => None,
+                };
                 let url = format!("ws://{address}/evergreen?evergreen-retain=unread");
                 let mut request = url.into_client_request()?;
-                let protocol = http::HeaderValue::from_static("evergreen.v2.proto");
-                request
-                    .headers_mut()
-                    .insert(http::header::SEC_WEBSOCKET_PROTOCOL, protocol);
+                // Clients that speak msgpack name no subprotocol: the first frame shows it.
+                if pack.is_none() {
+                    let protocol = http::HeaderValue::from_static("evergreen.v2.proto");
+                    request
+                        .headers_mut()
+                        .insert(http::header::SEC_WEBSOCKET_PROTOCOL, protocol);
+                }
                 let io = TcpStream::connect(address).await?;
                 io.set_nodelay(true)?;
                 let (socket, _) = client_async(request, io).await?;
                 let (sink, incoming) = socket.split();
                 let (send, receive) = mpsc::channel(window);
                 // Whoever sends and receives in one task stands still when both sides' buffers are full.
-                tokio::spawn(forward(receive, sink));
-                Ok(Wire::WebSocket(send, incoming))
+                tokio::spawn(forward(receive, sink, pack.clone()));
+                Ok(Wire::WebSocket(send, incoming, pack))
             }
         }
     }
@@ -88,7 +102,11 @@ pub enum Wire {
     /// A call.
     Grpc(mpsc::Sender<SessionMessage>, Box<Streaming<SessionMessage>>),
     /// A socket.
-    WebSocket(mpsc::Sender<SessionMessage>, SplitStream<Socket>),
+    WebSocket(
+        mpsc::Sender<SessionMessage>,
+        SplitStream<Socket>,
+        Option<Pack>,
+    ),
 }
 
 impl Wire {
@@ -98,7 +116,7 @@ impl Wire {
     /// If the session is over.
     pub async fn send(&mut self, message: SessionMessage) -> Result<()> {
         match self {
-            Self::Grpc(send, _) | Self::WebSocket(send, _) => {
+            Self::Grpc(send, _) | Self::WebSocket(send, ..) => {
                 send.send(message).await.context("the session has ended")
             }
         }
@@ -112,9 +130,17 @@ impl Wire {
         let early = "the session ended early";
         match self {
             Self::Grpc(_, incoming) => incoming.message().await?.context(early),
-            Self::WebSocket(_, incoming) => loop {
-                if let Message::Binary(bytes) = incoming.next().await.context(early)?? {
-                    return Ok(SessionMessage::decode(bytes)?);
+            Self::WebSocket(_, incoming, pack) => loop {
+                let Message::Binary(bytes) = incoming.next().await.context(early)?? else {
+                    continue;
+                };
+                match pack {
+                    None => return Ok(SessionMessage::decode(bytes)?),
+                    Some(pack) => {
+                        if let Some(message) = pack.read(bytes)? {
+                            return Ok(message);
+                        }
+                    }
                 }
             },
         }
@@ -130,7 +156,7 @@ impl Wire {
                 drop(send);
                 while incoming.message().await?.is_some() {}
             }
-            Self::WebSocket(send, mut incoming) => {
+            Self::WebSocket(send, mut incoming, _) => {
                 drop(send);
                 while let Some(Ok(_)) = incoming.next().await {}
             }
@@ -141,16 +167,51 @@ impl Wire {
 
 type Socket = WebSocketStream<TcpStream>;
 
+/// The msgpack dialect, spoken by our own codec: it alone knows its outer and inner frames. Both directions share it.
+#[derive(Clone, Debug)]
+pub struct Pack(Arc<Mutex<Codec>>);
+
+impl Default for Pack {
+    fn default() -> Self {
+        let codec = Codec::new(Dialect::Msgpack, Side::Client);
+        Self(Arc::new(Mutex::new(codec)))
+    }
+}
+
+impl Pack {
+    fn write(&self, message: &SessionMessage) -> Result<Bytes> {
+        let message = protobuf::decode(message.encode_to_vec().as_slice())?;
+        let mut out = BytesMut::new();
+        let mut codec = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        codec.encode(&message, 0, &mut out);
+        Ok(out.freeze())
+    }
+
+    fn read(&self, bytes: Bytes) -> Result<Option<SessionMessage>> {
+        let mut codec = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Heard::Message(message) = codec.decode(Frame::Binary(bytes))? else {
+            return Ok(None);
+        };
+        let mut out = BytesMut::new();
+        protobuf::encode(&message, &mut out);
+        Ok(Some(SessionMessage::decode(out)?))
+    }
+}
+
 /// Sends what comes, many messages at a time, and closes at the end; a connection that breaks shows on the other half.
 async fn forward(
     mut messages: mpsc::Receiver<SessionMessage>,
     mut sink: SplitSink<Socket, Message>,
+    pack: Option<Pack>,
 ) -> Result<()> {
     let mut batch = Vec::new();
     while messages.recv_many(&mut batch, BATCH).await > 0 {
         for message in batch.drain(..) {
-            sink.feed(Message::Binary(message.encode_to_vec().into()))
-                .await?;
+            let bytes = match &pack {
+                None => message.encode_to_vec().into(),
+                Some(pack) => pack.write(&message)?,
+            };
+            sink.feed(Message::Binary(bytes)).await?;
         }
         sink.flush().await?;
     }
