@@ -75,10 +75,10 @@ struct ModelFlags {
     /// The model for calls that name none
     #[arg(long, value_name = "NAME")]
     default_model: Option<String>,
-    /// Tokens of context per sequence; 0 takes what the model was trained for, at most 4096
+    /// Tokens of context per sequence; 0 takes what the model was trained for, at most 8192
     #[arg(long, value_name = "TOKENS")]
     ctx: Option<u32>,
-    /// Threads that compute; 0 takes all cores
+    /// Threads that compute; 0 takes all cores but one
     #[arg(long, value_name = "N")]
     threads: Option<u32>,
     /// Sequences computed together

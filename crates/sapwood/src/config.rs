@@ -75,12 +75,14 @@ impl Default for Config {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Engine {
-    /// Tokens of context per sequence; 0: what the model was trained for, at most 4,096.
+    /// Tokens of context per sequence; 0: what the model was trained for, at most 8,192.
     pub(crate) ctx: u32,
-    /// Threads that compute; 0: as many as there are cores.
+    /// Threads that compute; 0: one less than there are cores, so that the rest of the server has one.
     pub(crate) threads: u32,
     /// Sequences computed together.
     pub(crate) parallel: u32,
+    /// Beginnings of finished prompts that are kept, so that the next turn pays only for what is new.
+    pub(crate) kept_prefixes: u32,
     /// A busy engine without a step for this long counts as stuck.
     pub(crate) watchdog: Span,
 }
@@ -91,6 +93,7 @@ impl Default for Engine {
             ctx: 0,
             threads: 0,
             parallel: 8,
+            kept_prefixes: 32,
             watchdog: Span::seconds(30),
         }
     }
@@ -120,6 +123,9 @@ pub(crate) struct Model {
     /// Overrides `engine.parallel`.
     #[serde(default)]
     pub(crate) parallel: Option<u32>,
+    /// Overrides `engine.kept_prefixes`.
+    #[serde(default)]
+    pub(crate) kept_prefixes: Option<u32>,
 }
 
 /// What computes a model.

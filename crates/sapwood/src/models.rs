@@ -35,6 +35,7 @@ struct Size {
     ctx: u32,
     threads: u32,
     parallel: u32,
+    kept_prefixes: u32,
 }
 
 #[cfg(feature = "embedded")]
@@ -45,6 +46,7 @@ impl Size {
             context_tokens: unless_zero(self.ctx),
             threads: unless_zero(self.threads),
             parallel: self.parallel,
+            kept_prefixes: self.kept_prefixes,
             ..embedded::Options::default()
         }
     }
@@ -80,6 +82,7 @@ fn planned(config: &Config, model: &Model) -> Result<Planned, Failure> {
         ctx: model.ctx.unwrap_or(config.engine.ctx),
         threads: model.threads.unwrap_or(config.engine.threads),
         parallel: model.parallel.unwrap_or(config.engine.parallel),
+        kept_prefixes: model.kept_prefixes.unwrap_or(config.engine.kept_prefixes),
     };
     let source = match model.backend {
         Backend::Scripted => Source::Scripted(Box::new(script(model, size)?)),
@@ -93,7 +96,7 @@ fn planned(config: &Config, model: &Model) -> Result<Planned, Failure> {
     })
 }
 
-/// What a scripted model says; its name, context and parallelism stand outside.
+/// What a scripted model says; its name and size stand outside.
 fn script(model: &Model, size: Size) -> Result<scripted::Config, Failure> {
     let wrong = |why: figment::Error| {
         let key = why.path.join(".");
@@ -108,6 +111,7 @@ fn script(model: &Model, size: Size) -> Result<scripted::Config, Failure> {
     };
     script.name.clone_from(&model.name);
     script.parallel = size.parallel;
+    script.kept_prefixes = size.kept_prefixes;
     if size.ctx > 0 {
         script.context_tokens = size.ctx;
     }
@@ -145,12 +149,14 @@ fn demo(config: &Config) -> Result<Planned, Failure> {
         ctx,
         threads,
         parallel,
+        kept_prefixes,
         ..
     } = config.engine;
     let size = Size {
         ctx,
         threads,
         parallel,
+        kept_prefixes,
     };
     let name = config
         .default_model
