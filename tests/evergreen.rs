@@ -13,4 +13,5 @@ mod reverse;
 mod simulation;
 mod socket;
 mod tls;
+mod transcripts;
 mod wire;
