@@ -4,8 +4,8 @@
 //! what they check.
 //!
 //! A client is a folder `tests/foreign/NAME` with `requirements.txt` and `check.py`, or with `package.json` and
-//! `check.mjs`. The script is called with `--server HOST:PORT` and ends with a line `N passed, N failed`. The server runs
-//! with `tests/foreign/sapwood.toml`.
+//! `check.mjs`. The script is called with `--server HOST:PORT` from the root of the checkout and ends with a line
+//! `N passed, N failed`. The server runs with `tests/foreign/sapwood.toml`.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -93,11 +93,13 @@ fn python(client: &Path, venv: &Path) -> Result<(String, String)> {
     Ok((python, client.join("check.py").display().to_string()))
 }
 
-/// The same for Node, which finds packages beside the script: a copy of it stands among them.
+/// The same for Node, which finds packages beside the script: a copy of it, and of what all scripts share, stands among
+/// them.
 fn node(client: &Path, place: &Path) -> Result<(String, String)> {
     std::fs::create_dir_all(place)?;
-    for name in ["package.json", "check.mjs"] {
-        std::fs::copy(client.join(name), place.join(name))?;
+    for name in ["package.json", "check.mjs", "../checks.mjs"] {
+        let copy = name.trim_start_matches("../");
+        std::fs::copy(client.join(name), place.join(copy))?;
     }
     let folder = place.display().to_string();
     process::run(&mut process::program(

@@ -1,7 +1,7 @@
 """Evergreen in the dialect of Action Engine, as its own client sees it: PyPI action-engine 0.4.0, unmodified.
 
 Owns: calls with default and custom node ids, long and large streams, statuses, failures, cancelling, an abort while a
-reader waits, both half-closes. Refuses to know: the bytes; the tests of the codec have those.
+reader waits, both half-closes, the program of the face's page. Refuses to know: the bytes; the tests of the codec have those.
 
 Needs a running server that serves a scripted model as its default target and has its test functions on:
 
@@ -13,12 +13,16 @@ Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing fai
 import argparse
 import concurrent.futures
 import os
+import pathlib
 import subprocess
 import sys
 import traceback
 
 from actionengine import actions, data, node_map, session, websockets
 from actionengine._C.data import Port, PortList
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import pages
 
 TIMEOUT_S = 120
 
@@ -218,6 +222,12 @@ def an_abort_wakes_whoever_reads(world):
     refused(lambda: wait(slow))
 
 
+def the_program_of_the_page(world):
+    # The scripted model says the words of its prompt again.
+    said = pages.python(pages.EVERGREEN, "make_websocket_stream", f"{world.host}:{world.port}")
+    assert "the sky blue" in said, said
+
+
 def after(client):
     """The session goes on."""
     echo = client.action("echo_async")
@@ -239,6 +249,7 @@ CHECKS = [
     cancel_by_the_id_of_the_action,
     ping,
     an_abort_wakes_whoever_reads,
+    the_program_of_the_page,
 ]
 
 

@@ -1,25 +1,24 @@
 // Evergreen from Node: npm ws, with JSON as the TypeScript client sends it, and npm @msgpack/msgpack, whose integers
 // are not those of Action Engine.
 //
-// Owns: recorded frames of the TypeScript client, msgpack in every integer form that this library writes, small frames.
-// Refuses to know: anything of the Rust code.
+// Owns: recorded frames of the TypeScript client, the byte samples of msgpack, every integer form that this library
+// writes, small frames, the program of the face's page. Refuses to know: anything of the Rust code.
 //
-//     node check.mjs --server 127.0.0.1:8000
+//     node check.mjs --server 127.0.0.1:8000 --root PATH_OF_THE_CHECKOUT
 //
 // Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing failed.
 
 import assert from "node:assert/strict";
-import { parseArgs } from "node:util";
+import { readFileSync, writeFileSync } from "node:fs";
+import path from "node:path";
 import { decodeMulti, encode } from "@msgpack/msgpack";
 import WebSocket from "ws";
-
-const TIMEOUT_MS = 30_000;
-const { values } = parseArgs({ options: { server: { type: "string", default: "127.0.0.1:8000" } } });
+import { EVERGREEN, TIMEOUT_MS, block, ours, place, printed, run, server } from "./checks.mjs";
 
 /** Opens a socket, lets `talk` send, and gives everything that is said until the Close. */
-function converse(path, talk, protocols = []) {
+function converse(target, talk, protocols = []) {
   return new Promise((resolve, reject) => {
-    const socket = new WebSocket(`ws://${values.server}${path}`, protocols);
+    const socket = new WebSocket(`ws://${server}${target}`, protocols);
     const said = [];
     const late = setTimeout(() => reject(new Error("no Close in time")), TIMEOUT_MS);
     socket.on("open", () => talk(socket));
@@ -106,6 +105,13 @@ const fragment = (node, seq, bytes, continued) =>
 const wire = (fragments, actions) => bin(struct(list(fragments), list(actions), 0));
 const HALF_CLOSE = wire([], []);
 
+/** A byte sample, by its name. */
+function sample(name) {
+  const lines = readFileSync(ours("testdata/evergreen/msgpack/samples.txt"), "utf8").split("\n");
+  const line = lines.find((line) => line.startsWith(`${name} `));
+  return Buffer.from(line.slice(name.length).replaceAll(" ", ""), "hex");
+}
+
 /** The fragments of a WireMessage: id, seq, continued, data, mimetype. */
 function read(message) {
   const fields = (bytes) => [...decodeMulti(bytes)];
@@ -116,6 +122,44 @@ function read(message) {
     const [data, , described] = fields(content);
     return { id, seq, continued, data: Buffer.from(data), mimetype: fields(described)[0] };
   });
+}
+
+/** EV-730 */
+function theSamplesAreWhatThisLibraryWrites() {
+  const yo = (seq) => wire([fragment("q", seq, Buffer.from("yo"), true)], []);
+  assert.deepEqual(HALF_CLOSE, sample("half-close"));
+  assert.deepEqual(yo(0), sample("fragment"));
+  assert.deepEqual(wire([], [call("A1", "GENERATE", [["prompt", "p"]], [["response", "r"]])]), sample("action"));
+  const end = struct(0, bin(chunk([], "application/octet-stream")), false, "q", 1);
+  assert.deepEqual(wire([end], []), sample("null-chunk"));
+  // From here on the forms of integers differ, what they say does not.
+  assert.notDeepEqual(yo(128), sample("fragment-at-128"));
+  assert.deepEqual(read(yo(128)), read(sample("fragment-at-128")));
+}
+
+/** EV-730, EV-735, EV-736, EV-738 */
+async function theSamplesAreASession() {
+  const samples = ["action", "fragment", "null-chunk", "half-close"].map(sample);
+  // The prompt of the sample's action is named p, the fragments' node q: the ids have one length.
+  const [action, first, last, halfClose] = samples.map((bytes) => Buffer.from(bytes.toString("latin1").replace("\xa1q", "\xa1p"), "latin1"));
+  const { said, code } = await converse("/", (socket) => [action, first, last, halfClose].forEach((bytes) => socket.send(bytes)));
+  assert.equal(code, 1000);
+  assert.deepEqual(said.at(-1).data, sample("half-close"));
+  const all = said.flatMap(({ data }) => read(data));
+  assert.ok(Buffer.concat(all.filter(({ id }) => id === "r").map(({ data }) => data)).length > 0);
+  const [ok] = read(sample("status-ok"));
+  assert.deepEqual(all.at(-1), ok);
+  assert.deepEqual(all.find(({ id }) => id === "A1#__dispatch_status__").data, ok.data);
+}
+
+/** EV-739 */
+async function anAbortIsAsInTheSample() {
+  const past = [fragment("q", 0, Buffer.from("yo"), true), fragment("", 1, Buffer.from("yo"), false)];
+  const { said, code } = await converse("/", (socket) => socket.send(wire(past, [])));
+  assert.equal(code, 1011);
+  const [told] = read(said.at(-1).data);
+  const [abort] = read(sample("abort"));
+  assert.deepEqual({ ...told, data: told.data[0] }, { ...abort, data: abort.data[0] });
 }
 
 async function unsignedIntegersAreUnderstood() {
@@ -175,25 +219,25 @@ async function anUnknownActionIsNoEnd() {
 
 // ----------------------------------------------------------------------------------------------------------------------
 
-const CHECKS = [
+/** The page's program, judged and made JavaScript by the compiler that people use. */
+function theProgramOfThePage() {
+  const program = path.join(place, "page.ts");
+  writeFileSync(program, block(EVERGREEN, "typescript", "evergreen.v2.json"));
+  const options = ["--strict", "--module", "nodenext", "--target", "es2022", "--skipLibCheck"];
+  printed(path.join(place, "node_modules/typescript/bin/tsc"), ...options, program);
+  // The scripted model says the words of its prompt again.
+  assert.match(printed(program.replace(/ts$/, "js")), /the sky blue/);
+}
+
+await run([
   theTypescriptClientsFramesAreAnswered,
   jsonMayComeInBinaryMessages,
   aWrongMessageIsAnsweredWithTheError,
+  theSamplesAreWhatThisLibraryWrites,
+  theSamplesAreASession,
+  anAbortIsAsInTheSample,
   unsignedIntegersAreUnderstood,
   oneByteFramesAreMessagesToo,
   anUnknownActionIsNoEnd,
-];
-
-let failed = 0;
-for (const check of CHECKS) {
-  try {
-    await check();
-    console.log(`ok      ${check.name}`);
-  } catch (error) {
-    failed += 1;
-    console.log(`FAILED  ${check.name}`);
-    console.error(error);
-  }
-}
-console.log(`${CHECKS.length - failed} passed, ${failed} failed`);
-process.exitCode = failed ? 1 : 0;
+  theProgramOfThePage,
+]);

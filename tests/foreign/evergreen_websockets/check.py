@@ -1,7 +1,7 @@
 """Evergreen over a plain WebSocket, as a program writes it by hand: PyPI websockets, protobuf and JSON.
 
 Owns: both dialects against protobuf's own encoding and JSON mapping, detection, half-close, last words, small frames, coming
-back with a token.
+back with a token, the program of the face's page.
 Refuses to know: anything of the Rust code but its .proto files.
 
     python tests/foreign/evergreen_websockets/check.py --server 127.0.0.1:8000 [--key SECRET]
@@ -23,6 +23,10 @@ from google.protobuf import json_format
 from grpc_tools import protoc
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import checks
+import pages
 
 TIMEOUT_S = 30
 
@@ -239,6 +243,12 @@ def comes_back(world, sockets, before, after, cut):
         assert world.rest(late)[1] == (1008, "NOT_FOUND: NO_SESSION")
 
 
+def the_program_of_the_page(world):
+    # The scripted model says the words of its prompt again.
+    said = pages.python(pages.EVERGREEN, "evergreen.v2.json", world.server)
+    assert "the sky blue" in said, said
+
+
 CHECKS = [
     protobuf_echo,
     json_echo_in_protobufs_own_mapping,
@@ -249,11 +259,9 @@ CHECKS = [
     options_are_checked_before_the_upgrade,
     pings_are_answered,
     a_session_is_come_back_to_in_either_dialect,
+    the_program_of_the_page,
 ]
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-    import checks
-
     sys.exit(checks.main(__doc__, World, CHECKS))

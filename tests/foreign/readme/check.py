@@ -1,53 +1,61 @@
-"""The Python clients of the README and of the face's page over gRPC, run as they stand there.
+"""The Python clients of the README and of the face's page over gRPC, and the page's Rust client, run as they stand there.
 
-Owns: taking the command and the programs out of the pages and running them. Refuses to know: what they do.
-Called with `--server HOST:PORT`; ends with the plain line `N passed, N failed`.
+Owns: the command that makes the stubs, and what each program prints. Refuses to know: how they do it.
+
+    python tests/foreign/readme/check.py --server 127.0.0.1:8000
+
+Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing failed.
 """
 
-import argparse
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import checks
+import pages
+
 README = "README.md"
-
-# Page, what marks the program, what it prints: the scripted model says the words of its prompt again.
-PROGRAMS = [
-    (README, "import grpc", "the capital of Japan"),
-    ("docs/faces/evergreen.md", "OFFER_ACTIONS", "wet in Bergen"),
-]
+EXAMPLE = "crates/sapwood/examples/evergreen.rs"
+BUILD_TIMEOUT_S = 900
 
 
-def block(page, language, mark):
-    """The first fenced block of this language that holds `mark`."""
-    text = (ROOT / page).read_text()
-    blocks = re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
-    return next(text for text in blocks if mark in text)
+class World:
+    def __init__(self, options):
+        self.server = options.server
+        self.scratch = tempfile.TemporaryDirectory()
+        self.folder = self.scratch.name
+        command = pages.block(README, "console", "grpc_tools.protoc").replace("$ python", sys.executable)
+        command = command.replace("_out=.", f"_out={self.folder}")
+        subprocess.run(command, shell=True, check=True, cwd=pages.ROOT)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--server", required=True, help="host:port")
-    server = parser.parse_args().server
-    command = block(README, "console", "grpc_tools.protoc").replace("$ python", sys.executable)
-    failed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        command = command.replace("_out=.", f"_out={folder}")
-        subprocess.run(command, shell=True, check=True, cwd=ROOT)
-        for page, mark, expected in PROGRAMS:
-            path = pathlib.Path(folder, "client.py")
-            path.write_text(block(page, "python", mark).replace("127.0.0.1:8000", server))
-            done = subprocess.run([sys.executable, path], stdout=subprocess.PIPE, text=True, timeout=60)
-            right = done.returncode == 0 and expected in done.stdout
-            failed += not right
-            told = "ok" if right else f"FAILED: exit {done.returncode}, printed {done.stdout!r}"
-            print(f"{page}: {told}")
-    print(f"{len(PROGRAMS) - failed} passed, {failed} failed")
-    return 1 if failed else 0
+# The scripted model says the words of its prompt again.
+
+
+def the_client_of_the_readme(world):
+    said = pages.python(README, "import grpc", world.server, world.folder)
+    assert "the capital of Japan" in said, said
+
+
+def tools_at_the_client(world):
+    said = pages.python(pages.EVERGREEN, "OFFER_ACTIONS", world.server, world.folder)
+    assert "wet in Bergen" in said, said
+
+
+def the_client_in_rust(world):
+    program = pages.block(pages.EVERGREEN, "rust,no_run", "std::env::args()")
+    assert program == (pages.ROOT / EXAMPLE).read_text(), f"{EXAMPLE} is not what the page says"
+    # With the features of the whole workspace, as the tests' lane has built it.
+    command = ["cargo", "build", "--workspace", "--features", "sapwood/cli", "--example", "evergreen"]
+    subprocess.run(command, check=True, cwd=pages.ROOT, timeout=BUILD_TIMEOUT_S)
+    said = pages.printed(["target/debug/examples/evergreen", f"http://{world.server}"])
+    assert "the sky blue" in said, said
+
+
+CHECKS = [the_client_of_the_readme, tools_at_the_client, the_client_in_rust]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(checks.main(__doc__, World, CHECKS))
