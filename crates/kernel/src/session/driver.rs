@@ -205,7 +205,7 @@ where
 
     /// EV-801: past what all sessions may hold together, the one that asked for more ends.
     fn account(&mut self, retained: u64) {
-        let retained = retained + self.runs.fetched_bytes();
+        let retained = retained + self.runs.aside_bytes();
         if retained == self.retained {
             return;
         }

@@ -9,6 +9,7 @@
 //! ```
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::BytesMut;
@@ -40,6 +41,8 @@ struct Inner {
     /// The server's functions and the offered ones.
     scope: Kernel,
     limits: Arc<Limits>,
+    /// About what the offer in force takes.
+    held: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -60,6 +63,7 @@ impl Offers {
             scope: server.scope(),
             server,
             limits,
+            held: AtomicU64::new(0),
             state: Mutex::default(),
         }))
     }
@@ -67,6 +71,11 @@ impl Offers {
     /// The server's functions and the offered ones.
     pub(super) fn kernel(&self) -> &Kernel {
         &self.0.scope
+    }
+
+    /// About how many bytes the offer in force takes; its document may be dropped meanwhile.
+    pub(super) fn held(&self) -> u64 {
+        self.0.held.load(Ordering::Relaxed)
     }
 
     /// What the next OFFER_ACTIONS runs.
@@ -147,6 +156,8 @@ impl Inner {
                 return;
             }
             state.in_force = ticket;
+            let held = text.len() as u64 * BYTES_PER_BYTE;
+            self.held.store(held, Ordering::Relaxed);
             let names = offered.iter().map(|offer| offer.spec().name.clone());
             let before = std::mem::replace(&mut state.names, names.collect());
             for offer in offered {
@@ -206,6 +217,8 @@ fn gone_with(client: &Peer, function: Fun) -> Fun {
     })
 }
 
+/// Two characters of a schema may become a value of 72 bytes.
+const BYTES_PER_BYTE: u64 = 40;
 const ACTIONS: &str = "actions";
 /// Offered by a client that understands it; without it the client is not told that nobody waits any more.
 const CANCEL: &str = "CANCEL";

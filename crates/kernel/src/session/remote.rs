@@ -34,7 +34,7 @@ use crate::function::Fun;
 use crate::handler::raw;
 use crate::name::Name;
 use crate::node::Node;
-use crate::spec::Spec;
+use crate::spec::{self, Spec};
 use crate::{Chunks, Result};
 
 pub(crate) use self::input::Held;
@@ -51,7 +51,7 @@ pub(crate) fn function(peer: Peer, spec: Spec, held: &Arc<Held>) -> Fun {
         peer,
         action,
         target,
-        spec: spec.clone(),
+        outputs: spec.outputs.clone(),
         held: Arc::clone(held),
     });
     raw(spec, move |call| {
@@ -67,7 +67,7 @@ struct Remote {
     peer: Peer,
     action: String,
     target: String,
-    spec: Spec,
+    outputs: Vec<spec::Output>,
     held: Arc<Held>,
 }
 
@@ -93,7 +93,6 @@ impl Remote {
         }
         // What trails on a wire without trailing metadata comes as `meta`, wanted or not (KE-305).
         let wanted = self
-            .spec
             .outputs
             .iter()
             .filter(|output| output.port == *META || call.want.ports.has(&output.port));

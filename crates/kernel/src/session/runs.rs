@@ -61,9 +61,10 @@ impl Runs {
         self.running.is_empty()
     }
 
-    /// Bytes held that were fetched from elsewhere.
-    pub(super) fn fetched_bytes(&self) -> u64 {
-        self.references.as_ref().map_or(0, References::held)
+    /// Bytes held beside the machine: fetched from elsewhere, or offered.
+    pub(super) fn aside_bytes(&self) -> u64 {
+        let fetched = self.references.as_ref().map_or(0, References::held);
+        fetched + self.offers.as_ref().map_or(0, Offers::held)
     }
 
     /// Begins an action. How it ended, if it has.

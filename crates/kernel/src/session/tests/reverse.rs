@@ -233,6 +233,52 @@ async fn ev_810_offers_are_limited_in_number_and_bytes() {
     );
 }
 
+/// EV-801: also when the document itself is gone.
+#[tokio::test(start_paused = true)]
+async fn ev_810_what_is_offered_counts_among_what_the_server_holds() {
+    struct Last(Arc<AtomicUsize>);
+    impl Observe for Last {
+        fn retains(&mut self, bytes: u64) -> Result<(), Status> {
+            self.0
+                .store(usize::try_from(bytes).unwrap(), Ordering::SeqCst);
+            Ok(())
+        }
+    }
+    let kernel = Kernel::new();
+    kernel.add_all(test_functions()).unwrap();
+    let held = Arc::new(AtomicUsize::new(0));
+    let (mut send, incoming) = mpsc::channel(4);
+    let (session, mut outgoing) = open(kernel, Options::default(), Last(Arc::clone(&held)));
+    let session = tokio::spawn(session.run(incoming, stream::pending()));
+    let schema = json!({ "enum": vec![0; 5_000] });
+    let input = json!({ "name": "x", "schema": schema });
+    let document = json!({ "actions": [{ "name": "f", "inputs": [input] }] }).to_string();
+    let offer = action("OFFER_ACTIONS", &[("actions", "o")], &[("result", "r")]);
+    let drop = action("DROP", &[("node", "o")], &[("result", "d")]);
+    for (fragments, action, result) in [
+        (vec![leaf("o", 0, true, &document)], offer, "r"),
+        (vec![], drop, "d"),
+    ] {
+        let message = Message {
+            fragments: fragments.into(),
+            actions: vec![action],
+            ..Message::default()
+        };
+        send.send(Ok(message)).await.unwrap();
+        let is_last = |message: Message| {
+            let mut fragments = message.fragments.into_iter();
+            fragments.any(|fragment| fragment.id == result && fragment.last)
+        };
+        while !is_last(outgoing.next().await.unwrap().unwrap()) {}
+    }
+    tokio::task::yield_now().await;
+    let held_for_it = held.load(Ordering::SeqCst);
+    assert!(held_for_it > 5_000 * size_of::<Value>(), "{held_for_it}");
+    send.close_channel();
+    assert_eq!(reason(session.await.unwrap()), "OK");
+    assert!(held.load(Ordering::SeqCst) < document.len());
+}
+
 #[tokio::test(start_paused = true)]
 async fn ev_812_other_sessions_see_nothing_of_an_offer() {
     let kernel = Kernel::new();
