@@ -19,6 +19,14 @@ use references::References;
 use span::Span;
 use trace::Trace;
 
+/// Whether the value of a dotted key, or what it stands below, is never shown.
+pub(crate) fn is_secret(key: &str) -> bool {
+    SECRETS.iter().any(|secret| {
+        key.strip_prefix(secret)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    })
+}
+
 /// The whole configuration. Every key stands in `config.example.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -385,6 +393,14 @@ fn text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> 
         Some(Written::Text(_)) | None => None,
     })
 }
+
+/// With everything below them.
+const SECRETS: [&str; 4] = [
+    "auth.key",
+    "client.key",
+    "trace.headers",
+    "references.store_options",
+];
 
 #[cfg(test)]
 mod tests;

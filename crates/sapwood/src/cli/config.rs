@@ -5,8 +5,8 @@ use serde_json::{Map, Value, json};
 
 use super::serve::load_tls;
 use super::{Common, PlaceFlags};
-use crate::config::keys;
 use crate::config::layers::{Flags, Layers};
+use crate::config::{is_secret, keys};
 use crate::failure::{Exit, Failure};
 use crate::output;
 
@@ -93,19 +93,18 @@ fn flatten(prefix: &str, value: Value, leaves: &mut Vec<(String, Value)>) {
 
 fn mask(key: &str, value: Value) -> Value {
     match (key, value) {
-        ("auth.key" | "client.key", Value::String(_)) => json!("***"),
-        (option, _) if option.starts_with(STORE_OPTIONS) => json!("***"),
+        (_, Value::Null) => Value::Null,
         // Which headers there are is no secret.
         ("trace.headers", Value::Array(lines)) => {
-            let masked = lines.iter().filter_map(Value::as_str).map(|line| {
-                let name = line.split(':').next().unwrap_or_default();
-                json!(format!("{name}: ***"))
-            });
-            masked.collect()
+            let lines = lines.iter().filter_map(Value::as_str);
+            lines
+                .map(|line| match line.split_once(':') {
+                    Some((name, _)) => json!(format!("{name}: ***")),
+                    None => json!("***"),
+                })
+                .collect()
         }
+        (key, _) if is_secret(key) => json!("***"),
         (_, value) => value,
     }
 }
-
-/// Which of them are secrets is the stores' own affair.
-const STORE_OPTIONS: &str = "references.store_options.";

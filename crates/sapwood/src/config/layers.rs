@@ -9,7 +9,7 @@ use figment::providers::{Env, Format, Serialized, Toml};
 use figment::value::{Dict, Map, Tag, Value};
 use figment::{Figment, Metadata, Profile, Provider, Source};
 
-use super::Config;
+use super::{Config, is_secret};
 use crate::failure::Failure;
 
 /// The values that flags set, by dotted key.
@@ -177,7 +177,9 @@ impl Layers {
         };
         let what = match &first.kind {
             figment::error::Kind::UnknownField(name, known) => unknown(name, known),
-            other => other.to_string(),
+            // Others show what they have found.
+            _ if is_secret(&path.join(".")) => NOT_SHOWN.to_owned(),
+            other => unquoted(&other.to_string()),
         };
         let origin = origin.unwrap_or_default();
         Failure::usage(format!("configuration: {key}{what}{origin}"))
@@ -195,6 +197,16 @@ fn unknown(name: &str, known: &[&str]) -> String {
         Some(best) => format!("unknown field; did you mean `{best}`?"),
         None => format!("unknown field; there are: {}", known.join(", ")),
     }
+}
+
+/// What is wrong with a file, without the line that it stands in: there may be a secret in that.
+fn unquoted(error: &str) -> String {
+    let is_quoted = |line: &&str| {
+        let rest = line.trim_start_matches(|c: char| c == ' ' || c.is_ascii_digit());
+        rest.starts_with('|') || rest.is_empty()
+    };
+    let told: Vec<&str> = error.lines().filter(|line| !is_quoted(line)).collect();
+    told.join(": ")
 }
 
 /// A file that was read already, so that a missing one is never taken for an empty one.
@@ -267,4 +279,6 @@ pub(crate) fn list(values: impl IntoIterator<Item = Value>) -> Value {
 }
 
 const FLAGS: &str = "command line";
+/// What is said of a secret that cannot be read.
+const NOT_SHOWN: &str = "it cannot be read like this; write it as config.example.toml does";
 const PREFIX: &str = "SAPWOOD_";

@@ -157,6 +157,51 @@ fn oa_912_unknown_keys_and_wrong_types_name_key_and_place() {
     });
 }
 
+/// What stands in a file or a variable that cannot be read may be a secret.
+#[test]
+fn oa_912_what_is_said_of_a_wrong_secret_does_not_hold_it() {
+    for (text, variable, parts) in [
+        (
+            "[trace]\nheaders = \"x: hush\"",
+            None,
+            ["trace.headers", "sapwood.toml"],
+        ),
+        (
+            "",
+            Some(("SAPWOOD_TRACE__HEADERS", "authorization: Bearer hush")),
+            ["trace.headers", "environment SAPWOOD_TRACE__HEADERS"],
+        ),
+        (
+            "[auth]\nkey = [\"hush\"]",
+            None,
+            ["auth.key", "sapwood.toml"],
+        ),
+        (
+            "[references]\nstore_options = { aws_token = [\"hush\"] }",
+            None,
+            ["references.store_options", "sapwood.toml"],
+        ),
+        ("[auth]\nkey = \"hush", None, ["line 2", "sapwood.toml"]),
+    ] {
+        in_jail(|jail| {
+            jail.create_file("sapwood.toml", text).unwrap();
+            if let Some((name, value)) = variable {
+                jail.set_env(name, value);
+            }
+            let layers = Layers::read(None, Flags::default());
+            let failure = layers.and_then(|layers| layers.config()).unwrap_err();
+            let message = &failure.message;
+            assert!(
+                !message.contains("hush") && !message.contains('\n'),
+                "{message}"
+            );
+            for part in parts {
+                assert!(message.contains(part), "{part} is missing in: {message}");
+            }
+        });
+    }
+}
+
 /// The example must stay true: what it sets are the defaults, and no key is missing in it.
 #[test]
 fn the_example_file_holds_every_key_with_its_default() {

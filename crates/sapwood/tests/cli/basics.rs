@@ -41,7 +41,7 @@ fn oa_912_config_show_tells_values_origins_and_no_secrets() {
     let here = folder("config-show");
     std::fs::write(
         here.join("sapwood.toml"),
-        "log = \"warn\"\n[auth]\nkey = \"hush\"\n[trace]\nheaders = [\"x-key: hush\"]\n[references]\nhosts = [\"a.b\"]\n\
+        "log = \"warn\"\n[auth]\nkey = \"hush\"\n[trace]\nheaders = [\"x-key: hush\", \"Bearer hush\"]\n[references]\nhosts = [\"a.b\"]\n\
          store_options = { aws_token = \"hush\" }\n",
     )
     .unwrap();
@@ -79,7 +79,7 @@ fn oa_912_config_show_tells_values_origins_and_no_secrets() {
         ("drain.grace", Value::from("5s"), "default"),
         (
             "trace.headers",
-            serde_json::json!(["x-key: ***"]),
+            serde_json::json!(["x-key: ***", "***"]),
             "file sapwood.toml",
         ),
     ] {
