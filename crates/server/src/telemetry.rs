@@ -5,7 +5,7 @@
 //! (`sapwood_net::otlp`), and what a span says (`span`).
 //!
 //! ```text
-//!   call of a model ─ [`Spans`] ─► span ─► queue (2,048) ─► batch: 512 or 5 s ─► collector
+//!   call of a model ─ [`Spans`] ─► span ─► queue (2,048) ─► batch: 512, 2 MiB or 5 s ─► collector
 //!   engines' histograms ─────────────────────────────────► every minute ───────► collector
 //! ```
 //!
@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use prost::Message as _;
 use sapwood_net::otlp::messages::collector::trace::v1::ExportTraceServiceRequest;
 use sapwood_net::otlp::messages::common::v1::InstrumentationScope;
 use sapwood_net::otlp::messages::resource::v1::Resource;
@@ -112,7 +113,7 @@ impl Telemetry {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // The first tick comes at once, when nothing has happened yet.
         ticks.tick().await;
-        let (mut batch, mut due) = (Vec::new(), Instant::now());
+        let (mut batch, mut due) = (Batch::default(), Instant::now());
         loop {
             // All arms may be cancelled: a span that was not received stays in the queue.
             tokio::select! {
@@ -122,8 +123,7 @@ impl Telemetry {
                         if batch.is_empty() {
                             due = Instant::now() + self.config.batch_every;
                         }
-                        batch.push(span);
-                        if batch.len() >= BATCH_SPANS {
+                        if batch.put(span) {
                             self.send(std::mem::take(&mut batch)).await;
                         }
                     }
@@ -137,7 +137,9 @@ impl Telemetry {
             }
         }
         while let Ok(span) = self.spans.try_recv() {
-            batch.push(span);
+            if batch.put(span) {
+                self.send(std::mem::take(&mut batch)).await;
+            }
         }
         if !batch.is_empty() {
             self.send(batch).await;
@@ -145,7 +147,7 @@ impl Telemetry {
         self.tell_metrics().await;
     }
 
-    async fn send(&mut self, spans: Vec<Span>) {
+    async fn send(&mut self, Batch { spans, .. }: Batch) {
         let count = spans.len();
         let resource_spans = ResourceSpans {
             resource: Some(resource()),
@@ -191,6 +193,26 @@ impl Telemetry {
     }
 }
 
+/// Spans that are delivered together.
+#[derive(Default)]
+struct Batch {
+    spans: Vec<Span>,
+    bytes: usize,
+}
+
+impl Batch {
+    /// Whether it has to go now.
+    fn put(&mut self, span: Span) -> bool {
+        self.bytes += span.encoded_len();
+        self.spans.push(span);
+        self.spans.len() >= BATCH_SPANS || self.bytes >= BATCH_BYTES
+    }
+
+    const fn is_empty(&self) -> bool {
+        self.spans.is_empty()
+    }
+}
+
 fn resource() -> Resource {
     Resource {
         attributes: vec![
@@ -219,6 +241,8 @@ fn nanos(time: SystemTime) -> u64 {
 const QUEUE_SPANS: usize = 2048;
 /// Spans in one delivery.
 const BATCH_SPANS: usize = 512;
+/// Bytes after which a delivery is full. Collectors refuse messages of more than 4 MiB unless told otherwise.
+const BATCH_BYTES: usize = 2 << 20;
 
 #[cfg(test)]
 mod tests;

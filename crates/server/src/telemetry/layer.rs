@@ -14,7 +14,7 @@ use sapwood_engine::api;
 use sapwood_kernel::{Call, Chunk, Chunks, Layer, Name, Next, Port, Result, Usage, Witness};
 use tokio::time::Instant;
 
-use super::span::{Asked, Generation};
+use super::span::{Asked, CONTENT_BYTES_MAX, Generation};
 use super::{Outlet, Parent};
 use crate::trail::Trail;
 
@@ -189,6 +189,3 @@ fn ids() -> ([u8; 16], [u8; 8]) {
     trace[8..].copy_from_slice(&part(1));
     (trace, part(2))
 }
-
-/// Bytes of an output in a span, where content is told at all; later pieces are left out.
-const CONTENT_BYTES_MAX: usize = 64 * 1024;

@@ -89,17 +89,32 @@ impl Asked {
     }
 }
 
-/// A prompt as text; tokens are no text.
+/// A prompt as text, as much of it as may be told; tokens are no text.
 fn input(prompt: &Prompt) -> String {
-    let message = |role: &str, text: &str| serde_json::json!({"role": role, "parts": [{"type": "text", "content": text}]});
-    let messages: Vec<_> = match prompt {
-        Prompt::Tokens(_) => Vec::new(),
-        Prompt::Text(text) => vec![message("user", text)],
-        Prompt::Chat(chat) => {
-            let all = chat.messages.iter();
-            all.map(|one| message(&one.role, &one.content)).collect()
-        }
+    let mut left = CONTENT_BYTES_MAX;
+    let mut messages = Vec::new();
+    let mut tell = |role: &str, text: &str| {
+        let role = &role[..role.floor_char_boundary(left)];
+        left = left.saturating_sub(role.len() + MESSAGE_BYTES);
+        let text = &text[..text.floor_char_boundary(left)];
+        left -= text.len();
+        let part = serde_json::json!({"type": "text", "content": text});
+        messages.push(serde_json::json!({"role": role, "parts": [part]}));
+        left > 0
     };
+    match prompt {
+        Prompt::Tokens(_) => {}
+        Prompt::Text(text) => {
+            tell("user", text);
+        }
+        Prompt::Chat(chat) => {
+            // As many as there is room for.
+            let _all = chat
+                .messages
+                .iter()
+                .all(|one| tell(&one.role, &one.content));
+        }
+    }
     serde_json::Value::from(messages).to_string()
 }
 
@@ -218,3 +233,8 @@ fn list(key: &str, values: &[String]) -> KeyValue {
     let values = values.iter().map(value).collect();
     pair(key, Value::ArrayValue(ArrayValue { values }))
 }
+
+/// Bytes of a prompt, and of an output, in a span, where content is told at all; what follows is left out.
+pub(super) const CONTENT_BYTES_MAX: usize = 64 * 1024;
+/// About what a message takes beside its role and its text.
+const MESSAGE_BYTES: usize = 64;

@@ -299,6 +299,40 @@ async fn oa_803_content_is_told_only_where_that_is_switched_on() {
     }
 }
 
+/// What a client sends is not kept in spans without a limit.
+#[tokio::test]
+async fn oa_803_content_in_spans_is_limited() {
+    let config = Config {
+        content: true,
+        ..Config::default()
+    };
+    let long = async |kernel: Kernel| {
+        // Characters of two bytes, so that a cut may fall into one.
+        let prompt = format!("x{}", "é".repeat(100_000));
+        let run = kernel.run::<String>("parrot", args! { prompt: prompt });
+        drop(run.await);
+    };
+    let received = traced(Protocol::Grpc, config, PARENT, long).await;
+    let got = received.0.lock().unwrap();
+    let attributes = attributes(&got.spans[0]);
+    let told = attributes["gen_ai.input.messages"].len();
+    assert!((60_000..=70_000).contains(&told), "{told}");
+}
+
+#[test]
+fn oa_803_a_delivery_is_limited_in_spans_and_bytes() {
+    let span = |bytes| Span {
+        name: "x".repeat(bytes),
+        ..Span::default()
+    };
+    let until_full = |bytes| {
+        let mut batch = Batch::default();
+        (1..).find(|_| batch.put(span(bytes))).unwrap()
+    };
+    assert_eq!(until_full(1), BATCH_SPANS);
+    assert_eq!(until_full(BATCH_BYTES / 4), 4);
+}
+
 #[tokio::test]
 async fn oa_803_a_trace_that_its_caller_does_not_record_is_not_recorded_here() {
     let unsampled = PARENT.replace("-01", "-00");
