@@ -54,7 +54,7 @@ pub(crate) fn inputs() -> Vec<Input> {
     let json = |name: &'static str| Input::new(name).taking([Mime::JSON, Mime::TEXT]).optional();
     vec![
         // One of `prompt` and `messages` is required; a schema of single inputs cannot say so.
-        Input::new("prompt").alias("text").optional().streaming(),
+        Input::new("prompt").alias("text").optional(),
         json("messages"),
         json("config"),
         json("tools"),

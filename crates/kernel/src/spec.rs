@@ -166,7 +166,8 @@ impl Input {
         self
     }
 
-    /// Read while it arrives.
+    /// Read while it arrives, and not gathered. What a function gathers of a session's content counts among what the
+    /// session holds.
     #[must_use]
     pub const fn streaming(mut self) -> Self {
         self.streams = true;

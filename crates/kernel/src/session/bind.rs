@@ -59,8 +59,8 @@ pub(super) fn bind(
     let mut args: Vec<(Name, Node)> = Vec::with_capacity(start.inputs.len() + 2);
     let target = target(spec, options, start);
     for (name, node) in &start.inputs {
-        let declared = spec.input(name).map(|input| input.name.as_str());
-        if target.is_some() && declared == Some(TARGET) {
+        let declared = spec.input(name);
+        if target.is_some() && declared.is_some_and(|input| input.name == *TARGET) {
             continue;
         }
         let node = Flattened::node(
@@ -69,6 +69,7 @@ pub(super) fn bind(
             start.action,
             Arc::clone(&signals),
             references.cloned(),
+            declared.is_none_or(|input| !input.streams),
         );
         args.push((Name::shared(name), node));
     }

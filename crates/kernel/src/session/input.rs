@@ -33,6 +33,8 @@ pub(super) struct Flattened {
     action: ActionKey,
     signals: Arc<Signals>,
     references: Option<References>,
+    /// The function gathers it before it goes on: what it has of it is one copy more, and counts (EV-801).
+    gathered: bool,
     /// What the last piece was: nearly every piece is of the same leaf as the one before.
     last: Mutex<Option<Typed>>,
 }
@@ -52,6 +54,7 @@ impl Flattened {
         action: ActionKey,
         signals: Arc<Signals>,
         references: Option<References>,
+        gathered: bool,
     ) -> Node {
         Node::replaying(Arc::new(Self {
             link,
@@ -59,6 +62,7 @@ impl Flattened {
             action,
             signals,
             references,
+            gathered,
             last: Mutex::default(),
         }))
     }
@@ -94,6 +98,7 @@ impl Flattened {
             signals: Arc::clone(&self.signals),
             cursor: id,
             reading: references.read(&reference.content),
+            gatherer: self.gathered.then_some(self.action),
             blank: Chunk::empty()
                 .with_mime(typed.mime)
                 .with_part(reference.item),
@@ -108,13 +113,22 @@ impl Flattened {
         let mut bytes = first.data.len();
         while cursor.ahead.len() < AHEAD && bytes < AHEAD_BYTES {
             let Read::Piece(piece) = machine.read(CursorId::from_bits(cursor.slot)) else {
-                return;
+                break;
             };
             bytes += piece.data.len();
             cursor.position += 1;
             cursor.ahead.push_back(self.chunk(piece));
         }
+        if self.gathered {
+            gather(machine, self.action, bytes);
+        }
     }
+}
+
+/// The function holds `bytes` more until its action ends.
+fn gather(machine: &mut Session, action: ActionKey, bytes: usize) {
+    // Without room for it the session is over, and with it the function.
+    let _ = machine.hold_aside(action, bytes);
 }
 
 impl Typed {
@@ -132,6 +146,8 @@ struct Followed {
     link: Link,
     signals: Arc<Signals>,
     cursor: CursorId,
+    /// The action whose function gathers it.
+    gatherer: Option<ActionKey>,
     reading: Reading,
     /// A chunk of the item, without data.
     blank: Chunk,
@@ -168,7 +184,12 @@ impl Stream for Followed {
         let failed = match ready!(polled) {
             Some(Ok(data)) => {
                 let bytes = data.len();
-                let count = |live: &mut Live| live.machine().count_reference(this.cursor, bytes);
+                let count = |live: &mut Live| {
+                    if let Some(action) = this.gatherer {
+                        gather(live.machine(), action, bytes);
+                    }
+                    live.machine().count_reference(this.cursor, bytes)
+                };
                 match this.link.with(count) {
                     Ok(()) => return Poll::Ready(Some(Ok(this.chunk(data)))),
                     Err(status) => status,

@@ -6,6 +6,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::remote;
 use crate::name::{Mime, Name, Port};
 use crate::spec::{Input, Output, Spec};
 
@@ -89,9 +90,9 @@ fn spec(action: &Action) -> Spec {
 }
 
 fn input(parameter: &Parameter) -> Input {
-    let mut input = Input::new(parameter.name.clone())
-        .taking(mimes(parameter))
-        .streaming();
+    let mut input = Input::new(parameter.name.clone()).taking(mimes(parameter));
+    // A call of it sends on what comes; the config alone is looked at.
+    input.streams = input.name != *remote::CONFIG;
     input.aliases = parameter
         .aliases
         .iter()

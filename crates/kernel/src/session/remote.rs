@@ -205,6 +205,7 @@ fn read(node: &Node) -> Chunks {
     node.main().read()
 }
 
-const CONFIG: &str = "config";
+/// The one input that is read here.
+pub(super) const CONFIG: &str = "config";
 /// What peers are called in errors.
 pub(super) const PEER: Name = Name::new("the other side");

@@ -478,6 +478,51 @@ async fn ev_801_json_that_waits_to_be_whole_counts_and_is_given_back() {
     assert_eq!(held, 1 + 2000 + 64 + metadata);
 }
 
+/// Many actions that gather one node are many copies of it, which a stranger must not have for the price of one.
+#[tokio::test(start_paused = true)]
+async fn ev_801_what_functions_gather_counts_until_their_actions_end() {
+    let gather = |name: &'static str, input: Input| {
+        let spec = Spec::new(name, "Gathers.")
+            .inputs([input])
+            .outputs([Output::new(Port::MAIN, Mime::TEXT)]);
+        raw(spec, |call| {
+            stream::once(async move { Ok(Chunk::text(call.arg::<String>("x").await?)) }).boxed()
+        })
+    };
+    let text = "x".repeat(1000);
+    for (name, actions, expect) in [
+        ("gathers", 8, None),
+        ("gathers", 9, Some("RETAINED_LIMIT")),
+        ("streams", 9, None),
+    ] {
+        let options = Options {
+            limits: Arc::new(Limits {
+                retained_bytes: 10_000,
+                ..Limits::default()
+            }),
+            ..Options::default()
+        };
+        let functions = [
+            gather("gathers", Input::new("x")),
+            gather("streams", Input::new("x").streaming()),
+        ];
+        let mut probe = Probe::open(functions, options);
+        let all = vec![action(name, &[("x", "a")], &[]); actions];
+        probe.send(vec![leaf("a", 0, false, &text)], all).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        if let Some(expect) = expect {
+            assert_eq!(reason(probe.failure().await), expect);
+            continue;
+        }
+        probe.send(vec![leaf("a", 1, true, "")], vec![]).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let link = &probe.outgoing.link;
+        let held = link.with(|live| live.machine().retained_bytes());
+        assert!(held < 2_000, "{held}");
+        assert_eq!(reason(probe.end().await), "OK");
+    }
+}
+
 /// KE-139
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_a_function_is_internal_and_not_the_end_of_the_server() {
