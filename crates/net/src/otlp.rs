@@ -93,6 +93,10 @@ impl Collector {
             Some(scheme) if *scheme == Scheme::HTTPS => true,
             _ => return Err(BadAddress::Url),
         };
+        // A URL is shown and logged; a credential stands in a header.
+        if uri.authority().is_some_and(|it| it.as_str().contains('@')) {
+            return Err(BadAddress::Url);
+        }
         if address.protocol == Protocol::Http {
             return Ok(Self(Wire::Http(http::Place::new(&uri, secure, address)?)));
         }
@@ -160,4 +164,33 @@ impl Collector {
 
 fn refused(status: &tonic::Status) -> Undelivered {
     Undelivered(format!("{}: {}", status.code(), status.message()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn oa_803_an_address_is_a_url_of_a_server_without_credentials() {
+        for (url, good) in [
+            ("http://127.0.0.1:4317", true),
+            ("https://collector.example", true),
+            ("http://[::1]:4318/in", true),
+            ("https://name:secret@collector.example", false),
+            ("ftp://collector.example", false),
+            ("collector.example:4317", false),
+            ("", false),
+        ] {
+            for protocol in [Protocol::Grpc, Protocol::Http] {
+                let address = Address {
+                    url: url.into(),
+                    protocol,
+                    headers: Vec::new(),
+                    timeout: Duration::from_secs(1),
+                };
+                let made = Collector::new(&address);
+                assert_eq!(made.err(), (!good).then_some(BadAddress::Url), "{url}");
+            }
+        }
+    }
 }
