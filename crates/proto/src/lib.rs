@@ -8,6 +8,7 @@
 pub mod code;
 pub mod evergreen;
 pub mod generated;
+pub mod lmtp;
 pub mod log;
 pub mod session;
 pub mod steer;

@@ -1,0 +1,40 @@
+//! LMTP, the Language Model Transport Protocol: many streams of tokens over one connection, as `TYPE JSON`.
+//!
+//! Owns: the grammar and how it is read and written, the closed list of errors ([`Reason`], [`Fault`]), the limits, and
+//! the two machines that speak it: [`Session`] at the server's end, [`Client`] at the other. Refuses to know: sockets,
+//! tasks, clocks, engines, tokenizers. Only the base protocol is built; version 2 is not negotiated, and its messages
+//! are answered `not_negotiated` (LM-904).
+//!
+//! ```text
+//!   bytes ──Lines / frames──► text ──► Session::handle ──► Output::Start ──► work ──► Session::step ──► next_message
+//!   bytes ◄─────────────────── Client::generate …        text ──► Client::handle ──► Event
+//! ```
+
+mod client;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+mod json;
+mod limits;
+mod lines;
+mod message;
+mod model;
+mod outbound;
+mod port;
+mod read;
+mod reason;
+mod session;
+mod write;
+
+pub use client::{Call, Client, Event, Options, Received};
+pub use limits::Limits;
+pub use lines::{Line, Lines};
+pub use message::{Finish, Generate, Id, Item, Score};
+pub use model::{Model, Models, Tokenizer};
+pub use port::{
+    Carrier, Close, Config, Output, Piece, Start, Stats, StreamKey, Unreadable, Work,
+};
+pub use reason::{Fault, Reason};
+pub use session::Session;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,561 @@
+//! A session of LMTP at the client's end: calls of ours at one peer, as a pure machine.
+//!
+//! Owns: ids, what is sent toward a base peer, the tolerant reading of what servers really send (LM-705), and that each
+//! call ends exactly once. Refuses to know: sockets, tasks, clocks, which upstream is asked. Text goes in, events come
+//! out; the messages to send are returned by the calls.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+
+use super::json::Value;
+use super::{Fault, Finish, Generate, Reason, Score, read, write};
+use crate::steer::Token;
+use crate::time::Time;
+
+/// A stream or request of ours. Never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Call(u64);
+
+/// How patient a client is. `None` waits for ever (LM-709).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// To the first item of a stream.
+    pub first_item_timeout: Option<Duration>,
+    /// From one item of a stream to the next.
+    pub item_timeout: Option<Duration>,
+    /// To the answer of a request.
+    pub request_timeout: Option<Duration>,
+    /// Bytes of a message to the peer; `aiohttp` closes above the default (LM-703).
+    pub max_message_out: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            first_item_timeout: Some(Duration::from_secs(300)),
+            item_timeout: Some(Duration::from_secs(60)),
+            request_timeout: Some(Duration::from_secs(5)),
+            max_message_out: 4_194_303,
+        }
+    }
+}
+
+/// One item as a peer sent it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Received {
+    /// Its id; absent where a peer ends a stream without one.
+    pub token: Option<Token>,
+    /// As the peer computes it; `None` where it is no number.
+    pub logprob: Option<f32>,
+    /// The sampled token and the most likely ones, in the peer's order.
+    pub top: Vec<(Token, f32)>,
+    /// Why the stream ended, if it did. Nothing follows then.
+    pub finish: Option<Finish>,
+}
+
+/// What came of a call. A call ends with an item that has a finish, with its model's facts, or with a failure.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// One item of a stream.
+    Item(Call, Received),
+    /// The answer to MODEL_INFO: the JSON of `model_info`.
+    ModelInfo(Call, String),
+    /// The stream or request failed.
+    Failed(Call, Fault),
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// How many of the most likely tokens were asked for.
+    Generate(u32),
+    Score,
+    ModelInfo,
+}
+
+#[derive(Debug)]
+struct Open {
+    kind: Kind,
+    model: String,
+    /// Items that may still come (LM-707).
+    left: u64,
+    /// When we stop waiting.
+    due: Option<Time>,
+    /// Nobody listens any more; the peer still works (LM-702).
+    abandoned: bool,
+}
+
+/// The machine. See the module's page.
+#[derive(Debug)]
+pub struct Client {
+    options: Options,
+    open: BTreeMap<u64, Open>,
+    last_id: u64,
+    events: VecDeque<Event>,
+    dropped: u64,
+    raw_logprobs: bool,
+}
+
+impl Client {
+    /// A connection without calls.
+    #[must_use]
+    pub const fn new(options: Options) -> Self {
+        Self {
+            options,
+            open: BTreeMap::new(),
+            last_id: 0,
+            events: VecDeque::new(),
+            dropped: 0,
+            raw_logprobs: false,
+        }
+    }
+
+    /// Begins a stream; the message is to be sent as it is, in a frame or line of its own.
+    ///
+    /// # Errors
+    /// `unsupported_operation` for a parameter that the reference server does not take, because it would fail or forget
+    /// it (LM-703, LM-704); `message_too_large`. Nothing is to be sent then.
+    pub fn generate(
+        &mut self,
+        model: &str,
+        wanted: &Generate,
+        now: Time,
+    ) -> Result<(Call, Bytes), Fault> {
+        for (name, is_set) in [
+            ("seed", wanted.seed.is_some()),
+            ("min_p", wanted.min_p != 0.0),
+            ("stop", !wanted.stop.is_empty()),
+            ("stop_tokens", !wanted.stop_tokens.is_empty()),
+            ("min_tokens", wanted.min_tokens != 0),
+            ("ignore_eos", wanted.ignore_eos),
+        ] {
+            if is_set {
+                let message = format!("the upstream does not take '{name}'");
+                return Err(Fault::new(Reason::UnsupportedOperation, message));
+            }
+        }
+        let id = self.last_id + 1;
+        let mut out = BytesMut::new();
+        write_generate(&mut out, id, model, wanted);
+        let kind = Kind::Generate(wanted.top_logprobs);
+        self.begin(out, model, kind, u64::from(wanted.max_tokens), now)
+    }
+
+    /// Begins a stream of probabilities.
+    ///
+    /// # Errors
+    /// `message_too_large`.
+    pub fn score(&mut self, model: &str, wanted: &Score, now: Time) -> Result<(Call, Bytes), Fault> {
+        let mut out = BytesMut::from(&b"SCORE {\"model\":"[..]);
+        write::json(&mut out, model);
+        out.put_slice(b",\"prompt\":");
+        write::json(&mut out, &wanted.prompt);
+        out.put_slice(b",\"scored\":");
+        write::json(&mut out, &wanted.scored);
+        member(&mut out, "stream_id", &(self.last_id + 1));
+        out.put_u8(b'}');
+        self.begin(out, model, Kind::Score, wanted.scored.len() as u64, now)
+    }
+
+    /// Asks what a model is.
+    ///
+    /// # Errors
+    /// `message_too_large`.
+    pub fn model_info(&mut self, model: &str, now: Time) -> Result<(Call, Bytes), Fault> {
+        let mut out = BytesMut::from(&b"MODEL_INFO {\"model\":"[..]);
+        write::json(&mut out, model);
+        member(&mut out, "stream_id", &(self.last_id + 1));
+        out.put_slice(b",\"data\":{\"model\":");
+        write::json(&mut out, model);
+        out.put_slice(b"}}");
+        self.begin(out, model, Kind::ModelInfo, 0, now)
+    }
+
+    /// Takes in one frame or line of the peer, whatever it is.
+    pub fn handle(&mut self, text: &str, now: Time) {
+        let mut rest = text.trim_start();
+        while !rest.is_empty() {
+            let line = rest.lines().next().unwrap_or(rest);
+            if !line.contains(' ') {
+                rest = rest[line.len()..].trim_start();
+                continue;
+            }
+            match read::command(rest) {
+                Ok((command, behind)) => {
+                    rest = behind;
+                    self.message(command.word, command.payload, now);
+                }
+                Err(_) => {
+                    self.dropped += 1;
+                    if rest.starts_with("TOKEN ") {
+                        // Whose items they were cannot be known: better all fail than one hang (LM-706).
+                        self.fail_all(
+                            Reason::UpstreamError,
+                            "the upstream sent items that cannot be read",
+                            |open| !matches!(open.kind, Kind::ModelInfo),
+                        );
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Nobody listens to a call any more: nothing more is told of it. It counts as [`Self::outstanding`] until its end.
+    pub fn abandon(&mut self, call: Call) {
+        if let Some(open) = self.open.get_mut(&call.0) {
+            open.abandoned = true;
+        }
+    }
+
+    /// The connection is gone: every call fails (LM-709).
+    pub fn lost(&mut self) {
+        self.fail_all(
+            Reason::ConnectionLost,
+            "the connection to the upstream was lost",
+            |_| true,
+        );
+    }
+
+    /// What came of the calls.
+    pub fn poll(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// When to call [`Self::tick`], if nothing happens before.
+    #[must_use]
+    pub fn wake_at(&self) -> Option<Time> {
+        self.open.values().filter_map(|open| open.due).min()
+    }
+
+    /// Time has passed: calls that waited too long fail. The message names the model, because a reference server that
+    /// cannot load one says nothing (LM-710).
+    pub fn tick(&mut self, now: Time) {
+        let late: Vec<u64> = self
+            .open
+            .iter()
+            .filter(|(_, open)| open.due.is_some_and(|due| due <= now))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in late {
+            let Some(open) = self.open.get(&id) else {
+                continue;
+            };
+            let message = format!("no answer in time from the upstream's model '{}'", open.model);
+            self.fail(id, Fault::new(Reason::Timeout, message));
+        }
+    }
+
+    /// Calls whose end has not been seen, abandoned ones included.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Items and messages that were dropped: of unknown or ended streams, or unreadable.
+    #[must_use]
+    pub const fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Whether the peer's probabilities are none: one was above 1 by more than rounding explains (LM-711).
+    #[must_use]
+    pub const fn raw_logprobs(&self) -> bool {
+        self.raw_logprobs
+    }
+
+    fn begin(
+        &mut self,
+        out: BytesMut,
+        model: &str,
+        kind: Kind,
+        left: u64,
+        now: Time,
+    ) -> Result<(Call, Bytes), Fault> {
+        if out.len() > self.options.max_message_out {
+            let message = format!(
+                "the message has {} bytes, and the upstream takes {}",
+                out.len(),
+                self.options.max_message_out
+            );
+            return Err(Fault::new(Reason::MessageTooLarge, message));
+        }
+        self.last_id += 1;
+        let patience = match kind {
+            Kind::ModelInfo => self.options.request_timeout,
+            Kind::Generate(_) | Kind::Score => self.options.first_item_timeout,
+        };
+        let open = Open {
+            kind,
+            model: model.to_owned(),
+            left,
+            due: patience.map(|patience| now + patience),
+            abandoned: false,
+        };
+        self.open.insert(self.last_id, open);
+        Ok((Call(self.last_id), out.freeze()))
+    }
+
+    fn message(&mut self, word: &str, payload: Value<'_>, now: Time) {
+        match (word, payload.elements()) {
+            // Types of later versions (LM-705).
+            ("TOKEN" | "MSG", Some(items)) => items.for_each(|item| self.object(word, item, now)),
+            // The seed's own form is a bare object.
+            ("TOKEN" | "MSG", None) => self.object(word, payload, now),
+            _ => self.dropped += 1,
+        }
+    }
+
+    fn object(&mut self, word: &str, item: Value<'_>, now: Time) {
+        let Some(members) = Members::of(item) else {
+            self.dropped += 1;
+            return;
+        };
+        if word == "MSG" {
+            self.notice(&members);
+        } else {
+            self.item(&members, now);
+        }
+    }
+
+    /// A MSG answers a pending request first; an error ends a live stream, but for an id in use (LM-708, D-39).
+    fn notice(&mut self, members: &Members<'_>) {
+        let Some((id, open)) = members
+            .id
+            .and_then(|id| Some((id, self.open.get(&id)?)))
+        else {
+            self.dropped += 1;
+            return;
+        };
+        let is_request = matches!(open.kind, Kind::ModelInfo);
+        let fault = members.fault();
+        match (is_request, fault, members.model_info) {
+            (true, Some(fault), _) => self.fail(id, fault),
+            (true, None, Some(facts)) => {
+                let facts = facts.as_str().to_owned();
+                self.end(id, |call| Event::ModelInfo(call, facts));
+            }
+            (false, Some(fault), _) if fault.reason != Reason::DuplicateStream => {
+                self.fail(id, fault);
+            }
+            _ => self.dropped += 1,
+        }
+    }
+
+    fn item(&mut self, members: &Members<'_>, now: Time) {
+        let open = members.id.and_then(|id| Some((id, self.open.get_mut(&id)?)));
+        let Some((id, open)) = open.filter(|(_, open)| !matches!(open.kind, Kind::ModelInfo))
+        else {
+            self.dropped += 1;
+            return;
+        };
+        if let Some(fault) = members.fault() {
+            return self.fail(id, fault);
+        }
+        let mut item = members.item();
+        if item.token.is_none() && item.finish.is_none() {
+            self.dropped += 1;
+            return;
+        }
+        self.raw_logprobs |= item.logprob.is_some_and(|logprob| logprob > RAW_ABOVE);
+        open.due = self.options.item_timeout.map(|patience| now + patience);
+        open.left = open.left.saturating_sub(u64::from(item.token.is_some()));
+        let unreasoned = match open.kind {
+            Kind::Generate(top) => {
+                item.keep_top(top);
+                Finish::Length
+            }
+            Kind::Score | Kind::ModelInfo => {
+                item.top.clear();
+                Finish::Stop
+            }
+        };
+        if open.left == 0 {
+            item.finish.get_or_insert(unreasoned);
+        }
+        if item.finish.is_some() {
+            self.end(id, |call| Event::Item(call, item));
+        } else if !open.abandoned {
+            self.events.push_back(Event::Item(Call(id), item));
+        }
+    }
+
+    fn fail(&mut self, id: u64, fault: Fault) {
+        self.end(id, |call| Event::Failed(call, fault));
+    }
+
+    fn end(&mut self, id: u64, event: impl FnOnce(Call) -> Event) {
+        if self.open.remove(&id).is_some_and(|open| !open.abandoned) {
+            self.events.push_back(event(Call(id)));
+        }
+    }
+
+    fn fail_all(
+        &mut self,
+        reason: Reason,
+        message: &'static str,
+        which: impl Fn(&Open) -> bool,
+    ) {
+        let open = self.open.iter().filter(|(_, open)| which(open));
+        let ids: Vec<u64> = open.map(|(id, _)| *id).collect();
+        for id in ids {
+            self.fail(id, Fault::new(reason, message));
+        }
+    }
+}
+
+impl Received {
+    /// What was asked for, whatever the peer showed: the reference server gives all streams of a batch its maximum, and
+    /// our 0 has to be asked for as 1.
+    fn keep_top(&mut self, top: u32) {
+        let Some(token) = self.token else {
+            return self.top.clear();
+        };
+        if self.top.is_empty() {
+            self.top.extend(self.logprob.map(|logprob| (token, logprob)));
+        }
+        let mut others = top;
+        self.top.retain(|(id, _)| {
+            let shown = *id == token || others > 0;
+            others = others.saturating_sub(u32::from(*id != token));
+            shown
+        });
+    }
+}
+
+/// The members of one item or notice.
+#[derive(Debug, Default)]
+struct Members<'a> {
+    id: Option<u64>,
+    token: Option<Token>,
+    logprob: Option<Value<'a>>,
+    finish: Option<Cow<'a, str>>,
+    top: Option<Value<'a>>,
+    error: Option<Value<'a>>,
+    code: Option<Cow<'a, str>>,
+    retry_after: Option<Duration>,
+    model_info: Option<Value<'a>>,
+}
+
+impl<'a> Members<'a> {
+    fn of(object: Value<'a>) -> Option<Self> {
+        let mut members = Self::default();
+        for (name, value) in object.members()? {
+            let whole = || value.integer().and_then(|number| u64::try_from(number).ok());
+            match &*name {
+                "stream_id" => members.id = whole(),
+                "token" => members.token = whole().and_then(|id| Token::try_from(id).ok()),
+                "logprob" => members.logprob = Some(value),
+                "finish_reason" => members.finish = value.string(),
+                "top_logprobs" => members.top = Some(value),
+                "error" => members.error = (!value.is_null()).then_some(value),
+                "code" => members.code = value.string(),
+                "retry_after_ms" => members.retry_after = whole().map(Duration::from_millis),
+                "model_info" => members.model_info = Some(value),
+                _ => {}
+            }
+        }
+        Some(members)
+    }
+
+    /// The error, if there is one; of a peer that names no code of ours it is the upstream's.
+    fn fault(&self) -> Option<Fault> {
+        let error = self.error?;
+        let message = match error.string() {
+            Some(text) => text.into_owned(),
+            // What JSON alone cannot spell stays as it came.
+            None => serde_json::from_str::<serde_json::Value>(error.as_str())
+                .map_or_else(|_| error.as_str().to_owned(), |value| value.to_string()),
+        };
+        let reason = self.code.as_deref().and_then(Reason::from_name);
+        Some(Fault {
+            retry_after: self.retry_after,
+            ..Fault::new(reason.unwrap_or(Reason::UpstreamError), message)
+        })
+    }
+
+    fn item(&self) -> Received {
+        let number = |value: Value<'_>| {
+            let number = value.number().filter(|number| !number.is_nan())?;
+            Some(number as f32)
+        };
+        let top = self.top.and_then(Value::members).into_iter().flatten();
+        Received {
+            token: self.token,
+            logprob: self.logprob.and_then(number),
+            top: top
+                .filter_map(|(id, value)| Some((id.parse().ok()?, number(value)?)))
+                .collect(),
+            finish: self.finish.as_deref().map(Finish::from_name),
+        }
+    }
+}
+
+/// Only what LMQL's own client sends, in its order, and nothing that is not set (LM-301, LM-703).
+fn write_generate(out: &mut BytesMut, id: u64, model: &str, wanted: &Generate) {
+    out.put_slice(b"GENERATE {\"max_tokens\":");
+    write::json(out, &wanted.max_tokens);
+    member(out, "temperature", &wanted.temperature);
+    // 0 is an error at the reference server (LM-304).
+    member(out, "top_logprobs", &wanted.top_logprobs.max(1));
+    member(out, "model", model);
+    member(out, "prompt", &wanted.prompt);
+    member(out, "stream_id", &id);
+    if !wanted.logit_bias.is_empty() {
+        out.put_slice(b",\"logit_bias\":{");
+        for (at, &(token, bias)) in wanted.logit_bias.iter().enumerate() {
+            if at > 0 {
+                out.put_u8(b',');
+            }
+            write::json(out, &token.to_string());
+            out.put_u8(b':');
+            // What cannot be spelled is said as LMQL says it.
+            write::json(out, &if bias.is_finite() { bias } else { -100.0 });
+        }
+        out.put_u8(b'}');
+    }
+    let default = Generate::default();
+    if wanted.top_p.to_bits() != default.top_p.to_bits() {
+        member(out, "top_p", &wanted.top_p);
+    }
+    if wanted.top_k != default.top_k {
+        member(out, "top_k", &wanted.top_k);
+    }
+    for (name, value, off) in [
+        (
+            "repetition_penalty",
+            wanted.repetition_penalty,
+            default.repetition_penalty,
+        ),
+        (
+            "presence_penalty",
+            wanted.presence_penalty,
+            default.presence_penalty,
+        ),
+        (
+            "frequency_penalty",
+            wanted.frequency_penalty,
+            default.frequency_penalty,
+        ),
+    ] {
+        if value.to_bits() != off.to_bits() {
+            member(out, name, &value);
+        }
+    }
+    out.put_u8(b'}');
+}
+
+fn member<T: serde::Serialize + ?Sized>(out: &mut BytesMut, name: &str, value: &T) {
+    out.put_u8(b',');
+    write::json(out, name);
+    out.put_u8(b':');
+    write::json(out, value);
+}
+
+/// One reference backend adds up to 0.01 to the sampled token (LM-711).
+const RAW_ABOVE: f32 = 0.05;
+
+#[cfg(test)]
+mod tests;

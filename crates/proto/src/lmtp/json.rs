@@ -1,0 +1,306 @@
+//! JSON as the peers of LMTP write it, read in place.
+//!
+//! Owns: a checked view of one value with its text as sent. Refuses to know: messages and their members.
+//!
+//! A reader of our own, because the protocol asks for what JSON crates refuse or lose: the bare words `NaN`, `Infinity`
+//! and `-Infinity` as Python writes them (LM-205), ids echoed byte for byte (LM-206), a second message behind the value
+//! (LM-204), and a million biases without a string for each (LM-1307). One tolerant pass stands for the strict one and
+//! the repair that LM-706 describes.
+
+use std::borrow::Cow;
+
+/// How deep a message may be nested (LM-205).
+pub(super) const DEPTH_MAX: usize = 64;
+
+/// What is wrong with a text, without quoting it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Malformed(pub(super) &'static str);
+
+/// A value that was checked, as it was sent, without white space around it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Value<'a>(&'a str);
+
+/// Reads the value at the beginning of `text`; returns it with what stands behind it.
+pub(super) fn value(text: &str) -> Result<(Value<'_>, &str), Malformed> {
+    let mut scan = Scan { text, at: 0 };
+    let value = scan.value(0)?;
+    Ok((value, &text[scan.at..]))
+}
+
+impl<'a> Value<'a> {
+    /// The text as sent.
+    pub(super) const fn as_str(self) -> &'a str {
+        self.0
+    }
+
+    pub(super) fn is_null(self) -> bool {
+        self.0 == "null"
+    }
+
+    pub(super) fn boolean(self) -> Option<bool> {
+        match self.0 {
+            "true" => Some(true),
+            "false" => Some(false),
+            _ => None,
+        }
+    }
+
+    /// A number, the bare words included.
+    pub(super) fn number(self) -> Option<f64> {
+        match self.0 {
+            "NaN" => Some(f64::NAN),
+            "Infinity" => Some(f64::INFINITY),
+            "-Infinity" => Some(f64::NEG_INFINITY),
+            text if text.starts_with(|first: char| first == '-' || first.is_ascii_digit()) => {
+                text.parse().ok()
+            }
+            _ => None,
+        }
+    }
+
+    /// An integer, integral floats included (LM-205). What is beyond the type stands at its end.
+    pub(super) fn integer(self) -> Option<i128> {
+        let number = self.number().filter(|number| number.is_finite());
+        self.0.parse().ok().or_else(|| {
+            let number = number.filter(|number| number.fract() == 0.0)?;
+            Some(number as i128)
+        })
+    }
+
+    /// A string. `None` too for half of a surrogate pair, which is no text.
+    pub(super) fn string(self) -> Option<Cow<'a, str>> {
+        let inner = self.0.strip_prefix('"')?.strip_suffix('"')?;
+        if inner.contains('\\') {
+            serde_json::from_str(self.0).ok().map(Cow::Owned)
+        } else {
+            Some(Cow::Borrowed(inner))
+        }
+    }
+
+    /// The elements of an array.
+    pub(super) fn elements(self) -> Option<Elements<'a>> {
+        self.0.starts_with('[').then_some(Elements(Scan {
+            text: self.0,
+            at: 1,
+        }))
+    }
+
+    /// The members of an object, in the order sent, repeated ones included.
+    pub(super) fn members(self) -> Option<Members<'a>> {
+        self.0.starts_with('{').then_some(Members(Scan {
+            text: self.0,
+            at: 1,
+        }))
+    }
+}
+
+/// Iterates over an array.
+#[derive(Debug)]
+pub(super) struct Elements<'a>(Scan<'a>);
+
+impl<'a> Iterator for Elements<'a> {
+    type Item = Value<'a>;
+
+    fn next(&mut self) -> Option<Value<'a>> {
+        self.0.skip(|byte| byte == b',' || is_space(byte));
+        // The text was checked: what is no value is the end.
+        self.0.value(0).ok()
+    }
+}
+
+/// Iterates over an object.
+#[derive(Debug)]
+pub(super) struct Members<'a>(Scan<'a>);
+
+impl<'a> Iterator for Members<'a> {
+    /// Name and value. A name that is no text is empty, which no member is called.
+    type Item = (Cow<'a, str>, Value<'a>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.skip(|byte| byte == b',' || is_space(byte));
+        let name = self.0.value(0).ok()?.string().unwrap_or_default();
+        self.0.skip(|byte| byte == b':' || is_space(byte));
+        Some((name, self.0.value(0).ok()?))
+    }
+}
+
+#[derive(Debug)]
+struct Scan<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a> Scan<'a> {
+    /// One value, inside `depth` others.
+    fn value(&mut self, depth: usize) -> Result<Value<'a>, Malformed> {
+        self.skip(is_space);
+        let from = self.at;
+        match self.peek() {
+            None => return Err(Malformed("EOF while parsing a value")),
+            Some(b'{') => self.object(depth)?,
+            Some(b'[') => self.array(depth)?,
+            Some(b'"') => self.string()?,
+            Some(b'-' | b'0'..=b'9') => self.number()?,
+            Some(_) => self.word(&["true", "false", "null", "NaN", "Infinity"])?,
+        }
+        Ok(Value(&self.text[from..self.at]))
+    }
+
+    fn object(&mut self, depth: usize) -> Result<(), Malformed> {
+        self.enter(depth)?;
+        if self.closes(b'}') {
+            return Ok(());
+        }
+        loop {
+            self.skip(is_space);
+            match self.peek() {
+                Some(b'"') => self.string()?,
+                None => return Err(Malformed("EOF while parsing an object")),
+                Some(_) => return Err(Malformed("a member's name must be a string")),
+            }
+            self.skip(is_space);
+            if !self.takes(b':') {
+                return Err(self.missing("expected `:` behind a member's name"));
+            }
+            self.value(depth + 1)?;
+            if self.closes(b'}') {
+                return Ok(());
+            }
+            if !self.takes(b',') {
+                return Err(self.missing("expected `,` or `}` in an object"));
+            }
+        }
+    }
+
+    fn array(&mut self, depth: usize) -> Result<(), Malformed> {
+        self.enter(depth)?;
+        if self.closes(b']') {
+            return Ok(());
+        }
+        loop {
+            self.value(depth + 1)?;
+            if self.closes(b']') {
+                return Ok(());
+            }
+            if !self.takes(b',') {
+                return Err(self.missing("expected `,` or `]` in a list"));
+            }
+        }
+    }
+
+    /// Into an object or list.
+    const fn enter(&mut self, depth: usize) -> Result<(), Malformed> {
+        if depth >= DEPTH_MAX {
+            return Err(Malformed("nested deeper than 64 levels"));
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    fn string(&mut self) -> Result<(), Malformed> {
+        self.at += 1;
+        loop {
+            self.skip(|byte| byte >= 0x20 && byte != b'"' && byte != b'\\');
+            match self.next() {
+                Some(b'"') => return Ok(()),
+                Some(b'\\') => match self.next() {
+                    Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => {}
+                    Some(b'u') => {
+                        for _ in 0..4 {
+                            if !self.next().is_some_and(|byte| byte.is_ascii_hexdigit()) {
+                                return Err(Malformed("invalid escape in a string"));
+                            }
+                        }
+                    }
+                    _ => return Err(Malformed("invalid escape in a string")),
+                },
+                Some(_) => return Err(Malformed("a control character stands in a string")),
+                None => return Err(Malformed("EOF while parsing a string")),
+            }
+        }
+    }
+
+    fn number(&mut self) -> Result<(), Malformed> {
+        if self.takes(b'-') && self.peek() == Some(b'I') {
+            return self.word(&["Infinity"]);
+        }
+        if !self.takes(b'0') {
+            self.digits()?;
+        }
+        if self.takes(b'.') {
+            self.digits()?;
+        }
+        if self.takes(b'e') || self.takes(b'E') {
+            let _ = self.takes(b'+') || self.takes(b'-');
+            self.digits()?;
+        }
+        // `01` and `1x` are one thing that is no number, not a number and something else.
+        match self.peek() {
+            Some(byte) if byte.is_ascii_alphanumeric() => Err(Malformed("invalid number")),
+            _ => Ok(()),
+        }
+    }
+
+    fn digits(&mut self) -> Result<(), Malformed> {
+        let from = self.at;
+        self.skip(|byte| byte.is_ascii_digit());
+        if self.at > from {
+            Ok(())
+        } else {
+            Err(Malformed("invalid number"))
+        }
+    }
+
+    fn word(&mut self, words: &[&str]) -> Result<(), Malformed> {
+        let from = self.at;
+        self.skip(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        if words.contains(&&self.text[from..self.at]) {
+            Ok(())
+        } else {
+            Err(Malformed("expected a value"))
+        }
+    }
+
+    fn closes(&mut self, with: u8) -> bool {
+        self.skip(is_space);
+        self.takes(with)
+    }
+
+    fn takes(&mut self, wanted: u8) -> bool {
+        let takes = self.peek() == Some(wanted);
+        self.at += usize::from(takes);
+        takes
+    }
+
+    fn next(&mut self) -> Option<u8> {
+        let byte = self.peek()?;
+        self.at += 1;
+        Some(byte)
+    }
+
+    fn peek(&self) -> Option<u8> {
+        self.text.as_bytes().get(self.at).copied()
+    }
+
+    fn skip(&mut self, which: impl Fn(u8) -> bool) {
+        while self.peek().is_some_and(&which) {
+            self.at += 1;
+        }
+    }
+
+    fn missing(&self, what: &'static str) -> Malformed {
+        if self.at == self.text.len() {
+            Malformed("EOF while parsing a value")
+        } else {
+            Malformed(what)
+        }
+    }
+}
+
+/// White space of JSON.
+pub(super) const fn is_space(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t' | b'\r' | b'\n')
+}
+
+#[cfg(test)]
+mod tests;

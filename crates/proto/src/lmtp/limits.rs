@@ -1,0 +1,72 @@
+//! The limits of one connection.
+//!
+//! Owns: every number that bounds what a stranger can make a connection hold or do, with its default (section 10 of the
+//! LMTP page; stops as D-20 has them). Refuses to know: limits over all connections; the server has those.
+
+use std::time::Duration;
+
+/// What a connection allows. A value equal to a limit is accepted (LM-1201).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of one frame or line; over it `message_too_large`.
+    pub max_message_in: usize,
+    /// Bytes of one TOKEN message; what is more goes into the next, split between items.
+    pub max_frame_out: usize,
+    /// Live streams of one connection; over it `server_overloaded`.
+    pub max_streams: usize,
+    /// Bytes of a `stream_id`; over it `invalid_value` with a null id.
+    pub max_id_bytes: usize,
+    /// Bytes of a model's name; over it `model_not_found`.
+    pub max_model_bytes: usize,
+    /// Malformed messages without a good one between them at which the connection is closed.
+    pub max_malformed: u32,
+    /// `top_logprobs`; over it `invalid_value`.
+    pub max_top_logprobs: u32,
+    /// Entries of a `logit_bias`; over it `invalid_value`.
+    pub max_biases: usize,
+    /// Strings in `stop`; over it `invalid_value` (D-20).
+    pub max_stops: usize,
+    /// Bytes of one of them (D-20).
+    pub max_stop_bytes: usize,
+    /// Lists in `stop_tokens`; over it `invalid_value`.
+    pub max_stop_lists: usize,
+    /// Ids in one of them.
+    pub max_stop_ids: usize,
+    /// Bytes of an error's text; what is longer is cut.
+    pub max_error_bytes: usize,
+    /// Unsent bytes above which streams are parked and nothing is read (LM-607).
+    pub outbox_bytes: usize,
+    /// Unsent bytes below which they go on.
+    pub outbox_low_bytes: usize,
+    /// Time parked without a message taken after which the connection is reset.
+    pub stall_timeout: Duration,
+    /// How long last words may take to be taken before the connection is closed over them (LM-505).
+    pub last_words: Duration,
+    /// What `server_overloaded` tells a client to wait where the connection itself is full (LM-510).
+    pub retry_after: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_message_in: 16 << 20,
+            max_frame_out: 1_000_000,
+            max_streams: 1_024,
+            max_id_bytes: 256,
+            max_model_bytes: 512,
+            max_malformed: 16,
+            max_top_logprobs: 1_000,
+            max_biases: 1_048_576,
+            max_stops: 64,
+            max_stop_bytes: 1_024,
+            max_stop_lists: 64,
+            max_stop_ids: 64,
+            max_error_bytes: 4_096,
+            outbox_bytes: 1 << 20,
+            outbox_low_bytes: 256 << 10,
+            stall_timeout: Duration::from_secs(60),
+            last_words: Duration::from_secs(2),
+            retry_after: Duration::from_secs(1),
+        }
+    }
+}

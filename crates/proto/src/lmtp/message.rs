@@ -1,0 +1,158 @@
+//! What the messages of LMTP say, apart from how they are spelled.
+//!
+//! Owns: requests with their defaults filled in, items, and ids. Refuses to know: JSON; `read` and `write` have that.
+//! Programs in one process exchange these values and no text.
+
+use std::fmt;
+
+use bytestring::ByteString;
+
+use crate::steer::Token;
+
+/// The id of a stream or request: the bytes of a JSON value as the client sent them (LM-206).
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Id(ByteString);
+
+impl Id {
+    /// Takes JSON that was checked. A copy, so that an id does not keep its message in memory.
+    pub(super) fn new(json: &str) -> Self {
+        Self(ByteString::from(json))
+    }
+
+    /// The JSON to echo.
+    #[must_use]
+    pub fn as_json(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// GENERATE, with defaults for what was not sent. Ranges are those of section 3.1.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generate {
+    /// Token ids, used as they are.
+    pub prompt: Vec<Token>,
+    /// The stream has at most this many items; at least 1.
+    pub max_tokens: u32,
+    /// 0 takes the most likely token.
+    pub temperature: f32,
+    /// How many of the most likely tokens each item shows beside the sampled one.
+    pub top_logprobs: u32,
+    /// Added to logits before everything else, by id; minus infinity forbids. Ids are those of the vocabulary, each
+    /// once, ascending.
+    pub logit_bias: Vec<(Token, f32)>,
+    /// Keep the smallest set with this probability; 1 is off.
+    pub top_p: f32,
+    /// Keep this many of the most likely tokens; 0 is off.
+    pub top_k: u32,
+    /// Keep what is at least this fraction of the most likely; 0 is off.
+    pub min_p: f32,
+    /// Over prompt and output; 1 is off.
+    pub repetition_penalty: f32,
+    /// Over the output; 0 is off.
+    pub presence_penalty: f32,
+    /// Over the output; 0 is off.
+    pub frequency_penalty: f32,
+    /// 64 bits; negative numbers as their two's complement.
+    pub seed: Option<u64>,
+    /// Sequences of tokens that end the stream and are sent.
+    pub stop_tokens: Vec<Vec<Token>>,
+    /// Texts that end the stream; their tokens are sent.
+    pub stop: Vec<String>,
+    /// Before this many tokens neither end-of-sequence nor a stop ends the stream.
+    pub min_tokens: u32,
+    /// Generate on past the end-of-sequence token.
+    pub ignore_eos: bool,
+}
+
+impl Default for Generate {
+    fn default() -> Self {
+        Self {
+            prompt: Vec::new(),
+            max_tokens: 32,
+            temperature: 0.0,
+            top_logprobs: 1,
+            logit_bias: Vec::new(),
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: None,
+            stop_tokens: Vec::new(),
+            stop: Vec::new(),
+            min_tokens: 0,
+            ignore_eos: false,
+        }
+    }
+}
+
+/// SCORE: how likely `scored` is after `prompt`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Score {
+    /// Token ids, used as they are; may be empty.
+    pub prompt: Vec<Token>,
+    /// Token ids; the stream has one item for each.
+    pub scored: Vec<Token>,
+}
+
+/// One token of a stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Item {
+    /// Its id.
+    pub token: Token,
+    /// Natural logarithm of its probability, as LM-411 normalises it.
+    pub logprob: f32,
+    /// The most likely tokens with theirs, best first, ties by lower id; as many as the stream asked for. Not read for
+    /// SCORE.
+    pub top: Vec<(Token, f32)>,
+    /// Why the stream ends with it, if it does.
+    pub finish: Option<Finish>,
+}
+
+/// Why a stream ended well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// End-of-sequence or a stop.
+    Stop,
+    /// `max_tokens` or the end of the context.
+    Length,
+    /// The client wanted it so (version 2).
+    Cancelled,
+    /// Its time was over (version 2).
+    Deadline,
+    /// Whatever a peer calls it.
+    Other(String),
+}
+
+impl Finish {
+    /// The name on the wire.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+            Self::Deadline => "deadline",
+            Self::Other(name) => name,
+        }
+    }
+
+    /// The ending with this name; any is one (LM-705).
+    #[must_use]
+    pub fn from_name(name: &str) -> Self {
+        match name {
+            "stop" => Self::Stop,
+            "length" => Self::Length,
+            "cancelled" => Self::Cancelled,
+            "deadline" => Self::Deadline,
+            other => Self::Other(other.to_owned()),
+        }
+    }
+}

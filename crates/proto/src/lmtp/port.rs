@@ -1,0 +1,178 @@
+//! What goes in and out of a session beside messages.
+//!
+//! Owns: the plain data between the machine and its shell. Refuses to know: how either works.
+
+use std::sync::Arc;
+
+use bytestring::ByteString;
+
+use super::{Fault, Generate, Item, Limits, Model, Reason, Score};
+
+/// A stream of one session, in order of admission. Stale once the stream has ended; never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StreamKey(pub(super) u64);
+
+/// What separates messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// Frames: one message each going out, one or several coming in (LM-204).
+    Frames,
+    /// Lines: one message each, ended by `\n`.
+    Lines,
+}
+
+/// How a session behaves; fixed when it begins.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What it may hold and do.
+    pub limits: Arc<Limits>,
+    /// What its transport is made of.
+    pub carrier: Carrier,
+    /// The model of messages that name none.
+    pub default_model: Option<ByteString>,
+    /// Whether unknown members of GENERATE are refused instead of ignored (LM-207).
+    pub strict_parameters: bool,
+    /// Whether the items of one step share a message; off gives one item per message (LM-601).
+    pub coalesce: bool,
+    /// Whether a malformed message ends the connection, as at the reference server (LM-201).
+    pub close_on_malformed: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            limits: Arc::default(),
+            carrier: Carrier::Frames,
+            default_model: None,
+            strict_parameters: false,
+            coalesce: true,
+            close_on_malformed: false,
+        }
+    }
+}
+
+/// What the machine asks of its shell.
+#[derive(Clone, Debug)]
+pub enum Output {
+    /// Do this work. Its items go into [`super::Session::step`].
+    Start(Box<Start>),
+    /// Stop the work of this stream; its key is stale.
+    Cancel(StreamKey),
+    /// Too much waits to be sent: let no stream take part in further steps (LM-607).
+    Park,
+    /// They may go on.
+    Unpark,
+    /// Close the connection in order; everything that had to be said was taken, or had its time. Nothing follows.
+    Close(Close),
+    /// Break the connection off: its peer does not read. Nothing follows.
+    Reset,
+}
+
+/// Work for one accepted stream.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// The stream.
+    pub stream: StreamKey,
+    /// What the client called the model.
+    pub name: ByteString,
+    /// The model.
+    pub model: Arc<Model>,
+    /// What to do with it.
+    pub work: Work,
+}
+
+/// What a stream wants.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Work {
+    /// Tokens.
+    Generate(Generate),
+    /// The probabilities of tokens.
+    Score(Score),
+}
+
+/// What work gives.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Piece {
+    /// A token.
+    Item(Item),
+    /// The end, badly.
+    Failed(Fault),
+}
+
+/// What the transport could not make a text of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// More than [`Limits::max_message_in`] bytes.
+    TooLarge,
+    /// No UTF-8.
+    BadText,
+}
+
+/// How a connection is closed, and what open streams are told before (LM-505).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Close {
+    /// The WebSocket close code.
+    pub code: u16,
+    /// What streams end with.
+    pub reason: Reason,
+    /// For people.
+    pub message: &'static str,
+}
+
+impl Close {
+    /// Everything that was asked is done; there are no open streams.
+    pub const FINISHED: Self = Self::new(1000, Reason::ConnectionLost, "");
+    /// As the reference server closes after a malformed message.
+    pub const AS_REFERENCE: Self =
+        Self::new(1000, Reason::Malformed, "a malformed message was sent");
+    /// The server stops.
+    pub const SHUTDOWN: Self = Self::new(1001, Reason::Draining, "the server is shutting down");
+    /// A text that is not UTF-8.
+    pub const BAD_TEXT: Self = Self::new(
+        1007,
+        Reason::Malformed,
+        "a message that is not UTF-8 was sent",
+    );
+    /// The key was revoked.
+    pub const REVOKED: Self = Self::new(1008, Reason::InsufficientScope, "the key was revoked");
+    /// Too many malformed messages (LM-202).
+    pub const MALFORMED: Self = Self::new(
+        1008,
+        Reason::Malformed,
+        "too many malformed messages were sent",
+    );
+    /// A frame above the limit (LM-1201).
+    pub const TOO_LARGE: Self = Self::new(
+        1009,
+        Reason::MessageTooLarge,
+        "a message larger than max_message_in was sent",
+    );
+    /// A defect of ours.
+    pub const INTERNAL: Self =
+        Self::new(1011, Reason::EngineError, "the server failed; try again");
+
+    const fn new(code: u16, reason: Reason, message: &'static str) -> Self {
+        Self {
+            code,
+            reason,
+            message,
+        }
+    }
+}
+
+/// What a session has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Streams accepted and given to the shell.
+    pub streams: u64,
+    /// GENERATE and SCORE refused with an error item.
+    pub refused: u64,
+    /// Items sent, errors left out.
+    pub items_out: u64,
+    /// Messages taken.
+    pub messages_out: u64,
+    /// Malformed messages.
+    pub malformed: u64,
+    /// Unknown members of GENERATE (LM-207).
+    pub unknown_parameters: u64,
+}

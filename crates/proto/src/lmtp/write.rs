@@ -1,0 +1,138 @@
+//! Items and notices as JSON.
+//!
+//! Owns: their members, in the order of the seed (LM-208), and how numbers are spelled. Refuses to know: which messages
+//! they travel in. Everything is compact, without raw control characters.
+
+use std::fmt::Write as _;
+
+use bytes::{BufMut as _, BytesMut};
+use serde::Serialize;
+
+use super::{Fault, Id, Item, Model};
+use crate::steer::Token;
+
+/// An item with a token; `top` is how many of the most likely are shown, and `None` leaves that member out (SCORE).
+pub(super) fn item(out: &mut BytesMut, id: &Id, item: &Item, top: Option<u32>) {
+    out.put_slice(b"{\"token\":");
+    integer(out, item.token);
+    out.put_slice(b",\"stream_id\":");
+    out.put_slice(id.as_json().as_bytes());
+    out.put_slice(b",\"logprob\":");
+    logprob(out, item.logprob);
+    out.put_slice(b",\"finish_reason\":");
+    match &item.finish {
+        Some(finish) => json(out, finish.name()),
+        None => out.put_slice(b"null"),
+    }
+    if let Some(top) = top {
+        out.put_slice(b",\"top_logprobs\":{");
+        top_logprob(out, item.token, item.logprob);
+        let shown = usize::try_from(top).unwrap_or(usize::MAX);
+        let others = item.top.iter().take(shown);
+        for &(token, value) in others.filter(|(token, _)| *token != item.token) {
+            out.put_u8(b',');
+            top_logprob(out, token, value);
+        }
+        out.put_u8(b'}');
+    }
+    out.put_u8(b'}');
+}
+
+/// An item that ends its stream badly (LM-502).
+pub(super) fn failure(out: &mut BytesMut, id: &Id, fault: &Fault, max_bytes: usize) {
+    error(out, Some(id), fault, max_bytes);
+    out.put_slice(b",\"retryable\":");
+    json(out, &fault.reason.is_retryable());
+    if let Some(after) = fault.retry_after {
+        out.put_slice(b",\"retry_after_ms\":");
+        integer(out, u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
+    }
+    out.put_u8(b'}');
+}
+
+/// What a MSG says of an error that no stream and no request can be told of.
+pub(super) fn notice(out: &mut BytesMut, id: Option<&Id>, fault: &Fault, max_bytes: usize) {
+    error(out, id, fault, max_bytes);
+    out.put_u8(b'}');
+}
+
+/// What MODEL_INFO is answered with (LM-331); `name` is the model's as asked.
+pub(super) fn model_info(out: &mut BytesMut, id: &Id, name: &str, model: &Model) {
+    out.put_slice(b"{\"stream_id\":");
+    out.put_slice(id.as_json().as_bytes());
+    out.put_slice(b",\"model_info\":{\"model\":");
+    json(out, name);
+    out.put_slice(b",\"constructor\":");
+    json(out, &model.constructor);
+    out.put_slice(b",\"model_type\":");
+    json(out, &model.model_type);
+    out.put_slice(b",\"vocab_size\":");
+    json(out, &model.vocab_size);
+    out.put_slice(b",\"max_context\":");
+    json(out, &model.max_context);
+    out.put_slice(b",\"bos\":");
+    json(out, &model.bos);
+    out.put_slice(b",\"eos\":");
+    json(out, &model.eos);
+    out.put_slice(b",\"tokenizer\":");
+    match &model.tokenizer {
+        Some(tokenizer) => {
+            out.put_slice(b"{\"kind\":");
+            json(out, &tokenizer.kind);
+            out.put_slice(b",\"vocab_size\":");
+            json(out, &tokenizer.vocab_size);
+            out.put_slice(b",\"sha256\":");
+            json(out, &tokenizer.sha256);
+            out.put_u8(b'}');
+        }
+        None => out.put_slice(b"null"),
+    }
+    out.put_slice(b",\"version\":");
+    json(out, &model.version);
+    out.put_slice(b"}}");
+}
+
+/// Everything that JSON has a spelling for; floats are the shortest that read back as the same f32.
+pub(super) fn json<T: Serialize + ?Sized>(out: &mut BytesMut, value: &T) {
+    // Numbers, strings and lists of them always have a spelling, and memory takes it.
+    let written = serde_json::to_writer(out.writer(), value);
+    debug_assert!(written.is_ok());
+}
+
+/// What a logarithm may be on the wire: finite and not above 0 (LM-411, LM-412). Not for NaN.
+pub(super) fn logprob(out: &mut BytesMut, value: f32) {
+    // Comparing takes the sign of -0.0 away too.
+    let value = if value < 0.0 {
+        value.max(f32::MIN)
+    } else {
+        0.0
+    };
+    json(out, &value);
+}
+
+fn top_logprob(out: &mut BytesMut, token: Token, value: f32) {
+    out.put_u8(b'"');
+    integer(out, token);
+    out.put_slice(b"\":");
+    logprob(out, value);
+}
+
+fn error(out: &mut BytesMut, id: Option<&Id>, fault: &Fault, max_bytes: usize) {
+    out.put_slice(b"{\"stream_id\":");
+    out.put_slice(id.map_or("null", Id::as_json).as_bytes());
+    out.put_slice(b",\"error\":");
+    json(out, cut(&fault.message, max_bytes));
+    out.put_slice(b",\"code\":\"");
+    out.put_slice(fault.reason.name().as_bytes());
+    out.put_u8(b'"');
+}
+
+/// As much of a text as fits, in whole characters.
+pub(super) fn cut(text: &str, max_bytes: usize) -> &str {
+    &text[..text.floor_char_boundary(max_bytes)]
+}
+
+fn integer(out: &mut BytesMut, number: impl Into<u64>) {
+    // Writing to memory does not fail.
+    let _ = write!(out, "{}", number.into());
+}
