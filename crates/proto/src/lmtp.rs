@@ -30,9 +30,7 @@ pub use limits::Limits;
 pub use lines::{Line, Lines};
 pub use message::{Finish, Generate, Id, Item, Score};
 pub use model::{Model, Models, Tokenizer};
-pub use port::{
-    Carrier, Close, Config, Output, Piece, Start, Stats, StreamKey, Unreadable, Work,
-};
+pub use port::{Carrier, Close, Config, Output, Piece, Start, Stats, StreamKey, Unreadable, Work};
 pub use reason::{Fault, Reason};
 pub use session::Session;
 

@@ -147,7 +147,12 @@ impl Client {
     ///
     /// # Errors
     /// `message_too_large`.
-    pub fn score(&mut self, model: &str, wanted: &Score, now: Time) -> Result<(Call, Bytes), Fault> {
+    pub fn score(
+        &mut self,
+        model: &str,
+        wanted: &Score,
+        now: Time,
+    ) -> Result<(Call, Bytes), Fault> {
         let mut out = BytesMut::from(&b"SCORE {\"model\":"[..]);
         write::json(&mut out, model);
         out.put_slice(b",\"prompt\":");
@@ -243,7 +248,10 @@ impl Client {
             let Some(open) = self.open.get(&id) else {
                 continue;
             };
-            let message = format!("no answer in time from the upstream's model '{}'", open.model);
+            let message = format!(
+                "no answer in time from the upstream's model '{}'",
+                open.model
+            );
             self.fail(id, Fault::new(Reason::Timeout, message));
         }
     }
@@ -322,10 +330,7 @@ impl Client {
 
     /// A MSG answers a pending request first; an error ends a live stream, but for an id in use (LM-708, D-39).
     fn notice(&mut self, members: &Members<'_>) {
-        let Some((id, open)) = members
-            .id
-            .and_then(|id| Some((id, self.open.get(&id)?)))
-        else {
+        let Some((id, open)) = members.id.and_then(|id| Some((id, self.open.get(&id)?))) else {
             self.dropped += 1;
             return;
         };
@@ -345,7 +350,9 @@ impl Client {
     }
 
     fn item(&mut self, members: &Members<'_>, now: Time) {
-        let open = members.id.and_then(|id| Some((id, self.open.get_mut(&id)?)));
+        let open = members
+            .id
+            .and_then(|id| Some((id, self.open.get_mut(&id)?)));
         let Some((id, open)) = open.filter(|(_, open)| !matches!(open.kind, Kind::ModelInfo))
         else {
             self.dropped += 1;
@@ -392,12 +399,7 @@ impl Client {
         }
     }
 
-    fn fail_all(
-        &mut self,
-        reason: Reason,
-        message: &'static str,
-        which: impl Fn(&Open) -> bool,
-    ) {
+    fn fail_all(&mut self, reason: Reason, message: &'static str, which: impl Fn(&Open) -> bool) {
         let open = self.open.iter().filter(|(_, open)| which(open));
         let ids: Vec<u64> = open.map(|(id, _)| *id).collect();
         for id in ids {
@@ -414,7 +416,8 @@ impl Received {
             return self.top.clear();
         };
         if self.top.is_empty() {
-            self.top.extend(self.logprob.map(|logprob| (token, logprob)));
+            self.top
+                .extend(self.logprob.map(|logprob| (token, logprob)));
         }
         let mut others = top;
         self.top.retain(|(id, _)| {
@@ -443,7 +446,11 @@ impl<'a> Members<'a> {
     fn of(object: Value<'a>) -> Option<Self> {
         let mut members = Self::default();
         for (name, value) in object.members()? {
-            let whole = || value.integer().and_then(|number| u64::try_from(number).ok());
+            let whole = || {
+                value
+                    .integer()
+                    .and_then(|number| u64::try_from(number).ok())
+            };
             match &*name {
                 "stream_id" => members.id = whole(),
                 "token" => members.token = whole().and_then(|id| Token::try_from(id).ok()),

@@ -165,11 +165,7 @@ impl Desk {
     fn close(&mut self) {
         self.session.close(Close::SHUTDOWN, Time::ZERO);
         self.settle();
-        assert!(
-            self.open.is_empty(),
-            "every stream ends: {:?}",
-            self.open
-        );
+        assert!(self.open.is_empty(), "every stream ends: {:?}", self.open);
         assert!(self.session.is_closed());
         assert_eq!(self.session.unsent_bytes(), 0);
         assert_eq!(self.session.live(), 0);

@@ -31,8 +31,7 @@ impl Outbound {
     pub(super) fn item(&mut self, max: usize, write: impl FnOnce(&mut BytesMut)) {
         let max = max.min(FRAME_BYTES_MAX);
         let held = self.open.len();
-        self.open
-            .put_slice(if held == 0 { OPENING } else { b"," });
+        self.open.put_slice(if held == 0 { OPENING } else { b"," });
         write(&mut self.open);
         self.bytes += self.open.len() - held;
         if held > 0 && self.open.len() + ENDING_BYTES > max {

@@ -148,8 +148,7 @@ impl Close {
         "a message larger than max_message_in was sent",
     );
     /// A defect of ours.
-    pub const INTERNAL: Self =
-        Self::new(1011, Reason::EngineError, "the server failed; try again");
+    pub const INTERNAL: Self = Self::new(1011, Reason::EngineError, "the server failed; try again");
 
     const fn new(code: u16, reason: Reason, message: &'static str) -> Self {
         Self {

@@ -184,7 +184,10 @@ impl<'a> Members<'a> {
             .ok_or_else(|| wrong_type(name, "a list of token ids"))?;
         let mut ids = Vec::new();
         for (index, element) in elements.enumerate() {
-            if name == "prompt" && element.is_null() && value.elements().into_iter().flatten().nth(1).is_none() {
+            if name == "prompt"
+                && element.is_null()
+                && value.elements().into_iter().flatten().nth(1).is_none()
+            {
                 return Ok(Vec::new());
             }
             ids.push(token(name, index, element, model)?);
@@ -219,7 +222,9 @@ pub(super) fn generate(
             .count("top_k", "at least -1", -1)?
             .unwrap_or(default.top_k),
         min_p: members
-            .number("min_p", "at least 0 and below 1", |p| (0.0..1.0).contains(&p))?
+            .number("min_p", "at least 0 and below 1", |p| {
+                (0.0..1.0).contains(&p)
+            })?
             .unwrap_or(default.min_p),
         repetition_penalty: members
             .number("repetition_penalty", "above 0 and at most 10", |p| {
@@ -254,7 +259,11 @@ pub(super) fn generate(
         return Err(Fault::new(Reason::UnknownParameter, message));
     }
     // D-23.
-    fits(generate.prompt.len() < model.max_context, generate.prompt.len(), model)?;
+    fits(
+        generate.prompt.len() < model.max_context,
+        generate.prompt.len(),
+        model,
+    )?;
     Ok(generate)
 }
 

@@ -506,7 +506,9 @@ impl Session {
         }
         match self.phase {
             Phase::LastWords(close, _) => self.end(Output::Close(close)),
-            Phase::HalfClosed if self.streams.is_empty() => self.end(Output::Close(Close::FINISHED)),
+            Phase::HalfClosed if self.streams.is_empty() => {
+                self.end(Output::Close(Close::FINISHED))
+            }
             _ => {}
         }
     }

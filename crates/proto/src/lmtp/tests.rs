@@ -1,1 +1,121 @@
+//! The server's machine against the rules, by tables and by hand.
 
+mod flow;
+mod streams;
+mod transcripts;
+
+use std::sync::Arc;
+
+use bytestring::ByteString;
+
+use super::fuzz::Shelf;
+use super::*;
+use crate::time::Time;
+
+/// A session and a shell that keeps what it is asked.
+pub(super) struct Server {
+    pub(super) session: Session,
+    pub(super) started: Vec<Start>,
+    pub(super) outputs: Vec<Output>,
+    pub(super) now: Time,
+}
+
+impl Server {
+    pub(super) fn new() -> Self {
+        Self::with(Config::default())
+    }
+
+    pub(super) fn lines() -> Self {
+        Self::with(Config {
+            carrier: Carrier::Lines,
+            ..Config::default()
+        })
+    }
+
+    pub(super) fn limited(limits: Limits) -> Self {
+        Self::with(Config {
+            limits: Arc::new(limits),
+            ..Config::default()
+        })
+    }
+
+    pub(super) fn with(config: Config) -> Self {
+        Self {
+            session: Session::new(config),
+            started: Vec::new(),
+            outputs: Vec::new(),
+            now: Time::ZERO,
+        }
+    }
+
+    /// The client sends; what there was no room for comes back.
+    pub(super) fn say(&mut self, text: &str) -> Option<ByteString> {
+        let rest = self.session.handle(text.into(), &Shelf, self.now);
+        self.poll();
+        rest
+    }
+
+    /// What the client reads when it reads everything.
+    pub(super) fn heard(&mut self) -> Vec<String> {
+        let mut heard = Vec::new();
+        while let Some(message) = self.session.next_message(self.now) {
+            heard.push(String::from_utf8(message.to_vec()).unwrap());
+        }
+        self.poll();
+        heard
+    }
+
+    /// The answer to one message.
+    pub(super) fn ask(&mut self, text: &str) -> String {
+        assert_eq!(self.say(text), None);
+        self.heard().join("\n")
+    }
+
+    /// The only items of one step.
+    pub(super) fn step(&mut self, pieces: Vec<(StreamKey, Piece)>) -> Vec<String> {
+        self.session.step(pieces, self.now);
+        self.poll();
+        self.heard()
+    }
+
+    /// A stream that is accepted.
+    pub(super) fn open(&mut self, text: &str) -> StreamKey {
+        let before = self.started.len();
+        assert_eq!(self.ask(text), "");
+        assert_eq!(self.started.len(), before + 1);
+        self.started[before].stream
+    }
+
+    pub(super) fn poll(&mut self) {
+        while let Some(output) = self.session.poll() {
+            match output {
+                Output::Start(start) => self.started.push(*start),
+                other => self.outputs.push(other),
+            }
+        }
+    }
+
+    /// What the shell was asked beside starting, in short.
+    pub(super) fn outputs(&mut self) -> Vec<String> {
+        let outputs = std::mem::take(&mut self.outputs);
+        let short = outputs.into_iter().map(|output| match output {
+            Output::Cancel(stream) => format!("cancel {}", stream.0),
+            Output::Close(close) => format!("close {}", close.code),
+            other => format!("{other:?}").to_lowercase(),
+        });
+        short.collect()
+    }
+}
+
+pub(super) fn item(token: u32, logprob: f32, finish: Option<Finish>) -> Item {
+    Item {
+        token,
+        logprob,
+        top: vec![(token, logprob)],
+        finish,
+    }
+}
+
+pub(super) fn piece(token: u32) -> Piece {
+    Piece::Item(item(token, -0.5, None))
+}

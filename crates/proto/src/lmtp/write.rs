@@ -101,13 +101,12 @@ pub(super) fn json<T: Serialize + ?Sized>(out: &mut BytesMut, value: &T) {
 
 /// What a logarithm may be on the wire: finite and not above 0 (LM-411, LM-412). Not for NaN.
 pub(super) fn logprob(out: &mut BytesMut, value: f32) {
-    // Comparing takes the sign of -0.0 away too.
-    let value = if value < 0.0 {
-        value.max(f32::MIN)
+    if value <= f32::MIN {
+        out.put_slice(MINUS_INFINITY);
     } else {
-        0.0
-    };
-    json(out, &value);
+        // Comparing takes the sign of -0.0 away too.
+        json(out, if value < 0.0 { &value } else { &0.0 });
+    }
 }
 
 fn top_logprob(out: &mut BytesMut, token: Token, value: f32) {
@@ -136,3 +135,6 @@ fn integer(out: &mut BytesMut, number: impl Into<u64>) {
     // Writing to memory does not fail.
     let _ = write!(out, "{}", number.into());
 }
+
+/// The lowest f32, spelled as LM-412 has it.
+const MINUS_INFINITY: &[u8] = b"-3.4028235e38";

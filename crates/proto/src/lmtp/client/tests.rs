@@ -1,1 +1,396 @@
+use super::*;
 
+fn wanted() -> Generate {
+    Generate {
+        prompt: vec![1, 2],
+        max_tokens: 3,
+        ..Generate::default()
+    }
+}
+
+/// A client with MODEL_INFO 1, GENERATE 2 and SCORE 3 under way.
+fn busy() -> Client {
+    let mut client = Client::new(Options::default());
+    client.model_info("tiny", Time::ZERO).unwrap();
+    client.generate("tiny", &wanted(), Time::ZERO).unwrap();
+    let score = Score {
+        prompt: vec![1],
+        scored: vec![7, 8],
+    };
+    client.score("tiny", &score, Time::ZERO).unwrap();
+    client
+}
+
+/// What comes of it, in short.
+fn events(client: &mut Client) -> Vec<String> {
+    let events = std::iter::from_fn(|| client.poll());
+    let short = events.map(|event| match event {
+        Event::Item(call, item) => {
+            let token = item
+                .token
+                .map_or_else(|| "-".to_owned(), |token| token.to_string());
+            let finish = item
+                .finish
+                .map_or_else(String::new, |finish| format!(" {}", finish.name()));
+            format!("{}: {token}{finish}", call.0)
+        }
+        Event::ModelInfo(call, facts) => format!("{}: {facts}", call.0),
+        Event::Failed(call, fault) => {
+            format!("{}: {} {}", call.0, fault.reason.name(), fault.message)
+        }
+    });
+    short.collect()
+}
+
+fn hear(texts: &[&str]) -> Vec<String> {
+    let mut client = busy();
+    for text in texts {
+        client.handle(text, Time::ZERO);
+    }
+    events(&mut client)
+}
+
+/// The item that a text makes.
+fn item(text: &str) -> Received {
+    let mut client = busy();
+    client.handle(text, Time::ZERO);
+    match client.poll() {
+        Some(Event::Item(_, item)) => item,
+        other => panic!("{text}: {other:?}"),
+    }
+}
+
+#[test]
+fn lm_703_messages_are_those_of_lmqls_own_client() {
+    let mut client = Client::new(Options::default());
+    let mut wanted = wanted();
+    let sent = |client: &mut Client, wanted: &Generate| {
+        String::from_utf8(
+            client
+                .generate("ti\"ny", wanted, Time::ZERO)
+                .unwrap()
+                .1
+                .to_vec(),
+        )
+        .unwrap()
+    };
+    assert_eq!(
+        sent(&mut client, &wanted),
+        r#"GENERATE {"max_tokens":3,"temperature":0.0,"top_logprobs":1,"model":"ti\"ny","prompt":[1,2],"stream_id":1}"#
+    );
+    wanted = Generate {
+        temperature: 0.7,
+        top_logprobs: 0,
+        logit_bias: vec![(5, 100.0), (6, f32::NEG_INFINITY)],
+        top_p: 0.5,
+        top_k: 4,
+        repetition_penalty: 1.5,
+        presence_penalty: 0.25,
+        frequency_penalty: -1.0,
+        ..wanted
+    };
+    assert_eq!(
+        sent(&mut client, &wanted),
+        concat!(
+            r#"GENERATE {"max_tokens":3,"temperature":0.7,"top_logprobs":1,"model":"ti\"ny","prompt":[1,2],"stream_id":2,"#,
+            r#""logit_bias":{"5":100.0,"6":-100.0},"top_p":0.5,"top_k":4,"repetition_penalty":1.5,"#,
+            r#""presence_penalty":0.25,"frequency_penalty":-1.0}"#
+        )
+    );
+    let score = Score {
+        prompt: vec![],
+        scored: vec![1],
+    };
+    let (_, message) = client.score("m", &score, Time::ZERO).unwrap();
+    assert_eq!(
+        &message[..],
+        br#"SCORE {"model":"m","prompt":[],"scored":[1],"stream_id":3}"#
+    );
+    let (_, message) = client.model_info("m", Time::ZERO).unwrap();
+    assert_eq!(
+        &message[..],
+        br#"MODEL_INFO {"model":"m","stream_id":4,"data":{"model":"m"}}"#
+    );
+}
+
+#[test]
+fn lm_703_a_message_that_the_peer_would_not_take_is_not_sent() {
+    let message = Client::new(Options::default()).generate("m", &wanted(), Time::ZERO);
+    let length = message.unwrap().1.len();
+    for (max, fits) in [(length, true), (length - 1, false)] {
+        let mut client = Client::new(Options {
+            max_message_out: max,
+            ..Options::default()
+        });
+        let outcome = client.generate("m", &wanted(), Time::ZERO);
+        assert_eq!(outcome.is_ok(), fits);
+        assert_eq!(client.outstanding(), usize::from(fits));
+        if let Err(fault) = outcome {
+            assert_eq!(fault.reason, Reason::MessageTooLarge);
+        }
+    }
+}
+
+#[test]
+fn lm_704_what_the_peer_lacks_is_refused_before_it_is_sent() {
+    let with = |change: fn(&mut Generate)| {
+        let mut wanted = wanted();
+        change(&mut wanted);
+        let mut client = Client::new(Options::default());
+        let fault = client.generate("m", &wanted, Time::ZERO).unwrap_err();
+        assert_eq!(
+            (fault.reason, client.outstanding()),
+            (Reason::UnsupportedOperation, 0)
+        );
+    };
+    with(|wanted| wanted.seed = Some(1));
+    with(|wanted| wanted.min_p = 0.5);
+    with(|wanted| wanted.stop = vec!["x".to_owned()]);
+    with(|wanted| wanted.stop_tokens = vec![vec![1]]);
+    with(|wanted| wanted.min_tokens = 1);
+    with(|wanted| wanted.ignore_eos = true);
+}
+
+#[test]
+fn lm_705_lists_and_bare_objects_are_items_alike() {
+    let item = r#"{"token":7,"stream_id":2,"logprob":-1.5,"finish_reason":null,"top_logprobs":{"7":-1.5}}"#;
+    for text in [
+        format!("TOKEN [{item}]"),
+        format!("TOKEN {item}"),
+        format!("TOKEN {item}\n"),
+        format!("hello\n\nSTATUS [{{}}]\nTOKEN  {item}"),
+        format!("TOKEN []\nTOKEN [{item},7,null,{{\"token\":1}},{{\"token\":1,\"stream_id\":9}}]"),
+    ] {
+        assert_eq!(hear(&[&text]), ["2: 7"], "{text}");
+    }
+}
+
+#[test]
+fn lm_705_odd_items_are_read_as_they_are_meant() {
+    let read = item(
+        r#"TOKEN {"token":7,"stream_id":2,"logprob":-Infinity,"finish_reason":null,"top_logprobs":{"7":-Infinity,"8":NaN,"x":1}}"#,
+    );
+    assert_eq!(read.logprob, Some(f32::NEG_INFINITY));
+    assert_eq!(read.top, [(7, f32::NEG_INFINITY)]);
+    let read = item(r#"TOKEN {"token":7,"stream_id":2,"logprob":NaN,"note":"NaN"}"#);
+    assert_eq!((read.logprob, read.top, read.finish), (None, vec![], None));
+    let read = item(r#"TOKEN {"token":7,"stream_id":2,"logprob":-0.5,"error":null}"#);
+    assert_eq!(read.top, [(7, -0.5)], "made of what there is");
+    let read = item(r#"TOKEN {"stream_id":2,"finish_reason":"cancelled"}"#);
+    assert_eq!((read.token, read.finish), (None, Some(Finish::Cancelled)));
+    let read = item(r#"TOKEN {"token":1,"stream_id":2,"finish_reason":"tired"}"#);
+    assert_eq!(read.finish, Some(Finish::Other("tired".to_owned())));
+    // The reference shows the batch's maximum.
+    let read = item(
+        r#"TOKEN {"token":7,"stream_id":2,"logprob":-2,"top_logprobs":{"7":-2,"1":-1,"2":-1.5}}"#,
+    );
+    assert_eq!(read.top, [(7, -2.0), (1, -1.0)]);
+}
+
+/// LM-501
+#[test]
+fn lm_705_errors_of_any_type_end_their_stream() {
+    for (error, expected) in [
+        (r#""error":"x","code":"engine_error""#, "2: engine_error x"),
+        (r#""error":"x","code":"odd""#, "2: upstream_error x"),
+        (
+            r#""error":{"a" : [1, 2]}"#,
+            r#"2: upstream_error {"a":[1,2]}"#,
+        ),
+        (r#""error":NaN"#, "2: upstream_error NaN"),
+        (r#""error":"""#, "2: upstream_error "),
+    ] {
+        let text = format!(r#"TOKEN [{{"stream_id":2,{error}}}]"#);
+        assert_eq!(hear(&[&text, &text]), [expected]);
+    }
+    let mut client = busy();
+    client.handle(
+        r#"TOKEN [{"stream_id":2,"error":"x","retry_after_ms":20}]"#,
+        Time::ZERO,
+    );
+    let Some(Event::Failed(_, fault)) = client.poll() else {
+        panic!("a failure");
+    };
+    assert_eq!(fault.retry_after, Some(Duration::from_millis(20)));
+}
+
+#[test]
+fn lm_706_items_that_cannot_be_read_fail_every_stream() {
+    let message = "upstream_error the upstream sent items that cannot be read";
+    let failed = [format!("2: {message}"), format!("3: {message}")];
+    assert_eq!(hear(&["TOKEN [{\"stream_id\":2"]), failed);
+    assert!(hear(&["MSG [{\"stream_id\":2"]).is_empty());
+    // Bare words inside a string are text.
+    let text = r#"TOKEN {"stream_id":2,"error":"NaN, -Infinity"}"#;
+    assert_eq!(hear(&[text]), ["2: upstream_error NaN, -Infinity"]);
+}
+
+#[test]
+fn lm_707_what_runs_on_is_cut_off() {
+    let next = r#"TOKEN {"token":1,"stream_id":2,"logprob":-1,"finish_reason":null}"#;
+    assert_eq!(
+        hear(&[next, next, next, next]),
+        ["2: 1", "2: 1", "2: 1 length"]
+    );
+    let last = r#"TOKEN {"token":1,"stream_id":2,"logprob":-1,"finish_reason":"stop"}"#;
+    assert_eq!(hear(&[last, last, next]), ["2: 1 stop"]);
+    let scored = r#"TOKEN {"token":1,"stream_id":3,"logprob":-1,"finish_reason":null}"#;
+    assert_eq!(hear(&[scored, scored, scored]), ["3: 1", "3: 1 stop"]);
+}
+
+/// D-39: a request is answered first, and an id in use ends nothing.
+#[test]
+fn lm_708_an_error_in_a_msg_ends_what_it_names() {
+    assert_eq!(
+        hear(&[r#"MSG [{"stream_id":2,"error":"'scored'"}]"#]),
+        ["2: upstream_error 'scored'"]
+    );
+    assert_eq!(
+        hear(&[r#"MSG {"stream_id":1,"error":"no"}"#]),
+        ["1: upstream_error no"]
+    );
+    let duplicate =
+        r#"MSG [{"stream_id":2,"error":"stream_id is in use","code":"duplicate_stream"}]"#;
+    assert!(hear(&[duplicate]).is_empty());
+    for ignored in [
+        r#"MSG [{"stream_id":null,"error":"malformed","code":"malformed"}]"#,
+        r#"MSG [{"stream_id":9,"error":"x"}]"#,
+        r#"MSG [{"stream_id":2,"model_info":{}}]"#,
+        r#"MSG [{"stream_id":2,"error":null}]"#,
+    ] {
+        assert!(hear(&[ignored]).is_empty(), "{ignored}");
+    }
+}
+
+#[test]
+fn lm_331_the_facts_of_a_model_are_handed_on() {
+    for text in [
+        r#"MSG [{"stream_id":1,"model_info":{"model":"tiny", "eos":[2]}}]"#,
+        r#"MSG {"stream_id":1,"model_info":{"model":"tiny", "eos":[2]}}"#,
+    ] {
+        assert_eq!(hear(&[text, text]), [r#"1: {"model":"tiny", "eos":[2]}"#]);
+    }
+    assert_eq!(
+        hear(&[r#"MSG [{"stream_id":1,"model_info":"<unavailable>"}]"#]),
+        [r#"1: "<unavailable>""#]
+    );
+}
+
+#[test]
+fn lm_702_an_abandoned_stream_counts_until_its_end() {
+    let mut client = busy();
+    client.abandon(Call(2));
+    client.handle(r#"TOKEN {"token":1,"stream_id":2}"#, Time::ZERO);
+    assert_eq!(client.outstanding(), 3);
+    client.handle(
+        r#"TOKEN {"token":1,"stream_id":2,"finish_reason":"stop"}"#,
+        Time::ZERO,
+    );
+    assert_eq!((client.outstanding(), events(&mut client)), (2, vec![]));
+    assert_eq!(client.dropped(), 0);
+}
+
+/// LM-710: the message names the model.
+#[test]
+fn lm_709_nothing_hangs() {
+    let mut client = busy();
+    assert_eq!(client.wake_at(), Some(Time::from_millis(5_000)));
+    client.tick(Time::from_millis(4_999));
+    assert!(events(&mut client).is_empty());
+    client.tick(Time::from_millis(5_000));
+    let late =
+        |call: u32| format!("{call}: timeout no answer in time from the upstream's model 'tiny'");
+    assert_eq!(events(&mut client), [late(1)]);
+    // The first item may take long, the next may not.
+    client.handle(
+        r#"TOKEN {"token":1,"stream_id":2}"#,
+        Time::from_millis(10_000),
+    );
+    assert_eq!(client.wake_at(), Some(Time::from_millis(70_000)));
+    client.tick(Time::from_millis(70_000));
+    assert_eq!(events(&mut client), ["2: 1".to_owned(), late(2)]);
+    client.tick(Time::from_millis(300_000));
+    assert_eq!(events(&mut client), [late(3)]);
+    assert_eq!(client.wake_at(), None);
+}
+
+#[test]
+fn lm_709_a_lost_connection_fails_every_call() {
+    let mut client = busy();
+    client.lost();
+    let message = "connection_lost the connection to the upstream was lost";
+    assert_eq!(
+        events(&mut client),
+        [1, 2, 3].map(|call| format!("{call}: {message}"))
+    );
+    assert!(Reason::ConnectionLost.is_retryable());
+}
+
+#[test]
+fn lm_711_probabilities_above_one_are_none() {
+    for (logprob, raw) in [
+        ("0.01", false),
+        ("0.05", false),
+        ("0.06", true),
+        ("7.5", true),
+    ] {
+        let mut client = busy();
+        let text = format!(r#"TOKEN {{"token":1,"stream_id":2,"logprob":{logprob}}}"#);
+        client.handle(&text, Time::ZERO);
+        assert_eq!(client.raw_logprobs(), raw, "{logprob}");
+    }
+}
+
+/// LM-101: our own server and our own client, without a wire.
+#[test]
+fn lm_702_both_machines_understand_each_other() {
+    use crate::lmtp::fuzz::Shelf;
+    use crate::lmtp::{Config, Item, Output, Piece, Session, Work};
+    let mut client = Client::new(Options::default());
+    let mut server = Session::new(Config::default());
+    let wanted = Generate {
+        top_logprobs: 2,
+        logit_bias: vec![(4, -1.5)],
+        ..wanted()
+    };
+    let (_, info) = client.model_info("tiny", Time::ZERO).unwrap();
+    let (call, generate) = client.generate("tiny", &wanted, Time::ZERO).unwrap();
+    for message in [info, generate] {
+        let text = String::from_utf8(message.to_vec()).unwrap();
+        assert_eq!(server.handle(text.into(), &Shelf, Time::ZERO), None);
+    }
+    let Some(Output::Start(start)) = server.poll() else {
+        panic!("work");
+    };
+    assert_eq!(start.work, Work::Generate(wanted));
+    let top = vec![(9, -0.125), (5, -0.25)];
+    let token = |finish| {
+        Piece::Item(Item {
+            token: 5,
+            logprob: -0.25,
+            top: top.clone(),
+            finish,
+        })
+    };
+    let pieces = vec![
+        (start.stream, token(None)),
+        (start.stream, token(Some(Finish::Stop))),
+    ];
+    server.step(pieces, Time::ZERO);
+    while let Some(message) = server.next_message(Time::ZERO) {
+        client.handle(std::str::from_utf8(&message).unwrap(), Time::ZERO);
+    }
+    assert!(matches!(client.poll(), Some(Event::ModelInfo(..))));
+    let received = |finish| Received {
+        token: Some(5),
+        logprob: Some(-0.25),
+        top: vec![(5, -0.25), (9, -0.125)],
+        finish,
+    };
+    assert_eq!(client.poll(), Some(Event::Item(call, received(None))));
+    assert_eq!(
+        client.poll(),
+        Some(Event::Item(call, received(Some(Finish::Stop))))
+    );
+    assert_eq!((client.poll(), client.outstanding()), (None, 0));
+}

@@ -1,1 +1,394 @@
+use super::*;
+use crate::lmtp::Models as _;
+use crate::lmtp::fuzz::Shelf;
 
+fn with(word: &str, model: &str, members: &str, limits: &Limits) -> Result<Generate, Fault> {
+    let text = format!("{word} {{{members}}}");
+    let (command, _) = command(&text).expect("a message");
+    let members = Members::of(command.payload).expect("an object");
+    let model = Shelf.find(model).unwrap();
+    if word == "SCORE" {
+        let Score { prompt, scored } = score(&members, &model)?;
+        return Ok(Generate {
+            prompt,
+            stop_tokens: vec![scored],
+            ..Generate::default()
+        });
+    }
+    generate(&members, &model, limits, false)
+}
+
+fn read(members: &str) -> Result<Generate, Fault> {
+    with("GENERATE", "tiny", members, &Limits::default())
+}
+
+/// With a prompt.
+fn said(members: &str) -> Result<Generate, Fault> {
+    read(&format!(r#""prompt":[1],{members}"#))
+}
+
+fn refused(members: &str) -> Reason {
+    match said(members) {
+        Ok(read) => panic!("{members} is {read:?}"),
+        Err(fault) => {
+            let name = members.split('"').nth(1).unwrap();
+            assert!(fault.message.contains(name), "{members}: {}", fault.message);
+            fault.reason
+        }
+    }
+}
+
+#[test]
+fn lm_301_what_lmql_sends_is_read() {
+    let read = read(concat!(
+        r#""max_tokens": 16, "temperature": 1.2, "top_logprobs": 4, "model": "tiny", "prompt": [256, 72], "#,
+        r#""stream_id": 3, "logit_bias": {"5": 100, "300": -100}, "top_p": 0.5, "top_k": 3, "#,
+        r#""repetition_penalty": 1.5, "presence_penalty": -1, "frequency_penalty": 0.25, "length_penalty": 2"#
+    ));
+    let expected = Generate {
+        prompt: vec![256, 72],
+        max_tokens: 16,
+        temperature: 1.2,
+        top_logprobs: 4,
+        logit_bias: vec![(5, 100.0)],
+        top_p: 0.5,
+        top_k: 3,
+        repetition_penalty: 1.5,
+        presence_penalty: -1.0,
+        frequency_penalty: 0.25,
+        ..Generate::default()
+    };
+    assert_eq!(read, Ok(expected));
+}
+
+/// LM-205: null is absent.
+#[test]
+fn lm_301_defaults_are_the_pages() {
+    let read = said(
+        r#""max_tokens":null,"temperature":null,"top_logprobs":null,"logit_bias":null,"stop":null,"seed":null,"ignore_eos":null"#,
+    )
+    .unwrap();
+    let expected = Generate {
+        prompt: vec![1],
+        max_tokens: 32,
+        temperature: 0.0,
+        top_logprobs: 1,
+        ..Generate::default()
+    };
+    assert_eq!(read, expected);
+}
+
+#[test]
+fn lm_303_prompts_are_lists_of_ids() {
+    use Reason::{InvalidType, InvalidValue, MissingRequiredParameter};
+    for (members, reason, says) in [
+        (r#""a":1"#, MissingRequiredParameter, "'prompt'"),
+        (r#""prompt":null"#, MissingRequiredParameter, "'prompt'"),
+        (r#""prompt":"Hi""#, InvalidType, "'prompt'"),
+        (r#""prompt":{"0":1}"#, InvalidType, "'prompt'"),
+        (r#""prompt":[1,"2"]"#, InvalidType, "index 1"),
+        (r#""prompt":[1.5]"#, InvalidType, "index 0"),
+        (r#""prompt":[true]"#, InvalidType, "index 0"),
+        (r#""prompt":[null,1]"#, InvalidType, "index 0"),
+        (r#""prompt":[1,null]"#, InvalidType, "index 1"),
+        (r#""prompt":[[1]]"#, InvalidType, "index 0"),
+        (r#""prompt":[1,2,-1]"#, InvalidValue, "index 2"),
+        (r#""prompt":[258]"#, InvalidValue, "index 0"),
+        (r#""prompt":[NaN]"#, InvalidValue, "index 0"),
+        (
+            r#""prompt":[12345678901234567890123]"#,
+            InvalidValue,
+            "index 0",
+        ),
+    ] {
+        let fault = read(members).unwrap_err();
+        assert_eq!(fault.reason, reason, "{members}");
+        assert!(fault.message.contains(says), "{members}: {}", fault.message);
+    }
+    assert_eq!(read(r#""prompt":[ 1.0, 257 ]"#).unwrap().prompt, [1, 257]);
+}
+
+#[test]
+fn lm_303_an_empty_prompt_begins_a_text() {
+    for empty in ["[]", "[null]", "[ ]"] {
+        let members = format!(r#""prompt":{empty}"#);
+        assert_eq!(read(&members).unwrap().prompt, [256]);
+        let fault = with("GENERATE", "bare", &members, &Limits::default()).unwrap_err();
+        assert_eq!(fault.reason, Reason::InvalidValue);
+    }
+}
+
+/// Members with values in range, out of range, and of another type.
+type Range = (
+    &'static str,
+    &'static [&'static str],
+    &'static [&'static str],
+    &'static [&'static str],
+);
+
+const RANGES: &[Range] = &[
+    (
+        "max_tokens",
+        &["1", "16.0", "1e300"],
+        &["0", "-1", "NaN", "-Infinity"],
+        &["\"abc\"", "1.5", "[1]", "true"],
+    ),
+    (
+        "temperature",
+        &["0", "100", "0.5"],
+        &["-0.1", "100.1", "NaN", "Infinity", "1e400"],
+        &["\"1\"", "{}"],
+    ),
+    (
+        "top_logprobs",
+        &["0", "1000"],
+        &["-1", "1001", "Infinity"],
+        &["\"1\"", "0.5"],
+    ),
+    ("top_p", &["1", "1e-7"], &["0", "-1", "1.1", "NaN"], &["[]"]),
+    ("top_k", &["-1", "0", "5"], &["-2"], &["2.5"]),
+    ("min_p", &["0", "0.99"], &["1", "-0.1", "NaN"], &["\"\""]),
+    (
+        "repetition_penalty",
+        &["10", "0.1"],
+        &["0", "10.1", "-1"],
+        &["false"],
+    ),
+    (
+        "presence_penalty",
+        &["-100", "100"],
+        &["-100.1", "100.1"],
+        &["\"1\""],
+    ),
+    (
+        "frequency_penalty",
+        &["-100", "100"],
+        &["-100.1", "100.1"],
+        &["\"1\""],
+    ),
+    (
+        "seed",
+        &["0", "-9223372036854775808", "18446744073709551615"],
+        &["-9223372036854775809", "18446744073709551616"],
+        &["\"1\"", "0.5"],
+    ),
+    ("min_tokens", &["0", "7"], &["-1"], &["\"1\""]),
+    ("ignore_eos", &["true", "false"], &[], &["1", "\"true\""]),
+    ("num_samples", &["1", "1.0"], &[], &["\"1\""]),
+];
+
+/// LM-1201: at the limit, and one past it.
+#[test]
+fn lm_304_members_are_in_range_or_refused() {
+    use Reason::{InvalidType, InvalidValue};
+    for &(name, good, bad, wrong) in RANGES {
+        for value in good {
+            let members = format!("\"{name}\":{value}");
+            assert!(said(&members).is_ok(), "{members}");
+        }
+        for value in bad {
+            assert_eq!(
+                refused(&format!("\"{name}\":{value}")),
+                InvalidValue,
+                "{name} {value}"
+            );
+        }
+        for value in wrong {
+            assert_eq!(
+                refused(&format!("\"{name}\":{value}")),
+                InvalidType,
+                "{name} {value}"
+            );
+        }
+    }
+    assert_eq!(refused(r#""num_samples":2"#), Reason::UnsupportedOperation);
+    assert_eq!(said(r#""seed":-1"#).unwrap().seed, Some(u64::MAX));
+    assert_eq!(said(r#""top_k":-1"#).unwrap().top_k, 0);
+    assert_eq!(said(r#""max_tokens":1e300"#).unwrap().max_tokens, u32::MAX);
+}
+
+#[test]
+fn lm_205_of_repeated_members_the_last_wins() {
+    assert_eq!(
+        said(r#""max_tokens":0,"max_tokens":7"#).unwrap().max_tokens,
+        7
+    );
+    assert_eq!(
+        said(r#""max_tokens":7,"max_tokens":null"#)
+            .unwrap()
+            .max_tokens,
+        32
+    );
+    assert_eq!(said(r#""max_t\u006fkens":5"#).unwrap().max_tokens, 5);
+}
+
+/// D-20: additive as sent.
+#[test]
+fn lm_305_biases_are_added_by_id() {
+    for (sent, expected) in [
+        ("{}", vec![]),
+        ("null", vec![]),
+        (r#"{"5":1,"3":-0.5}"#, vec![(3, -0.5), (5, 1.0)]),
+        (r#"{"5":1,"5":2,"05":3}"#, vec![(5, 3.0)]),
+        (
+            r#"{"258":100,"-1":100,"99999999999999999999":-100}"#,
+            vec![],
+        ),
+        (
+            r#"{"1":-Infinity,"2":1e39,"3":-1e39}"#,
+            vec![
+                (1, f32::NEG_INFINITY),
+                (2, f32::MAX),
+                (3, f32::NEG_INFINITY),
+            ],
+        ),
+    ] {
+        let read = said(&format!(r#""logit_bias":{sent}"#)).unwrap();
+        assert_eq!(read.logit_bias, expected, "{sent}");
+    }
+    for sent in [
+        "[]",
+        "[[1,2]]",
+        "5",
+        "\"x\"",
+        r#"{"a":1}"#,
+        r#"{"":1}"#,
+        r#"{"-":1}"#,
+        r#"{"+1":1}"#,
+        r#"{"1.0":1}"#,
+        r#"{"1":NaN}"#,
+        r#"{"1":Infinity}"#,
+        r#"{"1":1e400}"#,
+        r#"{"1":"2"}"#,
+        r#"{"1":null}"#,
+        r#"{"1":[]}"#,
+    ] {
+        assert_eq!(
+            refused(&format!(r#""logit_bias":{sent}"#)),
+            Reason::InvalidValue,
+            "{sent}"
+        );
+    }
+}
+
+#[test]
+fn lm_305_a_bias_that_forbids_everything_is_refused() {
+    let all = |count: u32| {
+        let entries: Vec<_> = (0..count).map(|id| format!("\"{id}\":-Infinity")).collect();
+        format!(r#""logit_bias":{{{}}}"#, entries.join(","))
+    };
+    assert!(said(&all(257)).is_ok());
+    assert_eq!(refused(&all(258)), Reason::ConstraintFailed);
+}
+
+/// LM-1201
+#[test]
+fn lm_305_biases_have_a_limit() {
+    let limits = Limits {
+        max_biases: 2,
+        ..Limits::default()
+    };
+    let read = |bias: &str| {
+        with(
+            "GENERATE",
+            "tiny",
+            &format!(r#""prompt":[1],"logit_bias":{bias}"#),
+            &limits,
+        )
+    };
+    assert!(read(r#"{"1":1,"2":1}"#).is_ok());
+    assert_eq!(
+        read(r#"{"1":1,"2":1,"900":1}"#).unwrap_err().reason,
+        Reason::InvalidValue
+    );
+}
+
+/// D-23
+#[test]
+fn lm_306_a_prompt_is_shorter_than_the_context() {
+    let prompt = |length: usize| format!("\"prompt\":[{}]", vec!["1"; length].join(","));
+    assert_eq!(read(&prompt(4_095)).unwrap().prompt.len(), 4_095);
+    assert_eq!(
+        read(&prompt(4_096)).unwrap_err().reason,
+        Reason::ContextLengthExceeded
+    );
+}
+
+/// LM-1201, D-20
+#[test]
+fn lm_307_stops_are_texts_or_tokens() {
+    use Reason::{InvalidType, InvalidValue};
+    assert_eq!(said(r#""stop":"\n""#).unwrap().stop, ["\n"]);
+    assert_eq!(
+        said(r#""stop":["a","b\u00e9"]"#).unwrap().stop,
+        ["a", "b\u{e9}"]
+    );
+    assert_eq!(said(r#""stop":[]"#).unwrap().stop, [""; 0]);
+    assert_eq!(
+        said(r#""stop_tokens":[10,[1,2]]"#).unwrap().stop_tokens,
+        [vec![10], vec![1, 2]]
+    );
+    for (sent, reason) in [
+        (r#""stop":1"#, InvalidType),
+        (r#""stop":[1]"#, InvalidType),
+        (r#""stop":"""#, InvalidValue),
+        (r#""stop":["a",""]"#, InvalidValue),
+        (r#""stop":"\ud800""#, InvalidType),
+        (r#""stop_tokens":10"#, InvalidType),
+        (r#""stop_tokens":["a"]"#, InvalidType),
+        (r#""stop_tokens":[[]]"#, InvalidValue),
+        (r#""stop_tokens":[[1,258]]"#, InvalidValue),
+    ] {
+        assert_eq!(refused(sent), reason, "{sent}");
+    }
+    let strings = |count: usize, bytes: usize| {
+        let stop = format!("\"{}\"", "x".repeat(bytes));
+        format!(r#""stop":[{}]"#, vec![stop; count].join(","))
+    };
+    assert!(said(&strings(64, 1_024)).is_ok());
+    assert_eq!(refused(&strings(65, 1)), InvalidValue);
+    assert_eq!(refused(&strings(1, 1_025)), InvalidValue);
+    let lists = |count: usize, ids: usize| {
+        let list = format!("[{}]", vec!["1"; ids].join(","));
+        format!(r#""stop_tokens":[{}]"#, vec![list; count].join(","))
+    };
+    assert!(said(&lists(64, 64)).is_ok());
+    assert_eq!(refused(&lists(65, 1)), InvalidValue);
+    assert_eq!(refused(&lists(1, 65)), InvalidValue);
+    let fault = with(
+        "GENERATE",
+        "bare",
+        r#""prompt":[1],"stop":"x""#,
+        &Limits::default(),
+    );
+    assert_eq!(fault.unwrap_err().reason, Reason::UnsupportedOperation);
+}
+
+/// LM-312: an empty prompt stays empty, nothing precedes the first token.
+#[test]
+fn lm_313_a_score_has_something_to_score() {
+    use Reason::{ContextLengthExceeded, InvalidType, InvalidValue, MissingRequiredParameter};
+    let score = |members: &str| with("SCORE", "tiny", members, &Limits::default());
+    let read = score(r#""prompt":[],"scored":[1,2],"max_tokens":"x""#).unwrap();
+    assert_eq!((read.prompt, &*read.stop_tokens[0]), (vec![], &[1, 2][..]));
+    assert_eq!(
+        score(r#""prompt":[null],"scored":[1]"#).unwrap().prompt,
+        [0; 0]
+    );
+    let long = vec!["1"; 4_095].join(",");
+    for (members, reason) in [
+        (r#""scored":[1]"#.to_owned(), MissingRequiredParameter),
+        (r#""prompt":[1]"#.to_owned(), MissingRequiredParameter),
+        (r#""prompt":[1],"scored":"x""#.to_owned(), InvalidType),
+        (r#""prompt":[1],"scored":[null]"#.to_owned(), InvalidType),
+        (r#""prompt":[1],"scored":[]"#.to_owned(), InvalidValue),
+        (r#""prompt":[1],"scored":[258]"#.to_owned(), InvalidValue),
+        (
+            format!(r#""prompt":[{long}],"scored":[1,2]"#),
+            ContextLengthExceeded,
+        ),
+    ] {
+        assert_eq!(score(&members).unwrap_err().reason, reason, "{members}");
+    }
+    assert!(score(&format!(r#""prompt":[{long}],"scored":[1]"#)).is_ok());
+}

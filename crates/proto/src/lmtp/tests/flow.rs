@@ -1,0 +1,315 @@
+//! What goes out when: steps, room, pauses, and ends of connections.
+
+use std::time::Duration;
+
+use super::*;
+
+fn generate(id: u32) -> String {
+    format!(r#"GENERATE {{"model":"tiny","prompt":[1],"stream_id":{id},"max_tokens":9999}}"#)
+}
+
+fn ids(message: &str) -> Vec<&str> {
+    let ids = message.split(r#""stream_id":"#).skip(1);
+    ids.map(|rest| rest.split([',', '}']).next().unwrap())
+        .collect()
+}
+
+#[test]
+fn lm_601_one_step_is_one_message_in_order_of_admission() {
+    let mut server = Server::new();
+    let streams: Vec<_> = [30, 10, 20].map(|id| server.open(&generate(id))).into();
+    let pieces = [(2, 1), (0, 2), (1, 3), (0, 4)];
+    let pieces = pieces.map(|(at, token): (usize, u32)| (streams[at], piece(token)));
+    let heard = server.step(pieces.into());
+    assert_eq!(heard.len(), 1);
+    assert_eq!(ids(&heard[0]), ["30", "30", "10", "20"]);
+    assert!(heard[0].find(r#""token":2"#) < heard[0].find(r#""token":4"#));
+}
+
+#[test]
+fn lm_601_off_gives_one_item_per_message() {
+    let mut server = Server::with(Config {
+        coalesce: false,
+        ..Config::default()
+    });
+    let stream = server.open(&generate(1));
+    assert_eq!(
+        server
+            .step(vec![(stream, piece(1)), (stream, piece(2))])
+            .len(),
+        2
+    );
+}
+
+/// LM-607: a message is as large as it may be, and no larger but for one item.
+#[test]
+fn lm_1202_messages_are_split_between_items() {
+    let mut whole = Server::new();
+    let stream = whole.open(&generate(1));
+    let two = whole.step(vec![(stream, piece(1)), (stream, piece(2))]);
+    let size = two[0].len();
+    for (max, messages) in [(size + 1, 1), (size, 2), (1, 2)] {
+        let mut server = Server::limited(Limits {
+            max_frame_out: max,
+            ..Limits::default()
+        });
+        let stream = server.open(&generate(1));
+        let heard = server.step(vec![(stream, piece(1)), (stream, piece(2))]);
+        assert_eq!(heard.len(), messages, "{max}");
+        assert_eq!(server.session.unsent_bytes(), 0);
+        assert!(heard.iter().all(|message| message.ends_with("}]")));
+    }
+}
+
+/// LM-406: a MSG goes alone, and order is kept around it.
+#[test]
+fn lm_607_steps_join_while_nothing_is_taken() {
+    let mut server = Server::new();
+    let stream = server.open(&generate(1));
+    server.session.step(vec![(stream, piece(1))], server.now);
+    server.session.step(vec![(stream, piece(2))], server.now);
+    server.say(r#"FROB {"stream_id":9}"#);
+    server.session.step(vec![(stream, piece(3))], server.now);
+    let heard = server.heard();
+    let all: Vec<_> = heard.iter().map(|message| ids(message)).collect();
+    assert_eq!(all, [vec!["1", "1"], vec!["9"], vec!["1"]]);
+}
+
+fn narrow() -> Server {
+    let mut server = Server::limited(Limits {
+        outbox_bytes: 300,
+        outbox_low_bytes: 200,
+        max_frame_out: 100,
+        ..Limits::default()
+    });
+    server.open(&generate(1));
+    server
+}
+
+fn fill(server: &mut Server) {
+    let stream = server.started[0].stream;
+    while server.session.unsent_bytes() <= 300 {
+        assert!(server.session.wants_input());
+        server.session.step(vec![(stream, piece(1))], server.now);
+    }
+    server.poll();
+}
+
+#[test]
+fn lm_607_a_full_outbox_parks_and_an_emptied_one_goes_on() {
+    let mut server = narrow();
+    fill(&mut server);
+    assert_eq!(server.outputs(), ["park"]);
+    assert!(!server.session.wants_input());
+    while server.session.unsent_bytes() >= 200 {
+        server.poll();
+        assert!(server.outputs().is_empty());
+        server.session.next_message(server.now);
+    }
+    server.poll();
+    assert_eq!(server.outputs(), ["unpark"]);
+    assert!(server.session.wants_input());
+}
+
+#[test]
+fn lm_607_who_takes_nothing_for_a_minute_is_cut_off() {
+    let mut server = narrow();
+    server.now = Time::from_millis(5_000);
+    fill(&mut server);
+    let at = server.session.wake_at();
+    assert_eq!(at, Some(Time::from_millis(65_000)));
+    server.now = Time::from_millis(64_000);
+    server.session.next_message(server.now);
+    server.session.tick(Time::from_millis(65_000));
+    server.poll();
+    assert_eq!(server.outputs(), ["park"], "one message is progress");
+    server.session.tick(Time::from_millis(124_000));
+    server.poll();
+    assert_eq!(server.outputs(), ["cancel 0", "reset"]);
+    assert!(server.session.is_closed() && server.session.next_message(server.now).is_none());
+}
+
+/// Many small requests in one frame cannot make a heap of answers (LM-607).
+#[test]
+fn lm_607_answers_wait_for_room_too() {
+    let mut server = Server::limited(Limits {
+        outbox_bytes: 300,
+        outbox_low_bytes: 200,
+        ..Limits::default()
+    });
+    let mut rest = server.say(&"A {}\n".repeat(50));
+    let mut answers = 0;
+    while let Some(text) = rest {
+        assert!(server.session.unsent_bytes() < 500);
+        assert_eq!(
+            server.say(&text),
+            Some(text.clone()),
+            "nothing is taken while parked"
+        );
+        answers += server.heard().len();
+        rest = server.say(&text);
+    }
+    assert_eq!(answers + server.heard().len(), 50);
+}
+
+#[test]
+fn lm_402_nothing_is_said_before_the_client() {
+    let mut server = Server::new();
+    assert!(server.heard().is_empty());
+    assert_eq!(server.session.wake_at(), None);
+}
+
+/// LM-1201: each cause, its error items and its close code.
+#[test]
+fn lm_505_every_stream_is_told_before_a_close() {
+    for (close, code, expected) in [
+        (Close::SHUTDOWN, "draining", "close 1001"),
+        (Close::BAD_TEXT, "malformed", "close 1007"),
+        (Close::REVOKED, "insufficient_scope", "close 1008"),
+        (Close::TOO_LARGE, "message_too_large", "close 1009"),
+        (Close::INTERNAL, "engine_error", "close 1011"),
+    ] {
+        let mut server = Server::new();
+        let stream = server.open(&generate(1));
+        server.open(&generate(2));
+        server.session.step(vec![(stream, piece(1))], server.now);
+        server.session.close(close, server.now);
+        server.poll();
+        assert_eq!(
+            server.outputs(),
+            ["cancel 0", "cancel 1"],
+            "not before it is taken"
+        );
+        let heard = server.heard();
+        assert_eq!(ids(&heard[0]), ["1", "1", "2"]);
+        assert_eq!(heard[0].matches(&format!(r#""code":"{code}""#)).count(), 2);
+        assert_eq!(server.outputs(), [expected]);
+        server.say("FROB {}");
+        server.session.step(vec![(stream, piece(1))], server.now);
+        assert!(server.heard().is_empty(), "nothing follows");
+    }
+}
+
+#[test]
+fn lm_505_last_words_have_two_seconds() {
+    let mut server = Server::new();
+    server.open(&generate(1));
+    server.session.close(Close::SHUTDOWN, server.now);
+    assert_eq!(server.session.wake_at(), Some(Time::from_millis(2_000)));
+    server.session.tick(Time::from_millis(1_999));
+    assert!(!server.session.is_closed());
+    server.session.tick(Time::from_millis(2_000));
+    server.poll();
+    assert_eq!(server.outputs(), ["cancel 0", "close 1001"]);
+    assert_eq!(server.session.unsent_bytes(), 0);
+}
+
+#[test]
+fn lm_505_an_idle_connection_is_closed_at_once() {
+    let mut server = Server::new();
+    server.session.close(Close::SHUTDOWN, server.now);
+    server.poll();
+    assert_eq!(server.outputs(), ["close 1001"]);
+}
+
+#[test]
+fn lm_506_who_goes_takes_all_streams_along() {
+    let mut server = narrow();
+    fill(&mut server);
+    server.outputs();
+    server.session.hang_up();
+    server.poll();
+    assert_eq!(server.outputs(), ["cancel 0"]);
+    assert_eq!(
+        (server.session.live(), server.session.unsent_bytes()),
+        (0, 0)
+    );
+    assert_eq!(server.session.wake_at(), None);
+}
+
+/// A half-close is no hang-up.
+#[test]
+fn lm_110_streams_finish_after_the_last_line() {
+    let mut server = Server::lines();
+    let stream = server.open(&generate(1));
+    server.session.end_of_input();
+    server.poll();
+    assert!(server.outputs().is_empty());
+    let heard = server.step(vec![(stream, piece(1))]);
+    assert!(heard[0].ends_with("]\n"));
+    let end = Piece::Item(item(1, -0.5, Some(Finish::Stop)));
+    assert_eq!(server.step(vec![(stream, end)]).len(), 1);
+    assert_eq!(server.outputs(), ["close 1000"]);
+}
+
+#[test]
+fn lm_509_a_draining_server_takes_no_new_streams() {
+    let mut server = Server::new();
+    let stream = server.open(&generate(1));
+    server.session.drain();
+    let answer = server.ask(&generate(2));
+    assert!(answer.contains(r#""code":"draining","retryable":true"#));
+    assert!(
+        server
+            .ask(r#"MODEL_INFO {"stream_id":2,"model":"tiny"}"#)
+            .contains("model_info")
+    );
+    assert_eq!(
+        server.step(vec![(stream, piece(1))]).len(),
+        1,
+        "what runs goes on"
+    );
+    server.session.close(Close::SHUTDOWN, server.now);
+    assert!(server.heard()[0].contains(r#""code":"draining""#));
+    assert_eq!(server.outputs(), ["cancel 0", "close 1001"]);
+}
+
+/// LM-1201: over the limit a frame ends the connection, a line is skipped.
+#[test]
+fn lm_112_what_cannot_be_read_costs_a_line_its_answer_and_frames_the_connection() {
+    let mut lines = Server::lines();
+    lines.open(&generate(1));
+    lines
+        .session
+        .handle_unreadable(Unreadable::TooLarge, lines.now);
+    lines
+        .session
+        .handle_unreadable(Unreadable::BadText, lines.now);
+    let heard = lines.heard();
+    assert!(heard[0].starts_with(r#"MSG [{"stream_id":null,"error":"a line has more than 16777216 bytes","code":"message_too_large"}]"#));
+    assert!(heard[1].contains(r#""code":"malformed""#));
+    assert!(lines.outputs().is_empty() && lines.session.live() == 1);
+
+    for (what, close) in [
+        (Unreadable::TooLarge, "close 1009"),
+        (Unreadable::BadText, "close 1007"),
+    ] {
+        let mut frames = Server::new();
+        frames.open(&generate(1));
+        frames.session.handle_unreadable(what, frames.now);
+        assert_eq!(ids(&frames.heard()[0]), ["1"]);
+        assert_eq!(frames.outputs(), ["cancel 0", close]);
+    }
+}
+
+#[test]
+fn lm_610_ended_streams_leave_nothing() {
+    let mut server = Server::new();
+    for _ in 0..10_000 {
+        let stream = server.open(&generate(1));
+        let end = Piece::Item(item(1, -0.5, Some(Finish::Stop)));
+        server.step(vec![(stream, end)]);
+        server.started.clear();
+    }
+    assert_eq!(
+        (server.session.live(), server.session.unsent_bytes()),
+        (0, 0)
+    );
+    assert_eq!(server.session.stats().items_out, 10_000);
+    let rest = Duration::from_secs(3_600);
+    server.session.tick(Time::ZERO + rest);
+    assert!(
+        !server.session.is_closed(),
+        "an idle connection lives for ever"
+    );
+}

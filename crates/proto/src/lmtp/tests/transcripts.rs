@@ -1,0 +1,88 @@
+//! The conversations of the protocol document, byte for byte.
+
+use super::*;
+use crate::steer::Token;
+
+fn transcript(name: &str) -> String {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/lmtp");
+    std::fs::read_to_string(folder.join(name)).unwrap()
+}
+
+fn play(name: &str, mut server: Server, end: &str) {
+    let text = transcript(name);
+    let mut step = Vec::new();
+    let mut said = Vec::new();
+    for line in text.lines() {
+        let (mark, rest) = line.split_at(1);
+        let rest = rest.trim_start();
+        if mark != "=" && !step.is_empty() {
+            said.extend(server.step(std::mem::take(&mut step)));
+        }
+        match mark {
+            ">" => {
+                assert!(said.is_empty(), "{name}: not expected: {said:?}");
+                server.say(rest);
+                said.extend(server.heard());
+            }
+            "=" => step.push(given(&server, rest)),
+            "<" => {
+                assert!(!said.is_empty(), "{name}: expected {rest}");
+                assert_eq!(said.remove(0), format!("{rest}{end}"), "{name}");
+            }
+            _ => {}
+        }
+    }
+    assert!(said.is_empty(), "{name}: not expected: {said:?}");
+}
+
+fn given(server: &Server, line: &str) -> (StreamKey, Piece) {
+    let mut words = line.split(' ');
+    let mut word = || words.next();
+    let id = word().unwrap();
+    let mut live = server.started.iter().map(|start| start.stream);
+    let is_named = |stream: &StreamKey| {
+        let live = server.session.id(*stream);
+        live.is_some_and(|live| live.as_json() == id)
+    };
+    let stream = live.rfind(is_named).unwrap();
+    let token = word().unwrap().parse().unwrap();
+    let logprob = word().unwrap().parse().unwrap();
+    let finish = word().filter(|word| *word != "-").map(Finish::from_name);
+    let top = words.map(|pair| {
+        let (id, value) = pair.split_once(':').unwrap();
+        (id.parse::<Token>().unwrap(), value.parse::<f32>().unwrap())
+    });
+    let item = Item {
+        token,
+        logprob,
+        finish,
+        top: top.collect(),
+    };
+    (stream, Piece::Item(item))
+}
+
+/// LM-401, LM-402, LM-404, LM-406, LM-311, LM-331: the page's own conversation, byte for byte.
+#[test]
+fn lm_208_the_transcripts_are_said_byte_for_byte() {
+    for name in ["base.txt", "refused.txt"] {
+        play(name, Server::new(), "");
+    }
+}
+
+#[test]
+fn lm_101_the_transcripts_are_the_same_on_lines() {
+    for name in ["base.txt", "refused.txt"] {
+        play(name, Server::lines(), "\n");
+    }
+}
+
+/// Everything in one frame is what it is in several, but for what an engine does in between (LM-204).
+#[test]
+fn lm_101_one_line_is_ended_by_one_byte() {
+    let mut frames = Server::new();
+    let mut lines = Server::lines();
+    let text = r#"MODEL_INFO {"stream_id":4,"model":"x"}"#;
+    let (framed, lined) = (frames.ask(text), lines.ask(text));
+    assert!(framed.starts_with(r#"MSG [{"stream_id":4,"#) && framed.ends_with("}]"));
+    assert_eq!(lined, framed + "\n");
+}
