@@ -76,7 +76,6 @@ fn lm_101_the_transcripts_are_the_same_on_lines() {
     }
 }
 
-/// Everything in one frame is what it is in several, but for what an engine does in between (LM-204).
 #[test]
 fn lm_101_one_line_is_ended_by_one_byte() {
     let mut frames = Server::new();
