@@ -174,7 +174,8 @@ impl Session {
         self.settle();
     }
 
-    /// The client sends nothing more; what runs finishes, and then the session closes (LM-110, LM-113).
+    /// The client sends nothing more, and nothing that it sent is left; what runs finishes, and then the session closes
+    /// (LM-110, LM-113).
     pub fn end_of_input(&mut self) {
         if self.phase == Phase::Open {
             self.phase = Phase::HalfClosed;
@@ -228,6 +229,12 @@ impl Session {
         }
         self.settle();
         Some(message)
+    }
+
+    /// Whether [`Self::next_message`] gives one.
+    #[must_use]
+    pub fn has_message(&self) -> bool {
+        !self.outbound.is_empty()
     }
 
     /// Whether [`Self::handle`] may be called. While it says no nothing is to be read, but a client that goes is to be

@@ -61,6 +61,7 @@ impl Server {
         while let Some(message) = self.session.next_message(self.now) {
             heard.push(String::from_utf8(message.to_vec()).unwrap());
         }
+        assert!(!self.session.has_message());
         self.poll();
         heard
     }

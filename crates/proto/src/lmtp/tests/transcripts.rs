@@ -85,3 +85,22 @@ fn lm_101_one_line_is_ended_by_one_byte() {
     assert!(framed.starts_with(r#"MSG [{"stream_id":4,"#) && framed.ends_with("}]"));
     assert_eq!(lined, framed + "\n");
 }
+
+/// The bytes of section 1: what a frame and a line hold.
+#[test]
+fn lm_101_frames_and_lines_hold_the_same_bytes() {
+    let line =
+        b"\x4d\x53\x47\x20\x5b\x7b\x22\x73\x74\x72\x65\x61\x6d\x5f\x69\x64\x22\x3a\x34\x7d\x5d\x0a";
+    let mut lines = Lines::new(21);
+    lines.push(line);
+    let text = "MSG [{\"stream_id\":4}]";
+    assert_eq!(lines.next_line(), Some(Line::Text(text.into())));
+
+    let masked = [0x59, 0x48, 0x43, 0x5f, 0x4f, 0x2b, 0x77, 0x70_u8];
+    let mask = [0x0a, 0x0b, 0x0c, 0x0d];
+    let bytes = masked.iter().zip(mask.iter().cycle());
+    let text: Vec<u8> = bytes.map(|(byte, mask)| byte ^ mask).collect();
+    assert_eq!(text, b"SCORE {}");
+    let answer = Server::new().ask(std::str::from_utf8(&text).unwrap());
+    assert!(answer.ends_with(r#""error":"'stream_id'","code":"missing_required_parameter"}]"#));
+}
