@@ -60,10 +60,11 @@ impl<'a> Value<'a> {
 
     /// An integer, integral floats included (LM-205). What is beyond the type stands at its end.
     pub(super) fn integer(self) -> Option<i128> {
-        let number = self.number().filter(|number| number.is_finite());
+        // Nearly all are digits and nothing else.
         self.0.parse().ok().or_else(|| {
-            let number = number.filter(|number| number.fract() == 0.0)?;
-            Some(number as i128)
+            let number = self.number()?;
+            let whole = number.is_finite() && number.fract() == 0.0;
+            whole.then_some(number as i128)
         })
     }
 
