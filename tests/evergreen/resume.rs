@@ -25,6 +25,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_tungstenite::tungstenite;
 use tonic::Streaming;
 
 use super::extensions::finished;
@@ -241,6 +242,60 @@ async fn ev_943_a_connection_cut_at_any_message_or_within_it_comes_back_and_nobo
         // Where the answer to the call itself is cut nobody knows the token, and the session waits in vain.
         gone_in_time(&server, Limits::default().resume_grace).await;
     }
+}
+
+/// EV-943
+#[tokio::test]
+async fn ev_975_who_is_let_in_and_cut_at_once_again_and_again_waits_and_gives_up() {
+    let server = Running::over(counting(&Arc::default())).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tries = Arc::new(AtomicUsize::new(0));
+    let (cut, mut told) = mpsc::channel::<()>(1);
+    let (to, counted) = (server.address, Arc::clone(&tries));
+    tokio::spawn(async move {
+        let (client, _) = listener.accept().await.unwrap();
+        let server = TcpStream::connect(to).await.unwrap();
+        let bytes = (&AtomicUsize::new(0), &Mutex::default());
+        // Either may be cancelled: the connection is no more then.
+        tokio::select! {
+            () = pass(client, server, usize::MAX, bytes) => {}
+            _ = told.recv() => {}
+        }
+        // So many, and nobody listens any more: an endless test would prove less than a failed one.
+        while counted.fetch_add(1, Ordering::Relaxed) < 1_000 {
+            let (client, _) = listener.accept().await.unwrap();
+            let _ = tokio_tungstenite::accept_hdr_async(client, agree).await;
+        }
+    });
+    let options = Options {
+        resume: true,
+        ..Options::default()
+    };
+    let address = Address::new(format!("ws://{address}/?dialect=protobuf"));
+    let session = Session::connect(&address, options).await.unwrap();
+    let input = session.write().unwrap();
+    let once = session.call(request("twice", &[("text", input.node())], &["response"]));
+    let mut reader = once.unwrap().output("response").unwrap().read();
+    tokio::time::pause();
+    cut.send(()).await.unwrap();
+    assert!(reader.next().await.unwrap().is_err());
+    let tries = tries.load(Ordering::Relaxed);
+    assert!((5..100).contains(&tries), "{tries} tries");
+}
+
+/// Lets everybody in, in the first dialect offered.
+#[expect(clippy::result_large_err, reason = "the library's signature")]
+fn agree(
+    request: &tungstenite::handshake::server::Request,
+    mut answer: tungstenite::handshake::server::Response,
+) -> Result<tungstenite::handshake::server::Response, tungstenite::handshake::server::ErrorResponse>
+{
+    let name = http::header::SEC_WEBSOCKET_PROTOCOL;
+    if let Some(offered) = request.headers().get(&name) {
+        answer.headers_mut().insert(name, offered.clone());
+    }
+    Ok(answer)
 }
 
 /// No session is left once so much time has passed, which nobody waits for.

@@ -73,20 +73,34 @@ impl Stream for Outgoing {
 
 /// Takes in what the server sends until the session is over. The session's handles abort it when all are gone.
 pub(super) async fn pump(link: Link, mut incoming: Incoming, back: Option<Back>) {
+    let mut tries = None;
     loop {
-        let cut = follow(&link, &mut incoming, back.is_some()).await;
+        let mut heard = false;
+        let cut = follow(&link, &mut incoming, back.is_some(), &mut heard).await;
         let (Some(cut), Some(back)) = (cut, &back) else {
             return;
         };
-        match back.connect(&link).await {
+        // A connection that was let in and cut before anything came is one more try, not a new beginning.
+        if heard {
+            tries = None;
+        }
+        match back
+            .connect(&link, tries.get_or_insert_with(Tries::new))
+            .await
+        {
             Some(again) => incoming = again,
             None => return link.abort(cut),
         }
     }
 }
 
-/// The same with one connection. How it was cut, if somebody wants to come back.
-async fn follow(link: &Link, incoming: &mut Incoming, returns: bool) -> Option<Status> {
+/// The same with one connection. How it was cut, if somebody wants to come back; whether anything was `heard` over it.
+async fn follow(
+    link: &Link,
+    incoming: &mut Incoming,
+    returns: bool,
+    heard: &mut bool,
+) -> Option<Status> {
     let mut open = true;
     loop {
         let now = link.now();
@@ -108,7 +122,10 @@ async fn follow(link: &Link, incoming: &mut Incoming, returns: bool) -> Option<S
             item = incoming.next(), if open && !paused => {
                 match item {
                     Some(Err(status)) if returns && was_cut(&status) => return Some(status),
-                    item => open = take(link, item),
+                    item => {
+                        *heard = true;
+                        open = take(link, item);
+                    }
                 }
             }
             () = timer => {
@@ -152,13 +169,32 @@ pub(super) struct Back {
     pub(super) grace: Duration,
 }
 
+/// Tries to come back, since anything was heard last.
+struct Tries {
+    began: Instant,
+    wait: Duration,
+}
+
+impl Tries {
+    fn new() -> Self {
+        Self {
+            began: Instant::now(),
+            wait: Duration::ZERO,
+        }
+    }
+
+    /// How long to wait before the next one: the first comes at once, later ones less and less often.
+    fn wait(&mut self) -> Duration {
+        let longer = (self.wait * 2).clamp(WAIT_LEAST, WAIT_MOST);
+        std::mem::replace(&mut self.wait, longer.mul_f64(jitter()))
+    }
+}
+
 impl Back {
     /// A new connection of the session, at the first try or later; `None` if the session is gone or the time is over.
-    async fn connect(&self, link: &Link) -> Option<Incoming> {
-        let began = Instant::now();
-        let mut wait = Duration::ZERO;
-        while began.elapsed() + wait < self.grace {
-            sleep_until(Instant::now() + wait).await;
+    async fn connect(&self, link: &Link, tries: &mut Tries) -> Option<Incoming> {
+        while tries.began.elapsed() + tries.wait < self.grace {
+            sleep_until(Instant::now() + tries.wait()).await;
             let now = link.now();
             let connection = link.with(|live| live.take_over(now))?;
             let outgoing = Outgoing {
@@ -173,7 +209,7 @@ impl Back {
                     return Some(opened.incoming);
                 }
                 Err(status) if &*status.reason == Reason::NoSession.name() => return None,
-                Err(_) => wait = (wait * 2).clamp(WAIT_LEAST, WAIT_MOST).mul_f64(jitter()),
+                Err(_) => {}
             }
         }
         None
