@@ -2,6 +2,7 @@
 //!
 //! Owns: nothing; the harness is this crate's library. Refuses to know: the rest of the house.
 
+mod abuse;
 mod client;
 mod extensions;
 mod flow;

@@ -20,7 +20,7 @@ pub(super) async fn finished(answers: &mut Streaming<SessionMessage>, id: &str) 
             let last = !fragment.continued;
             all.extend_from_slice(&payload(fragment));
             if last {
-                return String::from_utf8(all).unwrap();
+                return String::from_utf8_lossy(&all).into_owned();
             }
         }
     }

@@ -20,7 +20,7 @@ use sapwood_proto::evergreen::{Limits, Status};
 use sapwood_server::auth::{Fingerprint, Key, Scopes};
 use sapwood_server::evergreen::Config;
 use sapwood_tests::raw::{action, call, end, fragments, json, leaf, told};
-use sapwood_tests::{Running, request, until};
+use sapwood_tests::{Running, in_time, request, until};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -301,21 +301,7 @@ fn agree(
 /// No session is left once so much time has passed, which nobody waits for.
 pub(super) async fn gone_in_time(server: &Running, grace: Duration) {
     let open = &server.shared.metrics.evergreen.sessions_open;
-    tokio::time::pause();
-    let began = tokio::time::Instant::now();
-    while open.get() > 0 {
-        assert!(
-            began.elapsed() < grace * 2,
-            "{} wait in vain for {grace:?}",
-            open.get()
-        );
-        // The clock stands still unless it is told otherwise, and everybody has a turn at every second.
-        tokio::time::advance(Duration::from_secs(1)).await;
-        for _ in 0..100 {
-            tokio::task::yield_now().await;
-        }
-    }
-    tokio::time::resume();
+    in_time("all have gone", grace * 2, || open.get() == 0).await;
 }
 
 const RESUME: (&str, &str) = ("evergreen-resume", "1");

@@ -3,7 +3,6 @@
 //! Owns: the harness. Refuses to know: what is tested with it. The integration tests stand in `main.rs`, one binary;
 //! those that count the allocator's bytes stand in `memory.rs`, because a counting allocator is global.
 //! Everything here panics where it cannot go on, as tests do.
-//! Everything here panics where it cannot go on, as tests do.
 
 #![allow(
     clippy::unwrap_used,
@@ -158,4 +157,21 @@ pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     tokio::time::timeout(Duration::from_secs(10), waiting)
         .await
         .unwrap_or_else(|_| panic!("{what}: never"));
+}
+
+/// The same on a virtual clock, which goes on second by second and everybody has a turn at each: nobody waits for it.
+/// Gives how long it took. Only for tests on one thread.
+pub async fn in_time(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) -> Duration {
+    tokio::time::pause();
+    let began = tokio::time::Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < limit, "{what}: not in {limit:?}");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let took = began.elapsed();
+    tokio::time::resume();
+    took
 }

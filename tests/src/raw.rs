@@ -3,18 +3,24 @@
 //! Owns: the call, and how it ended. Refuses to know: what is sent.
 
 use bytes::Bytes;
-use futures::Stream;
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt, stream};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
 use prost::Message;
 use sapwood_net::evergreen::grpc;
 use sapwood_proto::evergreen::Status;
 use sapwood_proto::evergreen::wire::{
     Action, Chunk, ChunkMetadata, NamedParameter, NodeFragment, Payload, SessionMessage,
 };
+use tokio::sync::oneshot;
+use tonic::body::Body;
 use tonic::client::Grpc;
 use tonic::codec::CompressionEncoding;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Streaming};
 use tonic_prost::ProstCodec;
+use tower::ServiceExt;
 
 use super::Running;
 
@@ -45,8 +51,70 @@ pub async fn compressed<M: Message + Default + 'static>(
 }
 
 async fn client(server: &Running) -> Grpc<Channel> {
+    Grpc::new(channel(server).await).max_decoding_message_size(usize::MAX)
+}
+
+async fn channel(server: &Running) -> Channel {
     let endpoint = Endpoint::from_shared(format!("http://{}", server.address)).unwrap();
-    Grpc::new(endpoint.connect().await.unwrap()).max_decoding_message_size(usize::MAX)
+    endpoint.connect().await.unwrap()
+}
+
+/// What keeps a stream of messages open; without it the stream ends, as it must before a call can be given up.
+pub struct Open {
+    _kept: oneshot::Sender<()>,
+}
+
+/// A stream of these that stays open as long as it is kept so.
+pub fn open<T: Send + 'static>(
+    items: impl IntoIterator<Item = T, IntoIter: Send + 'static>,
+) -> (Open, BoxStream<'static, T>) {
+    let (_kept, told) = oneshot::channel::<()>();
+    let nothing = stream::once(told).filter_map(|_| std::future::ready(None));
+    let items = stream::iter(items).chain(nothing).boxed();
+    (Open { _kept }, items)
+}
+
+/// What need not be a gRPC call: a request for its path with these bytes as the body, which ends there or, if there is
+/// `more`, stays open. Gives the answer as it begins.
+pub async fn request(
+    server: &Running,
+    head: http::request::Builder,
+    body: impl Into<Bytes>,
+    more: bool,
+) -> (http::Response<Body>, Option<Open>) {
+    let (kept, body) = open([Ok::<_, tonic::Status>(Frame::data(body.into()))]);
+    let kept = more.then_some(kept);
+    let request = head.uri(format!("http://{}{}", server.address, grpc::PATH));
+    let request = request.body(Body::new(StreamBody::new(body))).unwrap();
+    let answer = channel(server).await.oneshot(request).await.unwrap();
+    (answer, kept)
+}
+
+/// The head of a gRPC call.
+pub fn head() -> http::request::Builder {
+    let head = http::Request::builder().method("POST");
+    head.header("content-type", "application/grpc")
+        .header("te", "trailers")
+}
+
+/// The gRPC number and the reason in the head of an answer, or behind its body.
+pub async fn outcome((answer, _kept): (http::Response<Body>, Option<Open>)) -> (i32, String) {
+    let (head, body) = answer.into_parts();
+    let trailers = body
+        .collect()
+        .await
+        .ok()
+        .and_then(|body| body.trailers().cloned());
+    let status = trailers
+        .iter()
+        .chain([&head.headers])
+        .find_map(tonic::Status::from_header_map);
+    told(
+        status
+            .filter(|status| status.code() != tonic::Code::Ok)
+            .as_ref()
+            .map(grpc::from_grpc),
+    )
 }
 
 async fn begin<M: Message + Default + 'static>(
@@ -142,5 +210,14 @@ pub fn action(name: &str, inputs: &[(&str, &str)], outputs: &[(&str, &str)]) -> 
     SessionMessage {
         actions: vec![action],
         ..SessionMessage::default()
+    }
+}
+
+/// A final fragment of a tree.
+pub fn tree(id: &str, children: &[&str]) -> NodeFragment {
+    NodeFragment {
+        id: id.into(),
+        child_ids: children.iter().map(|&child| child.into()).collect(),
+        ..NodeFragment::default()
     }
 }

@@ -3,13 +3,13 @@
 //! Owns: the lanes, their order, what happens when a tool is not there. Refuses to know: what a test tests.
 //!
 //! Only the lane `embedded` builds llama.cpp; every other lane runs on the scripted model. A lane whose tool cannot be
-//! had here is skipped loudly, never silently.
+//! had here is skipped loudly, never silently. Long lanes run only where they are asked for by name.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::{foreign, fuzz, process, tidy, toolchain};
+use crate::{foreign, fuzz, process, soak, tidy, toolchain};
 
 /// Options of `cargo xtask ci`.
 #[derive(clap::Args)]
@@ -105,13 +105,20 @@ const LANES: &[Lane] = &[
 /// Features of the workspace in every lane without llama.cpp.
 const TESTED: &str = "sapwood/cli,sapwood/stores";
 
+/// Lanes that take long and run only where they are asked for by name.
+const LONG: &[Lane] = &[Lane {
+    name: "soak",
+    about: "ten minutes of many clients; only with --lane soak",
+    run: soak::lane,
+}];
+
 /// Runs the lanes and prints what became of each.
 ///
 /// # Errors
 /// If a lane fails, or a lane is asked for that does not exist.
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.list {
-        for lane in LANES {
+        for lane in LANES.iter().chain(LONG) {
             process::say(&format!("{:10} {}", lane.name, lane.about));
         }
         return Ok(());
@@ -119,15 +126,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if let Some(unknown) = options
         .lanes
         .iter()
-        .find(|name| LANES.iter().all(|lane| lane.name != **name))
+        .find(|name| LANES.iter().chain(LONG).all(|lane| lane.name != **name))
     {
         bail!("there is no lane `{unknown}`; `cargo xtask ci --list` shows them");
     }
-    let chosen = |lane: &&Lane| {
-        options.lanes.is_empty() || options.lanes.iter().any(|name| name == lane.name)
-    };
+    let named = |lane: &&Lane| options.lanes.iter().any(|name| name == lane.name);
+    let usual = LANES
+        .iter()
+        .filter(|lane| options.lanes.is_empty() || named(lane));
+    let chosen = usual.chain(LONG.iter().filter(named));
     let mut report = Vec::new();
-    for lane in LANES.iter().filter(chosen) {
+    for lane in chosen {
         process::heading(&format!("{}: {}", lane.name, lane.about));
         let start = Instant::now();
         let result = (lane.run)();

@@ -1,30 +1,22 @@
 //! The lane `foreign`: clients of other languages against a running server.
 //!
-//! Owns: one environment per client (their pins conflict), the server they talk to, and starting them. Refuses to know:
+//! Owns: one environment per client (their pins conflict), and starting them. Refuses to know:
 //! what they check.
 //!
 //! A client is a folder `tests/foreign/NAME` with `requirements.txt` and `check.py`, or with `package.json` and
 //! `check.mjs`. The script is called with `--server HOST:PORT` from the root of the checkout and ends with a line
 //! `N passed, N failed`. The server runs with `tests/foreign/sapwood.toml`.
 
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result};
 
 use crate::ci::Outcome;
+use crate::server::Server;
 use crate::{process, root};
 
 /// Runs every foreign client.
 pub(crate) fn run() -> Result<Outcome> {
-    process::run(&mut process::cargo(&[
-        "build",
-        "--package",
-        "sapwood",
-        "--features",
-        "cli",
-    ]))?;
     let folder = root().join("tests/foreign");
     let server = Server::start(&folder.join("sapwood.toml"))?;
     let mut skipped = Vec::new();
@@ -117,51 +109,4 @@ fn node(client: &Path, place: &Path) -> Result<(String, String)> {
         "node".to_owned(),
         place.join("check.mjs").display().to_string(),
     ))
-}
-
-/// A server of the build under test, ended when it is dropped.
-struct Server {
-    child: Child,
-    address: String,
-}
-
-impl Server {
-    /// Starts it on a free port and waits for the log line that names the address.
-    fn start(config: &Path) -> Result<Self> {
-        let binary = root().join("target/debug/sapwood").display().to_string();
-        let config = config.display().to_string();
-        let mut child = process::program(
-            &binary,
-            &["serve", "--config", &config, "--listen", "127.0.0.1:0"],
-        )
-        .stdin(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("cannot start the server")?;
-        let log = BufReader::new(child.stderr.take().context("the server has no log")?);
-        let mut lines = log.lines().map_while(Result::ok);
-        let address = lines.find_map(|line| {
-            let (_, rest) = line.split_once("http://")?;
-            Some(
-                rest.chars()
-                    .take_while(|c| !matches!(c, '"' | ' ' | '/'))
-                    .collect::<String>(),
-            )
-        });
-        let Some(address) = address else {
-            let status = child.wait()?;
-            anyhow::bail!("the server ended before it listened ({status})");
-        };
-        // The rest of the log is read so that the server never waits for us.
-        std::thread::spawn(move || lines.for_each(drop));
-        Ok(Self { child, address })
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended by itself, which is as good.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }

@@ -1,4 +1,4 @@
-//! The project's own tasks: `cargo xtask serve | ci | tidy | codegen | demo-model`.
+//! The project's own tasks: `cargo xtask serve | ci | tidy | soak | codegen | demo-model`.
 //!
 //! Owns: how the project is built, checked and regenerated. Refuses to know: anything the crates do at run time.
 
@@ -10,6 +10,8 @@ mod foreign;
 mod fuzz;
 mod process;
 mod serve;
+mod server;
+mod soak;
 mod tidy;
 mod toolchain;
 
@@ -34,6 +36,8 @@ enum Task {
     Ci(ci::Options),
     /// Check what the compiler cannot: crate edges, file sizes, names, module comments, pages of error codes.
     Tidy(tidy::Options),
+    /// Drive a running server with many clients of all kinds, and watch its memory.
+    Soak(soak::Options),
     /// Regenerate the Rust code of our `.proto` files.
     Codegen(codegen::Options),
     /// Train the demo model anew with our own recipe and write its GGUF file (an hour or more).
@@ -45,6 +49,7 @@ fn main() -> ExitCode {
         Task::Serve(options) => serve::run(&options),
         Task::Ci(options) => ci::run(&options),
         Task::Tidy(options) => tidy::run(&options),
+        Task::Soak(options) => soak::run(&options),
         Task::Codegen(options) => codegen::run(&options),
         Task::DemoModel(options) => demo_model::run(&options),
     };

@@ -15,7 +15,8 @@ use super::Reason;
 use crate::code::{Code, Retry};
 use crate::generated::google::rpc;
 
-/// An error as peers see it: of a session, an action or a node.
+/// An error as peers see it: of a session, an action or a node. What [`Status::new`] and its kin are given is cut short
+/// where it would not fit into the trailers of a call (EV-902): the name of an action may be a megabyte long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     /// What a program needs to know.
@@ -49,7 +50,7 @@ impl Status {
         Self {
             code,
             reason: reason.into(),
-            message: message.into(),
+            message: cut(message.into(), MESSAGE_BYTES_MAX),
             details: Vec::new(),
             retry_after: (code.retry() == Retry::Later).then_some(RETRY_AFTER),
             fields: Vec::new(),
@@ -71,14 +72,19 @@ impl Status {
     /// Adds a detail.
     #[must_use]
     pub fn with(mut self, key: &'static str, value: impl fmt::Display) -> Self {
-        self.details.push((key.into(), value.to_string()));
+        let value = cut(value.to_string(), DETAIL_BYTES_MAX);
+        self.details.push((key.into(), value));
         self
     }
 
     /// Adds a field of a config that is wrong.
     #[must_use]
     pub fn with_field(mut self, field: impl Into<String>, what: impl Into<String>) -> Self {
-        self.fields.push((field.into(), what.into()));
+        let (field, what) = (field.into(), what.into());
+        if self.fields.len() < DETAILS_MAX {
+            let (field, what) = (cut(field, DETAIL_BYTES_MAX), cut(what, DETAIL_BYTES_MAX));
+            self.fields.push((field, what));
+        }
         self
     }
 
@@ -184,11 +190,13 @@ impl Status {
                 {
                     self.code = reason.code();
                 }
-                self.reason = info.reason.into();
+                self.reason = cut(info.reason, DETAIL_BYTES_MAX).into();
                 self.details = info
                     .metadata
                     .into_iter()
-                    .map(|(key, value)| (key.into(), value))
+                    .take(DETAILS_MAX)
+                    .map(|(key, value)| (key, cut(value, DETAIL_BYTES_MAX)))
+                    .map(|(key, value)| (cut(key, DETAIL_BYTES_MAX).into(), value))
                     .collect();
             }
             "google.rpc.RetryInfo" => {
@@ -203,7 +211,11 @@ impl Status {
                 };
                 let fields = bad.field_violations.into_iter();
                 self.fields = fields
+                    .take(DETAILS_MAX)
                     .map(|found| (found.field, found.description))
+                    .map(|(field, what)| {
+                        (cut(field, DETAIL_BYTES_MAX), cut(what, DETAIL_BYTES_MAX))
+                    })
                     .collect();
             }
             _ => {}
@@ -227,6 +239,22 @@ fn pack(name: &str, message: &impl Message) -> Any {
     }
 }
 
+/// No more than so many bytes of a text, whole characters.
+fn cut(mut text: String, bytes_max: usize) -> String {
+    if text.len() > bytes_max {
+        text.truncate(text.floor_char_boundary(bytes_max));
+        text.shrink_to_fit();
+    }
+    text
+}
+
+/// Bytes of a message. It stands in the trailers twice, once with each byte as three at worst, and once as base64;
+/// clients take 16 KiB of trailers, many of them.
+const MESSAGE_BYTES_MAX: usize = 3 * 1024;
+/// Bytes of a detail or of a field: those of the longest id.
+const DETAIL_BYTES_MAX: usize = 256;
+/// Details, and fields, that are kept of a peer's.
+const DETAILS_MAX: usize = 16;
 /// Bytes of an encoded status that are read.
 const ENCODED_MAX: usize = 64 * 1024;
 /// The domain of our reasons.
@@ -258,6 +286,35 @@ mod tests {
                 .iter()
                 .any(|any| any.type_url == "type.googleapis.com/google.rpc.RetryInfo")
         );
+    }
+
+    #[test]
+    fn ev_902_what_would_not_fit_into_trailers_is_cut_at_a_character() {
+        let long = "ä".repeat(1 << 20);
+        let full = Status::new(Reason::BadName, long.clone()).with("action", &long);
+        let status = full.with_field("f", long.clone());
+        assert_eq!(status.message.len(), MESSAGE_BYTES_MAX);
+        assert_eq!(status.detail("action").unwrap().len(), DETAIL_BYTES_MAX);
+        assert_eq!(status.fields[0].1.len(), DETAIL_BYTES_MAX);
+        let odd = Status::new(Reason::BadName, format!("x{long}"));
+        assert_eq!(odd.message.len(), MESSAGE_BYTES_MAX - 1);
+        let fits = "x".repeat(MESSAGE_BYTES_MAX);
+        assert_eq!(Status::new(Reason::BadName, fits.clone()).message, fits);
+        // A peer's, as somebody else is told it.
+        let metadata = (0..40).map(|at| (format!("{at}"), "x".repeat(1_000)));
+        let info = rpc::ErrorInfo {
+            reason: "R".repeat(1_000),
+            domain: String::new(),
+            metadata: metadata.collect(),
+        };
+        let theirs = rpc::Status {
+            code: 13,
+            message: "x".repeat(10_000),
+            details: vec![pack("google.rpc.ErrorInfo", &info)],
+        };
+        let read = Status::decode(&theirs.encode_to_vec()).unwrap().unwrap();
+        assert_eq!(read.details.len(), DETAILS_MAX);
+        assert!(read.encode().len() < 9_000, "{}", read.encode().len());
     }
 
     #[test]

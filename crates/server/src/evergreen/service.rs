@@ -13,11 +13,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::body::Body;
+use axum::response::IntoResponse;
 use futures::future::{BoxFuture, Ready, ready};
 use futures::{Stream, StreamExt};
-use http::HeaderMap;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, StatusCode};
 use sapwood_kernel::session::{self, Incoming, Lost};
 use sapwood_net::evergreen::grpc::{self, Wire};
+use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Dialect, Message, Reason, Status};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::codec::CompressionEncoding;
@@ -28,6 +31,7 @@ use tonic::{Request, Response, Streaming};
 use super::house::House;
 use super::options::{Malformed, Options, TOKEN};
 use crate::auth::Caller;
+use crate::refusal::Refusal;
 use crate::trail;
 
 /// The method as a tower service. Clones share everything.
@@ -45,6 +49,9 @@ impl tower::Service<http::Request<Body>> for Service {
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let service = self.clone();
+        if !is_grpc(request.headers()) {
+            return Box::pin(ready(Ok(not_grpc().into_response())));
+        }
         Box::pin(async move {
             let mut grpc = Grpc::new(Wire)
                 .accept_compressed(CompressionEncoding::Gzip)
@@ -52,6 +59,19 @@ impl tower::Service<http::Request<Body>> for Service {
             Ok(grpc.streaming(service, request).await.map(Body::new))
         })
     }
+}
+
+/// Whether a request says that it is one of gRPC, of whatever encoding.
+fn is_grpc(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// As the protocol of gRPC wants it: whoever speaks something else cannot read its trailers.
+fn not_grpc() -> Refusal {
+    let message = "This address speaks gRPC: send application/grpc over HTTP/2.";
+    Refusal::new(Code::InvalidRequest, "not_grpc", message)
+        .with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE)
 }
 
 impl StreamingService<Message> for Service {

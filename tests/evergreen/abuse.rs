@@ -1,0 +1,71 @@
+//! What strangers do to a server that they do not wish well, as one set, over real sockets.
+//!
+//! Owns: what every such test ends with: the server is none the worse ([`unharmed`]). Refuses to know: the machine's own
+//! tables of limits, which stand where the machine does; here is shown that the whole house keeps them.
+
+mod dialects;
+mod floods;
+mod graphs;
+mod pieces;
+mod silence;
+mod sizes;
+
+use std::time::Duration;
+
+use sapwood_net::evergreen::{Address, Options, Session};
+use sapwood_tests::{Running, request};
+
+use super::loopback::{text, whole};
+
+/// Serves a new, honest client at once, over gRPC and over a WebSocket, while whoever else is there still is.
+async fn honest(server: &Running) {
+    for scheme in ["http", "ws"] {
+        let served = async {
+            let address = Address::new(format!("{scheme}://{}", server.address));
+            let session = Session::connect(&address, Options::default())
+                .await
+                .unwrap();
+            let mut writer = session.write().unwrap();
+            writer.write(&text(""), "ping".into()).await.unwrap();
+            let input = writer.end(&text("")).unwrap();
+            let call = session.call(request("echo", &[("text", &input)], &["response"]));
+            let call = call.unwrap();
+            assert_eq!(whole(call.output("response")).await, "ping");
+            drop((input, call));
+            session.close().await.unwrap();
+        };
+        let served = tokio::time::timeout(Duration::from_secs(10), served).await;
+        served.expect("an honest client is served at once");
+    }
+}
+
+/// Honest clients are served, and nothing is left of anybody: no connection, no session, no action, no byte.
+async fn unharmed(server: &Running) {
+    honest(server).await;
+    let numbers = &server.shared.metrics;
+    let evergreen = &numbers.evergreen;
+    let left = || {
+        [
+            &numbers.connections_open,
+            &evergreen.sessions_open,
+            &evergreen.actions_open,
+            &evergreen.retained_bytes,
+        ]
+        .map(|gauge| gauge.get())
+    };
+    let gone = async {
+        while left() != [0; 4] {
+            tokio::task::yield_now().await;
+        }
+    };
+    if tokio::time::timeout(Duration::from_secs(10), gone)
+        .await
+        .is_err()
+    {
+        panic!(
+            "left of connections, sessions, actions, bytes: {:?}",
+            left()
+        );
+    }
+    assert_eq!(numbers.panics.get(), 0);
+}

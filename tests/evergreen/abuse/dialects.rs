@@ -1,0 +1,171 @@
+//! Whoever speaks something else than what is spoken there.
+
+use http::{Request, StatusCode};
+use prost::Message;
+use sapwood_tests::Running;
+use sapwood_tests::raw::{action, head, outcome, request};
+use sapwood_tests::socket::{Said, Socket, frame};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::{honest, unharmed};
+
+const PROTOBUF: &str = "evergreen.v2.proto";
+const JSON: &str = "evergreen.v2.json";
+const MSGPACK: &str = "actionengine.msgpack";
+
+/// A message of each dialect that is all right there.
+fn message(dialect: &str) -> Vec<u8> {
+    match dialect {
+        PROTOBUF => action("LIST_ACTIONS", &[], &[("actions", "a")]).encode_to_vec(),
+        JSON => br#"{"actions":[{"name":"LIST_ACTIONS","outputs":[{"name":"actions","id":"a"}]}]}"#
+            .to_vec(),
+        // An action `A1` without ports: `__ping__`.
+        _ => [
+            &[0xc4, 20, 0x90, 0x91, 0xc4, 15][..],
+            b"\xa2A1\xa8__ping__\x90\x90\0\0",
+        ]
+        .concat(),
+    }
+}
+
+async fn tell(socket: &mut Socket, bytes: &[u8], is_text: bool) {
+    socket
+        .raw(&frame(if is_text { 0x81 } else { 0x82 }, bytes))
+        .await;
+}
+
+/// EV-720, EV-731, EV-903
+#[tokio::test]
+async fn ev_701_each_dialect_refuses_the_others_and_answers_in_its_own() {
+    let server = Running::with_test_functions().await;
+    for (dialect, spoken, is_text, code) in [
+        (PROTOBUF, JSON, true, 1003),
+        (PROTOBUF, JSON, false, 1007),
+        (PROTOBUF, MSGPACK, false, 1007),
+        (PROTOBUF, PROTOBUF, true, 1003),
+        (JSON, PROTOBUF, false, 1007),
+        (JSON, MSGPACK, false, 1007),
+        (MSGPACK, JSON, true, 1003),
+        (MSGPACK, JSON, false, 1007),
+        (MSGPACK, PROTOBUF, false, 1007),
+    ] {
+        // At once, and after a message that was all right.
+        for before in [false, true] {
+            let what = format!("{spoken} as text: {is_text}, on {dialect}, after one: {before}");
+            let mut socket = Socket::speaking(&server, dialect).await;
+            if before {
+                tell(&mut socket, &message(dialect), dialect == JSON).await;
+                assert!(!matches!(socket.heard().await, Said::Close(_)), "{what}");
+            }
+            tell(&mut socket, &message(spoken), is_text).await;
+            let (said, close) = socket.rest().await;
+            let last = said.last().unwrap_or_else(|| panic!("last words: {what}"));
+            assert_eq!(matches!(last, Said::Text(_)), dialect == JSON, "{what}");
+            let reason = "INVALID_ARGUMENT: BAD_MESSAGE".to_owned();
+            assert_eq!(close, Some((code, reason)), "{what}");
+        }
+    }
+    unharmed(&server).await;
+}
+
+/// RFC 6455: frames that no client may send.
+#[tokio::test]
+async fn ev_705_what_is_no_frame_of_a_client_is_closed() {
+    let server = Running::with_test_functions().await;
+    let list = message(PROTOBUF);
+    let unmasked = [&[0x82, u8::try_from(list.len()).unwrap()], &list[..]].concat();
+    for (what, bytes, expect) in [
+        ("not masked", unmasked, 1002),
+        ("reserved bits", frame(0xf2, &list), 1002),
+        ("a reserved kind", frame(0x83, &list), 1002),
+        ("more of nothing", frame(0x80, &list), 1002),
+        ("a ping in pieces", frame(0x09, b"x"), 1002),
+        ("HTTP", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n".to_vec(), 1002),
+        ("no UTF-8", frame(0x81, b"\xff\xfe"), 1007),
+    ] {
+        let mut socket = Socket::open(&server, "/evergreen", &[]).await.unwrap();
+        socket.raw(&bytes).await;
+        let (_, close) = socket.rest().await;
+        assert_eq!(close.map(|(code, _)| code), Some(expect), "{what}");
+        honest(&server).await;
+    }
+    unharmed(&server).await;
+}
+
+/// What is no request at all, and HTTP where something else is spoken.
+#[tokio::test]
+async fn oa_911_bytes_of_other_protocols_are_dropped_or_told_400() {
+    let server = Running::with_test_functions().await;
+    let hello = [&[0x16, 3, 1, 0, 200, 1, 0, 0, 196, 3, 3][..], &[0x5a; 194]].concat();
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    for (what, bytes) in [
+        ("TLS", hello),
+        (
+            "mail",
+            b"EHLO mail.example\r\nMAIL FROM:<a@b.example>\r\n\r\n".to_vec(),
+        ),
+        (
+            "a frame without a handshake",
+            frame(0x82, &message(PROTOBUF)),
+        ),
+        ("nulls", vec![0; 4_096]),
+        (
+            "noise behind a preface",
+            [preface, &[0xff; 4_096][..]].concat(),
+        ),
+        (
+            "HTTP/1 behind a preface",
+            [&preface[..], b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"].concat(),
+        ),
+    ] {
+        let mut socket = TcpStream::connect(server.address).await.unwrap();
+        socket.write_all(&bytes).await.unwrap();
+        let mut answer = Vec::new();
+        let ended = socket.read_to_end(&mut answer);
+        let ended = tokio::time::timeout(std::time::Duration::from_secs(8), ended).await;
+        assert!(ended.is_ok(), "{what}: not before the limit of a handshake");
+        let told = String::from_utf8_lossy(&answer);
+        let http2 = bytes.starts_with(b"PRI");
+        assert!(
+            answer.is_empty() || http2 || told.starts_with("HTTP/1.1 400 "),
+            "{what}: {told}"
+        );
+        honest(&server).await;
+    }
+    unharmed(&server).await;
+}
+
+/// EV-703: other bytes than those of gRPC on its path.
+#[tokio::test]
+async fn ev_703_what_is_no_grpc_is_told_so() {
+    let server = Running::with_test_functions().await;
+    let framed = |bytes: &[u8]| {
+        let length = u32::try_from(bytes.len()).unwrap().to_be_bytes();
+        [&[0][..], &length, bytes].concat()
+    };
+    let bad = (3, "BAD_MESSAGE".to_owned());
+    for (what, body) in [
+        ("JSON", message(JSON)),
+        ("protobuf without a prefix", message(PROTOBUF)),
+        ("JSON with a prefix", framed(&message(JSON))),
+        ("msgpack with a prefix", framed(&message(MSGPACK))),
+        ("HTTP", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n".to_vec()),
+    ] {
+        for more in [false, true] {
+            let answer = request(&server, head(), body.clone(), more).await;
+            assert_eq!(outcome(answer).await, bad, "{what}, {more}");
+        }
+    }
+    for (head, body) in [
+        (
+            Request::post("/").header("content-type", "application/json"),
+            message(JSON),
+        ),
+        (Request::get("/"), Vec::new()),
+    ] {
+        let (answer, _) = request(&server, head, body, false).await;
+        assert_eq!(answer.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE);
+    }
+    unharmed(&server).await;
+}

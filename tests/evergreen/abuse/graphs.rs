@@ -1,0 +1,193 @@
+//! Nodes that hold one another: in circles, too deep, too often.
+
+use futures::stream;
+use prost::Message;
+use sapwood_engine::scripted;
+use sapwood_proto::evergreen::Limits;
+use sapwood_proto::evergreen::wire::{NodeFragment, SessionMessage};
+use sapwood_tests::raw::{action, call, end, fragments, leaf, told, tree};
+use sapwood_tests::socket::{Said, Socket};
+use sapwood_tests::{Running, spawned, with_model};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::super::extensions::finished;
+use super::sizes::resident;
+use super::{honest, unharmed};
+
+async fn ended(server: &Running, messages: Vec<SessionMessage>) -> (i32, String) {
+    told(end(call(server, stream::iter(messages), &[]).await.unwrap()).await)
+}
+
+/// A list in which each holds the next one.
+fn chain(length: usize) -> Vec<NodeFragment> {
+    let link = |at: usize| tree(&at.to_string(), &[&(at + 1).to_string()]);
+    (0..length).map(link).collect()
+}
+
+/// Fragments in messages of a thousand.
+fn thousands(list: &[NodeFragment]) -> Vec<SessionMessage> {
+    list.chunks(1_000)
+        .map(|part| fragments(part.to_vec()))
+        .collect()
+}
+
+/// Each of so many levels lists the next one twice; `0` is the root.
+fn bomb(levels: usize, last: NodeFragment) -> Vec<NodeFragment> {
+    let level = |at: usize| {
+        let next = (at + 1).to_string();
+        tree(&at.to_string(), &[&next, &next])
+    };
+    let last = NodeFragment {
+        id: levels.to_string(),
+        ..last
+    };
+    (0..levels).map(level).chain([last]).collect()
+}
+
+fn read(id: &str) -> SessionMessage {
+    action("echo", &[("text", id)], &[("response", "r")])
+}
+
+/// EV-308, EV-106
+#[tokio::test]
+async fn ev_217_circles_end_the_session_that_sends_them_and_no_other() {
+    let server = Running::with_test_functions().await;
+    let closed = |length: usize| {
+        let mut ring = chain(length);
+        ring.push(tree(&length.to_string(), &["0"]));
+        ring
+    };
+    let itself = vec![fragments(vec![tree("a", &["b", "a"])])];
+    let later = vec![
+        fragments(vec![tree("a", &["b"])]),
+        fragments(vec![tree("c", &["a"])]),
+        fragments(vec![tree("b", &["c"])]),
+    ];
+    let output = action("echo", &[("text", "a")], &[("response", "b")]);
+    let through = vec![output, fragments(vec![tree("a", &["b"])])];
+    for (what, messages, reason) in [
+        ("itself", itself, "CYCLE"),
+        ("closed later", later, "CYCLE"),
+        (
+            "a long one in one message",
+            vec![fragments(closed(5_000))],
+            "CYCLE",
+        ),
+        ("one beyond the search", thousands(&closed(30_000)), ""),
+        ("an action of its own output", through, "ACTION_CYCLE"),
+    ] {
+        let code = if reason.is_empty() { 0 } else { 3 };
+        assert_eq!(
+            ended(&server, messages).await,
+            (code, reason.into()),
+            "{what}"
+        );
+        honest(&server).await;
+    }
+    // Whoever reads what the search did not see the end of comes to the limit of depth first.
+    let mut unseen = thousands(&closed(30_000));
+    unseen.push(read("0"));
+    assert_eq!(ended(&server, unseen).await, (8, "DEPTH_LIMIT".into()));
+    unharmed(&server).await;
+}
+
+/// A bomb of chunks, and one of nothing, as every function meets them.
+#[tokio::test]
+async fn ev_306_bombs_end_the_action_that_reads_them_and_the_session_goes_on() {
+    let limits = Limits {
+        max_visits: 20_000,
+        ..Limits::default()
+    };
+    for (limits, last, held) in [
+        // Half of the visits are chunks of one byte.
+        (limits, leaf("", 0, 1), 9_000..11_000),
+        (Limits::default(), NodeFragment::default(), 0..1),
+    ] {
+        let server = Running::limited(limits).await;
+        let (send, messages) = mpsc::channel(8);
+        let partial = [("evergreen-partial-failure", "1")];
+        let messages = ReceiverStream::new(messages);
+        let mut answers = call(&server, messages, &partial).await.unwrap();
+        send.send(fragments(bomb(60, last.clone()))).await.unwrap();
+        send.send(read("0")).await.unwrap();
+        let echoed = finished(&mut answers, "r").await;
+        assert!(echoed.contains("FLATTEN_LIMIT"), "{} bytes", echoed.len());
+        let bytes = echoed.bytes().take_while(|&byte| byte == b'x').count();
+        assert!(held.contains(&bytes), "{bytes}");
+        send.send(fragments(vec![leaf("p", 0, 5)])).await.unwrap();
+        let next = action("echo", &[("text", "p")], &[("response", "s")]);
+        send.send(next).await.unwrap();
+        assert_eq!(finished(&mut answers, "s").await, "xxxxx");
+        drop(send);
+        assert_eq!(told(end(answers).await), (0, String::new()));
+        let strict = vec![fragments(bomb(60, last)), read("0")];
+        assert_eq!(ended(&server, strict).await, (8, "FLATTEN_LIMIT".into()));
+        unharmed(&server).await;
+    }
+}
+
+/// A prompt is held whole before it is computed.
+#[tokio::test]
+async fn ev_306_a_bomb_for_a_prompt_is_refused_before_it_is_held() {
+    let kernel = with_model(spawned(scripted::Config::default()));
+    let server = Running::over(kernel).await;
+    let generate = action("GENERATE", &[("prompt", "0")], &[("response", "r")]);
+    let messages = vec![fragments(bomb(30, leaf("", 0, 1 << 20))), generate];
+    let before = resident();
+    let (code, reason) = ended(&server, messages).await;
+    assert_eq!((code, &*reason), (8, "FUNCTION"));
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 256 << 20, "{grown} bytes");
+    unharmed(&server).await;
+}
+
+/// EV-106
+#[tokio::test]
+async fn ev_305_a_chain_is_followed_1024_deep_and_a_longer_one_is_only_held() {
+    let server = Running::with_test_functions().await;
+    let to_leaf = |length: usize| {
+        let mut list = chain(length - 1);
+        list.push(leaf(&(length - 1).to_string(), 0, 1));
+        thousands(&list)
+    };
+    for (length, expect) in [(1_024, (0, "")), (1_025, (8, "DEPTH_LIMIT"))] {
+        let mut messages = to_leaf(length);
+        messages.push(read("0"));
+        assert_eq!(ended(&server, messages).await, (expect.0, expect.1.into()));
+    }
+    // Nobody reads it; it is forgotten without a stack.
+    assert_eq!(ended(&server, to_leaf(65_536)).await, (0, String::new()));
+    let past = ended(&server, to_leaf(65_537)).await;
+    assert_eq!(past, (8, "NODE_LIMIT".into()));
+    unharmed(&server).await;
+}
+
+/// EV-903: the same answers, as a WebSocket closes with them.
+#[tokio::test]
+async fn ev_106_a_socket_is_told_why_in_its_last_words_and_in_its_close() {
+    let server = Running::with_test_functions().await;
+    for (messages, close) in [
+        (
+            vec![fragments(vec![tree("a", &["a"])])],
+            "INVALID_ARGUMENT: CYCLE",
+        ),
+        (
+            vec![fragments(bomb(60, NodeFragment::default())), read("0")],
+            "RESOURCE_EXHAUSTED: FLATTEN_LIMIT",
+        ),
+    ] {
+        let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
+        for message in messages {
+            socket.send(message.encode_to_vec()).await;
+        }
+        let (said, closed) = socket.rest().await;
+        assert_eq!(closed, Some((1008, close.into())));
+        let Some(Said::Binary(last)) = said.last() else {
+            panic!("no last words: {said:?}")
+        };
+        let last = SessionMessage::decode(last.clone()).unwrap();
+        assert_eq!(last.node_fragments[0].id, "__abort__");
+    }
+    unharmed(&server).await;
+}

@@ -1,0 +1,292 @@
+//! What is too large, and what says that it is and never comes.
+
+use futures::stream;
+use prost::Message;
+use sapwood_proto::evergreen::wire::{Chunk, ChunkMetadata, NodeFragment, SessionMessage};
+use sapwood_tests::raw::{action, call, end, fragments, head, leaf, outcome, request, told, tree};
+use sapwood_tests::socket::{Said, Socket, frame};
+use sapwood_tests::{Running, until};
+
+use super::unharmed;
+
+const MIB: usize = 1 << 20;
+
+fn typed(id: &str, mimetype: String, role: String) -> NodeFragment {
+    NodeFragment {
+        id: id.into(),
+        chunk_fragment: Some(Chunk {
+            metadata: Some(ChunkMetadata {
+                mimetype,
+                role,
+                ..ChunkMetadata::default()
+            }),
+            payload: None,
+        }),
+        ..NodeFragment::default()
+    }
+}
+
+/// EV-201, EV-406, EV-802
+#[tokio::test]
+async fn ev_201_names_of_any_size_are_refused_past_their_limit_and_not_kept() {
+    let server = Running::with_test_functions().await;
+    let long = |bytes: usize| "x".repeat(bytes);
+    for bytes in [257, MIB, 12 * MIB] {
+        let name = long(bytes);
+        for (what, message, reason) in [
+            ("an id", fragments(vec![leaf(&name, 0, 1)]), "BAD_ID"),
+            ("a child", fragments(vec![tree("a", &[&name])]), "BAD_ID"),
+            (
+                "an output",
+                action("echo", &[], &[("response", &name)]),
+                "BAD_ID",
+            ),
+            (
+                "a parameter",
+                action("echo", &[(&name, "p")], &[]),
+                "BAD_NAME",
+            ),
+            ("an action", action(&name, &[], &[]), "BAD_NAME"),
+            (
+                "a mimetype",
+                fragments(vec![typed("p", name.clone(), String::new())]),
+                "BAD_NAME",
+            ),
+            (
+                "a role",
+                fragments(vec![typed("p", "text/plain".into(), name.clone())]),
+                "BAD_NAME",
+            ),
+        ] {
+            let ended = end(call(&server, stream::iter([message]), &[]).await.unwrap()).await;
+            let text = ended.as_ref().map_or(0, |status| status.message.len());
+            assert!(text < 1_000, "{what}: a message of {text} bytes");
+            assert_eq!(told(ended), (3, reason.into()), "{what} of {bytes} bytes");
+        }
+    }
+    unharmed(&server).await;
+}
+
+/// EV-703: four GiB, one byte more than allowed, and lengths inside of a message.
+#[tokio::test]
+async fn ev_703_what_is_announced_over_grpc_is_judged_before_it_comes() {
+    let server = Running::with_test_functions().await;
+    let prefixed = |length: usize, bytes: &[u8]| {
+        let length = u32::try_from(length).unwrap().to_be_bytes();
+        [&[0][..], &length, bytes].concat()
+    };
+    let within = |bytes: &[u8]| prefixed(bytes.len(), bytes);
+    // A fragment, an id, and payload of 1 GiB: field, wire type 2, length.
+    let gigabyte = [0x80, 0x80, 0x80, 0x80, 0x04];
+    let id = [&[0x0a][..], &gigabyte, b"x"].concat();
+    let inner = [&[0x0a, 7, 0x0a][..], &gigabyte, b"x"].concat();
+    for (what, body, expect) in [
+        (
+            "4 GiB",
+            prefixed(u32::MAX as usize, b"\x0a"),
+            (8, "MESSAGE_TOO_LARGE"),
+        ),
+        (
+            "past the limit",
+            prefixed(16 * MIB + 1, b"\x0a"),
+            (8, "MESSAGE_TOO_LARGE"),
+        ),
+        ("a fragment of 1 GiB", within(&id), (3, "BAD_MESSAGE")),
+        ("an id of 1 GiB", within(&inner), (3, "BAD_MESSAGE")),
+    ] {
+        // Nothing more comes, and the call does not end: the answer must not wait for it.
+        let answer = request(&server, head(), body, true).await;
+        assert_eq!(outcome(answer).await, (expect.0, expect.1.into()), "{what}");
+    }
+    unharmed(&server).await;
+}
+
+/// A gzip stream of so many zeros: blocks of one literal and matches of 258, by hand, because the size is the point.
+fn zeros(mib: usize) -> Vec<u8> {
+    let mut bytes = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
+    let (mut bit, mut held) = (0, 0_u64);
+    let mut put = |value: u64, count: u32| {
+        held |= value << bit;
+        bit += count;
+        while bit >= 8 {
+            bytes.push((held & 0xff) as u8);
+            held >>= 8;
+            bit -= 8;
+        }
+    };
+    // A last block with the fixed codes, and a literal 0 (00110000).
+    put(0b011, 3);
+    put(0b0000_1100, 8);
+    // Length 258 is symbol 285 (11000101), distance 1 is symbol 0.
+    for _ in 0..mib * MIB / 258 {
+        put(0b1010_0011, 8);
+        put(0, 5);
+    }
+    put(0, 7 + 8);
+    bytes
+}
+
+/// EV-703
+#[tokio::test]
+async fn ev_703_a_gzip_bomb_is_not_unpacked_past_the_limit_of_a_message() {
+    let server = Running::with_test_functions().await;
+    let packed = zeros(1_024);
+    assert!(packed.len() < 8 * MIB, "{}", packed.len());
+    let length = u32::try_from(packed.len()).unwrap().to_be_bytes();
+    let body = [&[1][..], &length, &packed].concat();
+    let answer = request(&server, head().header("grpc-encoding", "gzip"), body, true).await;
+    assert_eq!(outcome(answer).await, (8, "MESSAGE_TOO_LARGE".into()));
+    unharmed(&server).await;
+}
+
+/// The head of a frame that announces so much.
+fn announced(first: u8, length: u64) -> Vec<u8> {
+    let mut head = vec![first, 0xff];
+    head.extend(length.to_be_bytes());
+    head.extend([0; 4]);
+    head
+}
+
+/// EV-705, EV-902
+#[tokio::test]
+async fn ev_705_what_is_announced_over_a_socket_is_judged_before_it_comes() {
+    let server = Running::with_test_functions().await;
+    let whole = u64::try_from(16 * MIB).unwrap();
+    let half = frame(0x02, &vec![b'x'; 8 * MIB]);
+    let two_halves = [half.clone(), announced(0x80, whole / 2 + 1)].concat();
+    for subprotocol in [
+        "evergreen.v2.proto",
+        "evergreen.v2.json",
+        "actionengine.msgpack",
+    ] {
+        for (what, bytes) in [
+            ("1 GiB", announced(0x82, 1 << 30)),
+            ("all there is", announced(0x82, i64::MAX as u64)),
+            ("past the limit", announced(0x82, whole + 1)),
+            ("past it in pieces", two_halves.clone()),
+        ] {
+            let mut socket = Socket::speaking(&server, subprotocol).await;
+            socket.raw(&bytes).await;
+            let (said, close) = socket.rest().await;
+            let close = close.map(|(code, _)| code);
+            assert_eq!(close, Some(1009), "{subprotocol}: {what}");
+            assert!(!said.is_empty(), "last words");
+        }
+    }
+    // A control frame of more than 125 bytes is none.
+    let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
+    socket.raw(&frame(0x89, &[0; 126])).await;
+    let (_, close) = socket.rest().await;
+    assert_eq!(close.map(|(code, _)| code), Some(1002));
+    unharmed(&server).await;
+}
+
+/// EV-731: lengths inside of a message that promise what is not there, in each dialect.
+#[tokio::test]
+async fn ev_701_lengths_inside_of_a_message_are_not_believed() {
+    let server = Running::with_test_functions().await;
+    let deep = "[".repeat(MIB);
+    for (subprotocol, bytes, code) in [
+        (
+            "evergreen.v2.proto",
+            vec![0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f, 1],
+            1007,
+        ),
+        // A bin, an array and a string of 4 GiB; the array is more children than one fragment may have.
+        (
+            "actionengine.msgpack",
+            vec![0xc6, 0xff, 0xff, 0xff, 0xff, 0x90],
+            1007,
+        ),
+        (
+            "actionengine.msgpack",
+            vec![0xc4, 6, 0xdd, 0xff, 0xff, 0xff, 0xff, 0x90],
+            1011,
+        ),
+        (
+            "actionengine.msgpack",
+            vec![0xc4, 9, 0x91, 0xc4, 6, 0xdb, 0xff, 0xff, 0xff, 0xff, 0x78],
+            1007,
+        ),
+        (
+            "evergreen.v2.json",
+            format!("{{\"actions\":{deep}").into_bytes(),
+            1007,
+        ),
+        (
+            "evergreen.v2.json",
+            b"{\"nodeFragments\":[{\"seq\":1e999}]}".to_vec(),
+            1007,
+        ),
+    ] {
+        let mut socket = Socket::speaking(&server, subprotocol).await;
+        match std::str::from_utf8(&bytes) {
+            Ok(text) if subprotocol.ends_with("json") => socket.say(text).await,
+            _ => socket.send(bytes.clone()).await,
+        }
+        let (said, close) = socket.rest().await;
+        let start = &bytes[..bytes.len().min(16)];
+        assert_eq!(
+            close.map(|(code, _)| code),
+            Some(code),
+            "{subprotocol} {start:x?}"
+        );
+        let last = match said.last() {
+            Some(Said::Text(text)) => text.len(),
+            Some(Said::Binary(bytes)) => bytes.len(),
+            _ => panic!("no last words: {said:?}"),
+        };
+        assert!(last < 2_000, "{last}");
+    }
+    unharmed(&server).await;
+}
+
+/// EV-805: what is announced and within the limit is room that nobody has used yet.
+#[tokio::test]
+async fn ev_805_two_hundred_large_messages_announced_take_no_memory() {
+    let server = Running::with_test_functions().await;
+    let sessions = &server.shared.metrics.evergreen.sessions_open;
+    let before = resident();
+    let (mut sockets, mut calls) = (Vec::new(), Vec::new());
+    for _ in 0..100 {
+        let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
+        socket
+            .raw(&announced(0x82, u64::try_from(16 * MIB).unwrap()))
+            .await;
+        socket.raw(b"\x0a").await;
+        sockets.push(socket);
+        let body = [&[0, 1, 0, 0, 0][..], b"\x0a"].concat();
+        calls.push(request(&server, head(), body, true).await);
+    }
+    until("all are open", || sessions.get() == 200).await;
+    super::honest(&server).await;
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 128 << 20, "{} MiB", grown >> 20);
+    drop((sockets, calls));
+    unharmed(&server).await;
+}
+
+/// Resident memory of this process at its highest, in bytes; 0 where there is no `/proc`.
+pub(super) fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+/// EV-804, EV-209: fragments that are of no use to anybody.
+#[tokio::test]
+async fn ev_204_the_same_fragment_again_and_again_is_held_once() {
+    let server = Running::with_test_functions().await;
+    let numbers = &server.shared.metrics.evergreen;
+    let again: Vec<SessionMessage> = (0..200)
+        .map(|_| fragments(vec![leaf("p", 0, 1_000); 200]))
+        .collect();
+    let size = again[0].encoded_len();
+    assert!(size > 200_000);
+    let (code, reason) = told(end(call(&server, stream::iter(again), &[]).await.unwrap()).await);
+    assert_eq!((code, &*reason), (0, ""));
+    let ignored = numbers.ignored.with_label_values(&["duplicate"]).get();
+    assert_eq!(ignored, 200 * 200 - 1);
+    unharmed(&server).await;
+}

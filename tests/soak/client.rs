@@ -1,0 +1,407 @@
+//! One client after the other in one place: each does something else, and knows what must come of it.
+//!
+//! Owns: what clients do, and the check of each content. Refuses to know: memory, and how long it all goes on.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use sapwood_kernel::connect::evergreen::serve;
+use sapwood_kernel::{Kernel, function};
+use sapwood_net::evergreen::{Address, Node, Options, Session};
+use sapwood_proto::code::Code;
+use sapwood_proto::evergreen::{Metadata, Status};
+use sapwood_tests::request;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use super::dice::Dice;
+use super::wire::Wire;
+
+/// What a client comes for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Errand {
+    /// A stream through two functions while it is written, and once more in the end.
+    Echo,
+    /// An answer of a model.
+    Generate,
+    /// Begins what never ends, reads a little, and changes its mind.
+    Cancel,
+    /// Loses its connection in the middle and comes back.
+    Cut,
+    /// Takes its time.
+    Slow,
+    /// Serves functions of its own.
+    Offer,
+    /// Meets a function that fails, and goes on.
+    Fail,
+    /// Has no time for what it asks.
+    Late,
+    /// Goes without a word.
+    Leave,
+}
+
+const ERRANDS: [Errand; 9] = [
+    Errand::Echo,
+    Errand::Generate,
+    Errand::Cancel,
+    Errand::Cut,
+    Errand::Slow,
+    Errand::Offer,
+    Errand::Fail,
+    Errand::Late,
+    Errand::Leave,
+];
+
+/// Schemes, and what stands behind the port; the first three can be come back to.
+const DIALECTS: [(&str, &str); 4] = [
+    ("http", ""),
+    ("ws", "/evergreen?dialect=protobuf"),
+    ("ws", "/?dialect=json"),
+    ("ws", "/?dialect=msgpack"),
+];
+
+/// How often each errand was done, and how many bytes came back.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    done: [u64; ERRANDS.len()],
+    bytes: u64,
+}
+
+impl Tally {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.bytes += other.bytes;
+        for (mine, theirs) in self.done.iter_mut().zip(other.done) {
+            *mine += theirs;
+        }
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let total: u64 = self.done.iter().sum();
+        write!(
+            f,
+            "{total} sessions, {} MiB read and right:",
+            self.bytes >> 20
+        )?;
+        for (errand, done) in ERRANDS.iter().zip(self.done) {
+            write!(f, " {errand:?} {done}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A place where one client follows the other.
+pub(crate) struct Client {
+    server: SocketAddr,
+    dice: Dice,
+    number: u64,
+    tally: Tally,
+}
+
+impl Client {
+    pub(crate) const fn new(server: SocketAddr, seed: u64, number: u64) -> Self {
+        Self {
+            server,
+            dice: Dice::new(seed ^ (number << 40)),
+            number,
+            tally: Tally {
+                done: [0; ERRANDS.len()],
+                bytes: 0,
+            },
+        }
+    }
+
+    /// Errand after errand until `end`.
+    pub(crate) async fn run(mut self, end: Instant) -> Result<Tally> {
+        let mut round = 0_u64;
+        while Instant::now() < end {
+            let which = self.dice.below(ERRANDS.len());
+            let errand = ERRANDS[which];
+            let dialect = *self.dice.pick(&DIALECTS);
+            let place = || {
+                format!(
+                    "client {}, round {round}: {errand:?} in {dialect:?}",
+                    self.number
+                )
+            };
+            let place = place();
+            tokio::time::timeout(PATIENCE, self.do_it(errand, dialect))
+                .await
+                .with_context(|| format!("{place} hangs"))?
+                .context(place)?;
+            self.tally.done[which] += 1;
+            round += 1;
+        }
+        Ok(self.tally)
+    }
+
+    async fn do_it(&mut self, errand: Errand, dialect: (&str, &str)) -> Result<()> {
+        match errand {
+            Errand::Echo => self.echo(dialect).await,
+            Errand::Generate => self.generate(dialect).await,
+            Errand::Cancel => self.cancel(dialect).await,
+            Errand::Cut => self.cut().await,
+            Errand::Slow => self.slow(dialect).await,
+            Errand::Offer => self.offer().await,
+            Errand::Fail => self.fail(dialect).await,
+            Errand::Late => self.late(dialect).await,
+            Errand::Leave => self.leave(dialect).await,
+        }
+    }
+
+    async fn session(&self, dialect: (&str, &str), options: Options) -> Result<Session> {
+        let address = at(self.server, dialect);
+        Ok(Session::connect(&address, options).await?)
+    }
+
+    /// Pieces of text, and the whole.
+    fn pieces(&mut self, most: usize, bytes: usize) -> Vec<Bytes> {
+        let count = 1 + self.dice.below(most);
+        let piece = |dice: &mut Dice| {
+            let length = 1 + dice.below(bytes);
+            Bytes::from(dice.letters(length))
+        };
+        (0..count).map(|_| piece(&mut self.dice)).collect()
+    }
+
+    async fn echo(&mut self, dialect: (&str, &str)) -> Result<()> {
+        let session = self.session(dialect, Options::default()).await?;
+        let pieces = self.pieces(60, 4_000);
+        self.pipeline(&session, pieces).await?;
+        session.close().await?;
+        Ok(())
+    }
+
+    /// A stream through two functions; what comes out is read by two, the second when all is over.
+    async fn pipeline(&mut self, session: &Session, pieces: Vec<Bytes>) -> Result<()> {
+        let expect = pieces.concat();
+        let mut writer = session.write()?;
+        let first = session.call(request("echo", &[("text", writer.node())], &["response"]))?;
+        let between = first.output("response").context("no output")?;
+        let second = session.call(request("echo", &[("text", &between)], &["response"]))?;
+        let output = second.output("response").context("no output")?;
+        let writing = async {
+            for piece in pieces {
+                writer.write(&text(), piece).await?;
+            }
+            writer.end(&text())?;
+            Ok(())
+        };
+        let (written, read) = futures::join!(writing, output.read().whole());
+        let written: Result<()> = written;
+        written?;
+        self.right(&read.map_err(told)?, &expect)?;
+        self.right(&between.read().whole().await.map_err(told)?, &expect)
+    }
+
+    fn right(&mut self, found: &[u8], expect: &[u8]) -> Result<()> {
+        ensure!(
+            found == expect,
+            "{} bytes came back, and not the {} that went out",
+            found.len(),
+            expect.len()
+        );
+        self.tally.bytes += found.len() as u64;
+        Ok(())
+    }
+
+    async fn generate(&mut self, dialect: (&str, &str)) -> Result<()> {
+        let session = self.session(dialect, Options::default()).await?;
+        let length = 1 + self.dice.below(400);
+        let prompt = self.dice.letters(length);
+        let input = leaf(&session, prompt.clone().into()).await?;
+        let mut ask = request("GENERATE", &[("prompt", &input)], &["response"]);
+        ask.target = "parrot".into();
+        let call = session.call(ask)?;
+        let answer = read(call.output("response")).await?;
+        self.right(&answer, prompt.as_bytes())?;
+        drop((input, call));
+        session.close().await?;
+        Ok(())
+    }
+
+    async fn cancel(&mut self, dialect: (&str, &str)) -> Result<()> {
+        let session = self.session(dialect, Options::default()).await?;
+        let input = leaf(&session, "on and on".into()).await?;
+        let mut ask = request("GENERATE", &[("prompt", &input)], &["response"]);
+        ask.target = "endless".into();
+        let call = session.call(ask)?;
+        let mut reader = call.output("response").context("no output")?.read();
+        for _ in 0..self.dice.below(20) {
+            let piece = reader.next().await.context("it never ends")?;
+            self.tally.bytes += piece.map_err(told)?.data.len() as u64;
+        }
+        drop((reader, call));
+        // The session is as good as before.
+        let pieces = self.pieces(3, 100);
+        self.pipeline(&session, pieces).await?;
+        session.close().await?;
+        Ok(())
+    }
+
+    async fn cut(&mut self) -> Result<()> {
+        let dialect = DIALECTS[self.dice.below(3)];
+        let after = 2_000 + self.dice.below(100_000);
+        let wire = Wire::cut_after(after, self.server).await?;
+        let options = Options {
+            resume: true,
+            ..Options::default()
+        };
+        let session = Session::connect(&at(wire.address, dialect), options).await?;
+        let pieces = self.pieces(60, 2_000);
+        self.pipeline(&session, pieces).await?;
+        session.close().await?;
+        Ok(())
+    }
+
+    async fn slow(&mut self, dialect: (&str, &str)) -> Result<()> {
+        let session = self.session(dialect, Options::default()).await?;
+        let pieces = self.pieces(40, 64_000);
+        let expect = pieces.concat();
+        let mut writer = session.write()?;
+        let call = session.call(request("echo", &[("text", writer.node())], &["response"]))?;
+        let mut reader = call.output("response").context("no output")?.read();
+        let writing = async {
+            for piece in pieces {
+                writer.write(&text(), piece).await?;
+            }
+            writer.end(&text())?;
+            Ok::<_, anyhow::Error>(())
+        };
+        let reading = async {
+            let mut all = Vec::new();
+            while let Some(piece) = reader.next().await {
+                all.extend_from_slice(&piece.map_err(told)?.data);
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Ok::<_, anyhow::Error>(all)
+        };
+        let ((), all) = futures::try_join!(writing, reading)?;
+        self.right(&all, &expect)?;
+        drop((reader, call));
+        session.close().await?;
+        Ok(())
+    }
+
+    /// Functions of ours are listed while we are there, and called by their names.
+    async fn offer(&mut self) -> Result<()> {
+        let dialect = DIALECTS[self.dice.below(3)];
+        let session = self.session(dialect, Options::default()).await?;
+        let kernel = Kernel::new();
+        kernel.add(function(
+            "shout",
+            "Says it louder.",
+            |said: Said| async move { said.text.to_uppercase() },
+        ))?;
+        let served = tokio::spawn(serve(&session, kernel).await?);
+        let pieces = self.pieces(5, 1_000);
+        self.pipeline(&session, pieces).await?;
+        let input = leaf(&session, "hello".into()).await?;
+        let call = session.call(request("shout", &[("text", &input)], &["response"]))?;
+        let answer = read(call.output("response")).await?;
+        self.right(&answer, b"HELLO")?;
+        drop((input, call, session));
+        served.await?;
+        Ok(())
+    }
+
+    async fn fail(&mut self, dialect: (&str, &str)) -> Result<()> {
+        let options = Options {
+            partial_failure: true,
+            ..Options::default()
+        };
+        let session = self.session(dialect, options).await?;
+        let call = session.call(request("fail", &[], &["response"]))?;
+        let failed = call.output("response").context("no output")?.read();
+        match failed.whole().await {
+            Err(status) if status.code == Code::Internal => {}
+            other => bail!("failing ended with {other:?}"),
+        }
+        let unknown = session.call(request("nobody", &[], &["response"]))?;
+        let refused = unknown.output("response").context("no output")?.read();
+        match refused.whole().await {
+            Err(status) if status.code == Code::NotFound => {}
+            other => bail!("a function that is not there ended with {other:?}"),
+        }
+        let pieces = self.pieces(5, 1_000);
+        self.pipeline(&session, pieces).await?;
+        drop((call, unknown));
+        session.close().await?;
+        Ok(())
+    }
+
+    async fn late(&self, dialect: (&str, &str)) -> Result<()> {
+        let options = Options {
+            timeout: Some(Duration::from_millis(300)),
+            ..Options::default()
+        };
+        let session = self.session(dialect, options).await?;
+        let call = session.call(request("slow", &[], &["response"]))?;
+        match read(call.output("response")).await {
+            Err(error) if error.to_string().contains("deadline") => Ok(()),
+            other => bail!("a deadline ended with {other:?}"),
+        }
+    }
+
+    async fn leave(&mut self, dialect: (&str, &str)) -> Result<()> {
+        match self.dice.below(4) {
+            0 => {
+                let mut socket = TcpStream::connect(self.server).await?;
+                socket.write_all(b"GET / HTTP/1.1\r\nhos").await?;
+            }
+            1 => drop(self.session(dialect, Options::default()).await?),
+            2 => {
+                let session = self.session(dialect, Options::default()).await?;
+                let call = session.call(request("slow", &[], &["response"]))?;
+                call.detach();
+            }
+            _ => {
+                let session = self.session(dialect, Options::default()).await?;
+                let length = self.dice.below(1 << 18);
+                let mut writer = session.write()?;
+                let call =
+                    session.call(request("echo", &[("text", writer.node())], &["response"]))?;
+                writer.write(&text(), vec![b'x'; length].into()).await?;
+                call.detach();
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct Said {
+    text: String,
+}
+
+fn at(server: SocketAddr, (scheme, rest): (&str, &str)) -> Address {
+    Address::new(format!("{scheme}://{server}{rest}"))
+}
+
+fn text() -> Arc<Metadata> {
+    Arc::new(Metadata::of("text/plain").with_role("USER"))
+}
+
+async fn leaf(session: &Session, data: Bytes) -> Result<Node> {
+    let mut writer = session.write()?;
+    writer.write(&text(), data).await?;
+    Ok(writer.end(&text())?)
+}
+
+async fn read(node: Option<Node>) -> Result<Vec<u8>> {
+    let whole = node.context("no output")?.read().whole().await;
+    whole.map_err(told)
+}
+
+fn told(status: Arc<Status>) -> anyhow::Error {
+    Status::clone(&status).into()
+}
+
+/// How long one errand may take, on a machine that does other things as well.
+const PATIENCE: Duration = Duration::from_secs(120);

@@ -1,0 +1,162 @@
+//! The soak: many clients of all kinds against a server in a process of its own, for minutes or hours.
+//!
+//! Owns: the clients' tasks, looking at the server meanwhile, the verdict: every content is right, nothing stays open,
+//! and memory does not grow. Refuses to know: who starts the server; `cargo xtask soak` does.
+//!
+//! ```text
+//! soak --server ADDRESS --pid PID [--minutes N] [--clients N] [--seed N]
+//! ```
+
+mod client;
+mod dice;
+mod victim;
+mod wire;
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Result, bail};
+use clap::Parser;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use self::client::{Client, Tally};
+use self::victim::{Sample, Victim};
+
+/// Many clients of all kinds against a running server
+#[derive(Parser)]
+struct Args {
+    /// Where it listens
+    #[arg(long)]
+    server: SocketAddr,
+    /// Its process, whose memory is watched
+    #[arg(long)]
+    pid: u32,
+    /// How long
+    #[arg(long, default_value = "10")]
+    minutes: f64,
+    /// Clients at a time
+    #[arg(long, default_value = "16")]
+    clients: u64,
+    /// What they do follows from this; without it, from the clock
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Result<ExitCode> {
+    let args = Args::parse();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    let seed = args.seed.unwrap_or_else(|| u64::from(now.subsec_nanos()));
+    say(&format!(
+        "seed {seed}, {} clients, {} min",
+        args.clients, args.minutes
+    ))?;
+    let verdict = soak(&args, seed).await;
+    if let Err(error) = &verdict {
+        say(&format!("FAILED with --seed {seed}: {error:#}"))?;
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn soak(args: &Args, seed: u64) -> Result<()> {
+    let victim = Victim::new(args.server, args.pid);
+    let span = Duration::from_secs_f64(args.minutes * 60.0);
+    let end = Instant::now() + span;
+    let mut clients = JoinSet::new();
+    for number in 0..args.clients {
+        clients.spawn(Client::new(args.server, seed, number).run(end));
+    }
+    let samples = watch(&victim, &mut clients, end).await?;
+    let mut tally = Tally::default();
+    while let Some(ended) = clients.join_next().await {
+        tally.add(&ended??);
+    }
+    say(&format!("{tally}"))?;
+    victim.empty(PATIENCE).await?;
+    say("nothing is open any more")?;
+    judge(&samples, span)
+}
+
+/// Looks at the server every few seconds; gives up as soon as a client has found something wrong.
+async fn watch(
+    victim: &Victim,
+    clients: &mut JoinSet<Result<Tally>>,
+    end: Instant,
+) -> Result<Vec<Sample>> {
+    let began = Instant::now();
+    let mut samples = Vec::new();
+    let mut told = 0;
+    while Instant::now() < end {
+        tokio::time::sleep(EVERY).await;
+        let sample = victim.sample(began.elapsed())?;
+        if sample.at.as_secs() / 30 > told {
+            told = sample.at.as_secs() / 30;
+            say(&format!(
+                "{:>6} s {:>8} KiB",
+                sample.at.as_secs(),
+                sample.resident / 1024
+            ))?;
+        }
+        samples.push(sample);
+        // A client that has ended before its time has failed.
+        if Instant::now() < end
+            && let Some(ended) = clients.try_join_next()
+        {
+            ended??;
+        }
+    }
+    Ok(samples)
+}
+
+/// Compares what was resident in the first and in the last third after the warm-up, the middle of each.
+fn judge(samples: &[Sample], span: Duration) -> Result<()> {
+    let warm = (span / 3).min(WARM_UP);
+    let after: Vec<&Sample> = samples.iter().filter(|sample| sample.at >= warm).collect();
+    let third = after.len() / 3;
+    if third == 0 {
+        bail!("too short to say anything about memory: give it a minute at least");
+    }
+    let (first, last) = (
+        middle(&after[..third]),
+        middle(&after[after.len() - third..]),
+    );
+    let minutes = (span - warm).as_secs_f64() / 60.0 * 2.0 / 3.0;
+    #[allow(clippy::cast_precision_loss, reason = "memory is far below 2^52 bytes")]
+    let growth = (last as f64 - first as f64) / 1024.0 / minutes;
+    // What allocators round and keep is the same for a short run as for a long one.
+    let most = GROWTH_KIB.max(ROUNDING_KIB / minutes);
+    say(&format!(
+        "resident after the warm-up {} KiB, at the end {} KiB: {growth:+.0} KiB per minute (at most {most:.0})",
+        first / 1024,
+        last / 1024
+    ))?;
+    if growth > most {
+        bail!("memory grows by {growth:.0} KiB per minute");
+    }
+    Ok(())
+}
+
+fn middle(samples: &[&Sample]) -> u64 {
+    let mut resident: Vec<u64> = samples.iter().map(|sample| sample.resident).collect();
+    resident.sort_unstable();
+    resident[resident.len() / 2]
+}
+
+fn say(line: &str) -> Result<()> {
+    Ok(writeln!(std::io::stdout(), "{line}")?)
+}
+
+/// How often the server is looked at.
+const EVERY: Duration = Duration::from_secs(1);
+/// Until when memory may grow: buffers and caches find their size.
+const WARM_UP: Duration = Duration::from_secs(120);
+/// How long after the last client something may still be open: whoever is away is waited for.
+const PATIENCE: Duration = Duration::from_secs(40);
+/// Growth that passes, in a run that is long enough.
+const GROWTH_KIB: f64 = 256.0;
+/// What may come on top, once.
+const ROUNDING_KIB: f64 = 2_048.0;

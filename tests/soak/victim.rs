@@ -1,0 +1,103 @@
+//! The server as it is seen from outside: its memory, and its own numbers.
+//!
+//! Owns: reading `/proc` and `/metrics`. Refuses to know: what is right.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+/// The server under load.
+pub(crate) struct Victim {
+    address: SocketAddr,
+    pid: u32,
+}
+
+/// What was resident, and when.
+pub(crate) struct Sample {
+    pub(crate) at: Duration,
+    /// Bytes.
+    pub(crate) resident: u64,
+}
+
+impl Victim {
+    pub(crate) const fn new(address: SocketAddr, pid: u32) -> Self {
+        Self { address, pid }
+    }
+
+    /// How much is resident now.
+    pub(crate) fn sample(&self, at: Duration) -> Result<Sample> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid))
+            .context("the server is gone")?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.split_whitespace().next());
+        let resident = kib.context("no VmRSS")?.parse::<u64>()? * 1024;
+        Ok(Sample { at, resident })
+    }
+
+    /// Waits until nothing is open, and nothing has ever panicked.
+    pub(crate) async fn empty(&self, patience: Duration) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            let numbers = self.numbers().await?;
+            let left: Vec<String> = OPEN
+                .iter()
+                .map(|&(name, most)| Ok((name, most, value(&numbers, name)?)))
+                .collect::<Result<Vec<_>>>()?
+                .into_iter()
+                .filter(|(_, most, found)| found > most)
+                .map(|(name, _, found)| format!("{name} is {found}"))
+                .collect();
+            if left.is_empty() {
+                return match value(&numbers, "sapwood_panics_total")? {
+                    0 => Ok(()),
+                    panics => bail!("{panics} panics"),
+                };
+            }
+            if began.elapsed() > patience {
+                bail!("{patience:?} after the last client: {}", left.join(", "));
+            }
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
+    }
+
+    async fn numbers(&self) -> Result<String> {
+        let mut socket = TcpStream::connect(self.address).await?;
+        let request = b"GET /metrics HTTP/1.1\r\nhost: soak\r\nconnection: close\r\n\r\n";
+        socket.write_all(request).await?;
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).await?;
+        Ok(answer)
+    }
+}
+
+/// The sum of a number over its labels.
+fn value(numbers: &str, name: &str) -> Result<u64> {
+    let mut found = None;
+    for line in numbers.lines() {
+        let Some(rest) = line.strip_prefix(name) else {
+            continue;
+        };
+        if !rest.starts_with([' ', '{']) {
+            continue;
+        }
+        let value = rest.rsplit(' ').next().unwrap_or_default();
+        // Gauges may be written with a fraction.
+        let value = value.split('.').next().unwrap_or_default().parse::<u64>()?;
+        *found.get_or_insert(0) += value;
+    }
+    found.with_context(|| format!("the server does not count {name}"))
+}
+
+/// What has to come down, and to what: our own question is a connection.
+const OPEN: [(&str, u64); 6] = [
+    ("sapwood_connections_open", 1),
+    ("sapwood_evergreen_sessions_open", 0),
+    ("sapwood_evergreen_actions_open", 0),
+    ("sapwood_evergreen_retained_bytes", 0),
+    ("sapwood_requests_running", 0),
+    ("sapwood_requests_waiting", 0),
+];

@@ -1,0 +1,74 @@
+//! The server of the build under test, for lanes that talk to it from outside.
+//!
+//! Owns: building it, starting it, finding out where it listens, ending it. Refuses to know: who talks to it.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+use anyhow::{Context, Result};
+
+use crate::{process, root};
+
+/// A server of the build under test, ended when it is dropped.
+pub(crate) struct Server {
+    child: Child,
+    /// `HOST:PORT`.
+    pub(crate) address: String,
+}
+
+impl Server {
+    /// Builds it, starts it on a free port and waits for the log line that names the address.
+    ///
+    /// # Errors
+    /// The build fails, or the server ends before it listens.
+    pub(crate) fn start(config: &Path) -> Result<Self> {
+        process::run(&mut process::cargo(&[
+            "build",
+            "--package",
+            "sapwood",
+            "--features",
+            "cli",
+        ]))?;
+        let binary = root().join("target/debug/sapwood").display().to_string();
+        let config = config.display().to_string();
+        let mut child = process::program(
+            &binary,
+            &["serve", "--config", &config, "--listen", "127.0.0.1:0"],
+        )
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot start the server")?;
+        let log = BufReader::new(child.stderr.take().context("the server has no log")?);
+        let mut lines = log.lines().map_while(Result::ok);
+        let address = lines.find_map(|line| {
+            let (_, rest) = line.split_once("http://")?;
+            Some(
+                rest.chars()
+                    .take_while(|c| !matches!(c, '"' | ' ' | '/'))
+                    .collect::<String>(),
+            )
+        });
+        let Some(address) = address else {
+            let status = child.wait()?;
+            anyhow::bail!("the server ended before it listened ({status})");
+        };
+        // The rest of the log is read so that the server never waits for us.
+        std::thread::spawn(move || lines.for_each(drop));
+        Ok(Self { child, address })
+    }
+
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself, which is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
