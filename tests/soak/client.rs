@@ -303,8 +303,8 @@ impl Client {
         let pieces = self.pieces(5, 1_000);
         self.pipeline(&session, pieces).await?;
         let input = leaf(&session, "hello".into()).await?;
-        let call = session.call(request("shout", &[("text", &input)], &["response"]))?;
-        let answer = read(call.output("response")).await?;
+        let call = session.call(request("shout", &[("text", &input)], &["output"]))?;
+        let answer = read(call.output("output")).await?;
         self.right(&answer, b"HELLO")?;
         drop((input, call, session));
         served.await?;

@@ -64,6 +64,7 @@ async fn main() -> Result<ExitCode> {
 
 async fn soak(args: &Args, seed: u64) -> Result<()> {
     let victim = Victim::new(args.server, args.pid);
+    victim.ready(PATIENCE).await?;
     let span = Duration::from_secs_f64(args.minutes * 60.0);
     let end = Instant::now() + span;
     let mut clients = JoinSet::new();
@@ -154,7 +155,8 @@ fn say(line: &str) -> Result<()> {
 const EVERY: Duration = Duration::from_secs(1);
 /// Until when memory may grow: buffers and caches find their size.
 const WARM_UP: Duration = Duration::from_secs(120);
-/// How long after the last client something may still be open: whoever is away is waited for.
+/// How long models may take to load, and how long after the last client something may still be open: whoever is away is
+/// waited for.
 const PATIENCE: Duration = Duration::from_secs(40);
 /// Growth that passes, in a run that is long enough.
 const GROWTH_KIB: f64 = 256.0;

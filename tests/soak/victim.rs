@@ -64,10 +64,26 @@ impl Victim {
         }
     }
 
+    /// Waits until its models are loaded.
+    pub(crate) async fn ready(&self, patience: Duration) -> Result<()> {
+        let began = Instant::now();
+        while !self.get("/readyz").await?.starts_with("HTTP/1.1 200 ") {
+            if began.elapsed() > patience {
+                bail!("the server is not ready after {patience:?}");
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(())
+    }
+
     async fn numbers(&self) -> Result<String> {
+        self.get("/metrics").await
+    }
+
+    async fn get(&self, path: &str) -> Result<String> {
         let mut socket = TcpStream::connect(self.address).await?;
-        let request = b"GET /metrics HTTP/1.1\r\nhost: soak\r\nconnection: close\r\n\r\n";
-        socket.write_all(request).await?;
+        let request = format!("GET {path} HTTP/1.1\r\nhost: soak\r\nconnection: close\r\n\r\n");
+        socket.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
         socket.read_to_string(&mut answer).await?;
         Ok(answer)
