@@ -202,7 +202,8 @@ fn ev_931_a_clients_status_is_accepted_in_every_mode() {
 #[test]
 fn ev_931_a_clients_status_counts_against_the_quota() {
     let mut session = server_with(|_, limits| limits.retained_bytes = 2_000);
-    let status = no(Reason::Function).with("node", "x".repeat(3_000));
+    let mut status = no(Reason::Function);
+    status.message = "x".repeat(3_000);
     let mut failed = leaf("p", 0, "");
     failed.chunk.as_mut().unwrap().payload = Some(Payload::Status(Some(Arc::new(status))));
     assert_eq!(feed(&mut session, [failed]), Err(Reason::RetainedLimit));
