@@ -40,8 +40,8 @@ impl Socket {
     pub fn unix(path: &Path) -> io::Result<Self> {
         clear(path)?;
         // Made under another name and moved: nobody finds it before it has its mode.
-        let folder = path.parent().unwrap_or_else(|| Path::new("."));
-        let unseen = folder.join(format!(".{}.sock", std::process::id()));
+        let unseen = unseen(path);
+        clear(&unseen)?;
         let listener = UnixListener::bind(&unseen)?;
         let placed = std::fs::set_permissions(&unseen, std::fs::Permissions::from_mode(0o600))
             .and_then(|()| std::fs::rename(&unseen, path))
@@ -74,6 +74,12 @@ impl Socket {
             Self::Unix(listener, _) => Ok(Accepted::Unix(listener.accept().await?.0)),
         }
     }
+}
+
+/// Where the socket of `path` is made.
+fn unseen(path: &Path) -> PathBuf {
+    let folder = path.parent().unwrap_or_else(|| Path::new("."));
+    folder.join(format!(".{}.sock", std::process::id()))
 }
 
 /// Makes room at `path`, if what is there is left over from a server that is gone.
@@ -151,6 +157,8 @@ mod tests {
         let path = folder.path().join("s");
         // The standard library leaves the file behind, as a killed server does.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        // One that was killed before it had its name; where every server is process 1, it is in the way of each.
+        drop(std::os::unix::net::UnixListener::bind(unseen(&path)).unwrap());
         let first = Socket::unix(&path).unwrap();
         // Somebody else's socket stands in its place by now: it is not ours to remove.
         std::fs::remove_file(&path).unwrap();
