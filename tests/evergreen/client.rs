@@ -8,9 +8,8 @@ use sapwood_kernel::{Kernel, args};
 use sapwood_net::evergreen::{Address, Options, Session};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Limits, Metadata};
-use sapwood_server::auth::{Fingerprint, Key, Scopes};
 use sapwood_server::evergreen::Config;
-use sapwood_tests::{Running, request, spawned, until, with_model};
+use sapwood_tests::{Running, key, request, spawned, until, with_model};
 
 const URLS: [&str; 5] = [
     "http://",
@@ -83,12 +82,7 @@ async fn ev_971_functions_of_a_server_are_functions_here_in_every_dialect() {
 /// EV-974
 #[tokio::test]
 async fn ev_975_refusals_aborts_and_a_server_that_goes_are_told_by_their_codes() {
-    let key = Key {
-        name: "anna".into(),
-        fingerprint: Fingerprint::of("one"),
-        scopes: Scopes::ALL,
-        allowance: None,
-    };
+    let key = key("anna", "one");
     let kernel = Kernel::new();
     kernel
         .add_all(sapwood_kernel::session::test_functions())

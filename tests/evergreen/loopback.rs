@@ -10,10 +10,10 @@ use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Metadata;
 use sapwood_proto::time::Time;
 use sapwood_server::allowance::{Allowance, Charging, Limits};
-use sapwood_server::auth::{Fingerprint, Key, Scopes};
+use sapwood_server::auth::Key;
 use sapwood_server::evergreen::Config;
 
-use sapwood_tests::{Running, by_hand, request, spawned, until, with_model};
+use sapwood_tests::{Running, by_hand, key, request, spawned, until, with_model};
 
 pub(super) fn text(role: &str) -> Arc<Metadata> {
     Arc::new(Metadata::of("text/plain").with_role(role))
@@ -283,12 +283,7 @@ async fn ev_950_a_session_deadline_goes_over_the_wire() {
 
 #[tokio::test]
 async fn ev_704_without_the_key_there_is_no_session() {
-    let key = Key {
-        name: "anna".into(),
-        fingerprint: Fingerprint::of("secret"),
-        scopes: Scopes::ALL,
-        allowance: None,
-    };
+    let key = key("anna", "secret");
     let kernel = sapwood_kernel::Kernel::new();
     let server = Running::start(kernel, Config::default(), vec![key]).await;
     for (address, expect) in [
@@ -311,10 +306,8 @@ async fn oa_906_a_session_is_charged_to_its_key() {
     };
     let allowance = Arc::new(Allowance::new(limits));
     let key = Key {
-        name: "anna".into(),
-        fingerprint: Fingerprint::of("secret"),
-        scopes: Scopes::ALL,
         allowance: Some(allowance),
+        ..key("anna", "secret")
     };
     let kernel = with_model(spawned(scripted::Config::default()));
     kernel.layer(Charging);

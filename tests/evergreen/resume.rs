@@ -17,10 +17,9 @@ use sapwood_kernel::{Call, Chunks, Input, Kernel, Mime, Output, Port, Spec, raw}
 use sapwood_net::evergreen::{Address, Options, Session};
 use sapwood_proto::evergreen::wire::SessionMessage;
 use sapwood_proto::evergreen::{Limits, Status};
-use sapwood_server::auth::{Fingerprint, Key, Scopes};
 use sapwood_server::evergreen::Config;
 use sapwood_tests::raw::{action, call, end, fragments, json, leaf, told};
-use sapwood_tests::{Running, in_time, request, until};
+use sapwood_tests::{Running, in_time, key, request, until};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -375,12 +374,6 @@ async fn ev_941_a_second_connection_takes_over_and_the_first_is_told() {
 
 #[tokio::test]
 async fn ev_941_whoever_must_not_come_back_gets_one_answer() {
-    let key = |name: &str, secret: &str| Key {
-        name: name.into(),
-        fingerprint: Fingerprint::of(secret),
-        scopes: Scopes::ALL,
-        allowance: None,
-    };
     let kernel = Kernel::new();
     kernel.add_all(test_functions()).unwrap();
     let config = Config {

@@ -22,9 +22,9 @@ use sapwood_kernel::session::test_functions;
 use sapwood_kernel::{Kernel, Targets, generate, model};
 use sapwood_net::evergreen::{Address, Node, Options, Request, Session};
 use sapwood_proto::evergreen::Limits;
-use sapwood_server::auth::Key;
+use sapwood_server::auth::{Fingerprint, Key, Scopes};
 use sapwood_server::evergreen::{self, Config};
-use sapwood_server::{Server, Shared, server};
+use sapwood_server::{Server, Shared, drain, server};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
@@ -84,6 +84,20 @@ impl Running {
         Self::start(kernel, config, Vec::new()).await
     }
 
+    /// A server with the test functions that refuses as soon as it drains.
+    pub async fn that_drains_at_once() -> Self {
+        let config = server::Config {
+            drain: drain::Config {
+                grace: Duration::ZERO,
+                ..drain::Config::default()
+            },
+            ..server::Config::default()
+        };
+        let kernel = Kernel::new();
+        kernel.add_all(test_functions()).unwrap();
+        Self::start_with(config, kernel, Config::default(), Vec::new()).await
+    }
+
     /// A server with the test functions alone.
     pub async fn with_test_functions() -> Self {
         Self::over(Kernel::new()).await
@@ -108,6 +122,16 @@ impl Running {
             ..Options::default()
         };
         Session::connect(&self.at(), options).await.unwrap()
+    }
+}
+
+/// The key of somebody who may do everything.
+pub fn key(name: &str, secret: &str) -> Key {
+    Key {
+        name: name.into(),
+        fingerprint: Fingerprint::of(secret),
+        scopes: Scopes::ALL,
+        allowance: None,
     }
 }
 

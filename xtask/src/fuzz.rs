@@ -46,6 +46,8 @@ pub(crate) fn run() -> Result<Outcome> {
                 target,
                 "--",
                 &time,
+                // The same walk every time, as far as time allows; whoever hunts starts `cargo fuzz` with his own seed.
+                "-seed=1",
                 "-rss_limit_mb=4096",
                 "-timeout=10",
             ],

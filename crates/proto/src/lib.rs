@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 pub mod code;
+#[cfg(test)]
+mod corpus;
 pub mod evergreen;
 pub mod generated;
 pub mod lmtp;

@@ -10,12 +10,10 @@ use sapwood_kernel::session::test_functions;
 use sapwood_proto::evergreen::wire::SessionMessage;
 use sapwood_proto::evergreen::{Dialect, Message, Payload, json as text, protobuf};
 use sapwood_proto::session::Side;
-use sapwood_server::auth::{Fingerprint, Key, Scopes};
 use sapwood_server::evergreen::Config;
-use sapwood_server::server;
 use sapwood_tests::raw::{action, call, end, fragments, json, leaf, piece};
 use sapwood_tests::socket::{Said, Socket, frame};
-use sapwood_tests::{Running, until};
+use sapwood_tests::{Running, key, until};
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -287,12 +285,6 @@ async fn ev_940_a_close_in_good_order_ends_the_session_and_any_other_end_is_a_lo
 
 #[tokio::test]
 async fn ev_941_whoever_must_not_come_back_over_a_socket_gets_one_answer() {
-    let key = |name: &str, secret: &str| Key {
-        name: name.into(),
-        fingerprint: Fingerprint::of(secret),
-        scopes: Scopes::ALL,
-        allowance: None,
-    };
     let kernel = Kernel::new();
     kernel.add_all(test_functions()).unwrap();
     let config = Config {
@@ -337,6 +329,12 @@ async fn ev_941_whoever_must_not_come_back_over_a_socket_gets_one_answer() {
     let mut socket = Socket::open(&server, "/", &headers).await.unwrap();
     let close = socket.rest().await.1;
     assert_eq!(close, Some((1011, "NOT_FOUND: NO_SESSION".to_owned())));
+    // Nobody's token holds no connection until its first words, whichever dialect they would be in.
+    let nobodys = format!("/?evergreen-session-token={}", "A".repeat(43));
+    for (path, caller) in [(&nobodys, mine), (&query, theirs)] {
+        let mut socket = Socket::open(&server, path, &[caller]).await.unwrap();
+        assert_eq!(socket.rest().await, (Vec::new(), gone.clone()), "{path}");
+    }
     // A browser has nothing but the URL, and the first message shows the dialect.
     let mut back = Socket::open(&server, &query, &[mine]).await.unwrap();
     back.say(r#"{"actions":[{"name":"RESUME","inputs":[{"name":"have","id":"h"}],"outputs":[{"name":"have","id":"m"}]}],"nodeFragments":[{"id":"h","chunkFragment":{"metadata":{"mimetype":"application/json"},"data":"e30="}}]}"#).await;
@@ -381,16 +379,7 @@ async fn ev_940_sessions_of_msgpack_are_not_held() {
 
 #[tokio::test]
 async fn ev_960_a_drain_lets_who_is_away_finish_and_nobody_back_in() {
-    let config = server::Config {
-        drain: sapwood_server::drain::Config {
-            grace: Duration::ZERO,
-            ..sapwood_server::drain::Config::default()
-        },
-        ..server::Config::default()
-    };
-    let kernel = Kernel::new();
-    kernel.add_all(test_functions()).unwrap();
-    let server = Running::start_with(config, kernel, Config::default(), Vec::new()).await;
+    let server = Running::that_drains_at_once().await;
     let (mut busy, token) = Peer::new(&server, Dialect::Json).await;
     let (idle, _) = Peer::new(&server, Dialect::Protobuf).await;
     busy.send(action("slow", &[], &[("response", "s")])).await;

@@ -1,17 +1,14 @@
 //! What holds in every dialect: the upgrade, detection, frames, limits, the end (EV-701, EV-704, EV-705).
 
-use std::time::Duration;
-
 use prost::Message;
 use sapwood_kernel::Kernel;
 use sapwood_kernel::session::test_functions;
 use sapwood_proto::evergreen::Limits;
-use sapwood_server::auth::{Fingerprint, Key, Scopes};
 use sapwood_server::evergreen::Config;
 use sapwood_server::{origin, server};
 use sapwood_tests::raw::{action, fragments, leaf};
 use sapwood_tests::socket::{Said, Socket, frame};
-use sapwood_tests::{Running, until};
+use sapwood_tests::{Running, key, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -118,12 +115,7 @@ async fn ev_701_unknown_subprotocols_select_nothing_and_a_plain_get_is_426_or_th
 
 /// A server with a key, and pages of one origin.
 async fn guarded(query_key: bool) -> Running {
-    let key = Key {
-        name: "anna".into(),
-        fingerprint: Fingerprint::of("one"),
-        scopes: Scopes::ALL,
-        allowance: None,
-    };
+    let key = key("anna", "one");
     let config = server::Config {
         origin: origin::Config {
             origins: vec!["https://app.example".into()],
@@ -291,16 +283,7 @@ async fn ev_109_a_close_or_a_lost_connection_cancels_everything_at_once() {
 
 #[tokio::test]
 async fn ev_960_a_drain_says_goodbye_to_sockets() {
-    let config = server::Config {
-        drain: sapwood_server::drain::Config {
-            grace: Duration::ZERO,
-            ..sapwood_server::drain::Config::default()
-        },
-        ..server::Config::default()
-    };
-    let kernel = Kernel::new();
-    kernel.add_all(test_functions()).unwrap();
-    let server = Running::start_with(config, kernel, Config::default(), Vec::new()).await;
+    let server = Running::that_drains_at_once().await;
     let mut undecided = Socket::open(&server, "/", &[]).await.unwrap();
     let mut idle = Socket::speaking(&server, "evergreen.v2.proto").await;
     let open = &server.shared.metrics.evergreen.sessions_open;

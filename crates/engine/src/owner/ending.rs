@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::{Owner, steering};
+use super::Owner;
 use crate::api::{Event, Fault, Finish, Kind, Reason, Tokens, Usage};
 use crate::scheduler::Key;
 
@@ -70,9 +70,6 @@ impl Owner {
             self.leave(key, sound);
         }
         self.inbox.stats.failed.add(1);
-        if fault.message == steering::PANICKED {
-            self.inbox.stats.panics.add(1);
-        }
         self.emit(job, 0, Kind::Fault(fault));
         self.close(job);
     }

@@ -17,6 +17,7 @@ use crate::model::Row;
 use crate::ranking::Ranking;
 use crate::sampling::{Draw, Sample, Sampler, Unsampleable};
 use crate::scheduler::Key;
+use crate::stats::Counter;
 use crate::submission::Terms;
 
 /// A row that a token can be taken from.
@@ -103,6 +104,7 @@ impl Owner {
             sampler: &mut self.sampler,
             ends: &self.ends,
             rules,
+            panics: &self.inbox.stats.panics,
         };
         steps.decide(sequence, terms, row, now)
     }
@@ -115,6 +117,7 @@ impl Owner {
             sampler: &mut self.sampler,
             ends: &self.ends,
             rules,
+            panics: &self.inbox.stats.panics,
         };
         match row {
             KeptRow::Logits(mut row) => steps.decide(sequence, terms, Logits::Whole(&mut row), now),
@@ -159,11 +162,12 @@ struct Steps<'a> {
     sampler: &'a mut Sampler,
     ends: &'a [Token],
     rules: Rules,
+    panics: &'a Counter,
 }
 
 impl Steps<'_> {
     fn decide(self, sequence: &mut Sequence, terms: &Terms, row: Logits<'_>, now: Time) -> Outcome {
-        match sequence.poll_mid(now, self.rules) {
+        match sequence.poll_mid(now, self.rules, self.panics) {
             Ok(Middle::Sample {
                 mask,
                 bias,

@@ -14,6 +14,7 @@ use super::Owner;
 use super::sequence::{Phase, Sequence, Steering};
 use crate::api::{Fault, Finish, Reason, Tokens};
 use crate::scheduler::Key;
+use crate::stats::Counter;
 use crate::submission::CHOICES_MAX;
 
 /// How soon a steerer is asked again when nothing else is to be done (AI-813).
@@ -52,9 +53,6 @@ pub(super) fn fault(failure: Failure) -> Fault {
     Fault::new(Code::ControllerFailed, failure.reason, failure.message)
 }
 
-/// What a steerer's panic says, by which it is told from a failure that the steerer reports.
-pub(super) const PANICKED: &str = "the controller panicked";
-
 fn bad_result(message: impl Into<String>) -> Failure {
     Failure {
         reason: "bad-result",
@@ -62,13 +60,15 @@ fn bad_result(message: impl Into<String>) -> Failure {
     }
 }
 
-/// Calls a steerer; its panic is a failure of its own.
-fn fenced<T>(call: impl FnOnce() -> Steered<T>) -> Steered<T> {
-    let trap = || Failure {
-        reason: "trap",
-        message: PANICKED.to_owned(),
-    };
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_panic| Err(trap()))
+/// Calls a steerer; its panic is counted, and a failure of its own.
+fn fenced<T>(panics: &Counter, call: impl FnOnce() -> Steered<T>) -> Steered<T> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_panic| {
+        panics.add(1);
+        Err(Failure {
+            reason: "trap",
+            message: "the controller panicked".to_owned(),
+        })
+    })
 }
 
 impl Sequence {
@@ -80,7 +80,12 @@ impl Sequence {
     }
 
     /// Asks for the result of `mid`. Without a steerer, sampling is free.
-    pub(super) fn poll_mid(&mut self, now: Time, rules: Rules) -> Steered<Middle> {
+    pub(super) fn poll_mid(
+        &mut self,
+        now: Time,
+        rules: Rules,
+        panics: &Counter,
+    ) -> Steered<Middle> {
         let Some(steering) = &mut self.steering else {
             return Ok(Middle::Sample {
                 mask: None,
@@ -92,7 +97,7 @@ impl Sequence {
             // Its row was kept for a round that begins anew: `pre` is asked first.
             return Ok(Middle::Waits);
         };
-        let polled = fenced(|| steering.steer.mid_poll(now))?;
+        let polled = fenced(panics, || steering.steer.mid_poll(now))?;
         let Some(mid) = polled else {
             if now.since(since) >= rules.patience {
                 steering.late += 1;
@@ -171,7 +176,7 @@ impl Owner {
         if steering.phase != Phase::Pre {
             return;
         }
-        let pre = fenced(|| steering.steer.pre());
+        let pre = fenced(&self.inbox.stats.panics, || steering.steer.pre());
         match pre {
             Ok(Pre::Run { fast_forward }) => {
                 steering.phase = Phase::Ready;
@@ -242,7 +247,8 @@ impl Owner {
         let Some(steering) = &mut parent.steering else {
             return Ok(());
         };
-        let steer: Box<dyn Steer> = fenced(|| steering.steer.fork(index))?;
+        let steer: Box<dyn Steer> =
+            fenced(&self.inbox.stats.panics, || steering.steer.fork(index))?;
         let mut child = Steering::new(steer);
         child.phase = Phase::Ready;
         child.output.clone_from(&steering.output);
@@ -325,7 +331,7 @@ impl Owner {
             return;
         }
         steering.phase = Phase::Begun(now);
-        let begun = fenced(|| {
+        let begun = fenced(&self.inbox.stats.panics, || {
             steering.steer.mid_begin(now);
             Ok(())
         });
@@ -346,7 +352,8 @@ impl Owner {
         let sequence = &mut self.sequences[key];
         let job = sequence.job;
         let steering = sequence.steering.as_mut()?;
-        match fenced(|| steering.steer.post(backtrack, tokens, sampled)) {
+        let panics = &self.inbox.stats.panics;
+        match fenced(panics, || steering.steer.post(backtrack, tokens, sampled)) {
             Ok(post) => Some(post),
             Err(failure) => {
                 self.fault(job, fault(failure), true);

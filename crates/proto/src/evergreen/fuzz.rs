@@ -127,17 +127,7 @@ fn play(message: &Message, config: Config) {
 mod tests {
     use proptest::prelude::*;
 
-    fn replay(target: &str, run: fn(&[u8])) {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../../fuzz/corpus")
-            .join(target);
-        let mut files = 0;
-        for entry in std::fs::read_dir(folder).expect("a committed corpus") {
-            run(&std::fs::read(entry.unwrap().path()).unwrap());
-            files += 1;
-        }
-        assert!(files > 0);
-    }
+    use crate::corpus::replay;
 
     #[test]
     fn the_corpus_is_replayed() {

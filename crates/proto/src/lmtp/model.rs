@@ -5,11 +5,13 @@
 
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use super::Reason;
 use crate::steer::Token;
 
-/// One model, as MODEL_INFO describes it and as requests are checked against it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One model, as MODEL_INFO describes it and as requests are checked against it. The members go out in this order (LM-331).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Model {
     /// How it is served, in a few words for people.
     pub constructor: String,
@@ -30,7 +32,7 @@ pub struct Model {
 }
 
 /// Which tokenizer a model has.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Tokenizer {
     /// `bpe`, `spm`, `bytes` or `words`.
     pub kind: String,

@@ -130,8 +130,8 @@ impl Session {
         }
     }
 
-    /// Something came that is no text. A line is answered and reading goes on; a frame ends the connection (LM-106,
-    /// LM-112, LM-1201).
+    /// Something came that is no text, where [`Self::wants_input`] had asked for input. A line is answered and reading
+    /// goes on; a frame ends the connection (LM-106, LM-112, LM-1201).
     pub fn handle_unreadable(&mut self, what: Unreadable, now: Time) {
         if self.phase != Phase::Open {
             return;

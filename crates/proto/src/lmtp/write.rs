@@ -58,38 +58,18 @@ pub(super) fn notice(out: &mut BytesMut, id: Option<&Id>, fault: &Fault, max_byt
 
 /// What MODEL_INFO is answered with (LM-331); `name` is the model's as asked.
 pub(super) fn model_info(out: &mut BytesMut, id: &Id, name: &str, model: &Model) {
+    #[derive(Serialize)]
+    struct Info<'a> {
+        model: &'a str,
+        #[serde(flatten)]
+        facts: &'a Model,
+    }
     out.put_slice(b"{\"stream_id\":");
     out.put_slice(id.as_json().as_bytes());
-    out.put_slice(b",\"model_info\":{\"model\":");
-    json(out, name);
-    out.put_slice(b",\"constructor\":");
-    json(out, &model.constructor);
-    out.put_slice(b",\"model_type\":");
-    json(out, &model.model_type);
-    out.put_slice(b",\"vocab_size\":");
-    json(out, &model.vocab_size);
-    out.put_slice(b",\"max_context\":");
-    json(out, &model.max_context);
-    out.put_slice(b",\"bos\":");
-    json(out, &model.bos);
-    out.put_slice(b",\"eos\":");
-    json(out, &model.eos);
-    out.put_slice(b",\"tokenizer\":");
-    match &model.tokenizer {
-        Some(tokenizer) => {
-            out.put_slice(b"{\"kind\":");
-            json(out, &tokenizer.kind);
-            out.put_slice(b",\"vocab_size\":");
-            json(out, &tokenizer.vocab_size);
-            out.put_slice(b",\"sha256\":");
-            json(out, &tokenizer.sha256);
-            out.put_u8(b'}');
-        }
-        None => out.put_slice(b"null"),
-    }
-    out.put_slice(b",\"version\":");
-    json(out, &model.version);
-    out.put_slice(b"}}");
+    out.put_slice(b",\"model_info\":");
+    let facts = model;
+    json(out, &Info { model: name, facts });
+    out.put_u8(b'}');
 }
 
 /// Everything that JSON has a spelling for; floats are the shortest that read back as the same f32.

@@ -573,16 +573,11 @@ fn chunk(tape: &mut Tape<'_>, seq: i32) -> Chunk {
 mod tests {
     use proptest::prelude::*;
 
+    use crate::corpus::replay;
+
     #[test]
     fn the_corpus_is_replayed() {
-        let folder =
-            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/session_ops");
-        let mut files = 0;
-        for entry in std::fs::read_dir(folder).expect("a committed corpus") {
-            super::ops(&std::fs::read(entry.unwrap().path()).unwrap());
-            files += 1;
-        }
-        assert!(files > 0);
+        replay("session_ops", super::ops);
     }
 
     proptest! {

@@ -91,6 +91,11 @@ impl Held {
         }
     }
 
+    /// Whether `caller` could come back with it: whoever could not is told before anything is waited for.
+    pub(super) fn knows(&self, token: &str, caller: &str) -> bool {
+        self.back(token, caller).is_some()
+    }
+
     /// Takes over with a new connection, which speaks so. Unknown, ended and somebody else's are one answer.
     ///
     /// # Errors
@@ -102,13 +107,16 @@ impl Held {
         dialect: Dialect,
         incoming: Incoming,
     ) -> Result<Outgoing, Status> {
-        let back = Token::read(token).and_then(|token| {
-            let places = self.places();
-            let place = places.get(&token).filter(|place| *place.caller == *caller);
-            place?.back.clone()
-        });
+        let back = self.back(token, caller);
         let outgoing = back.and_then(|back| back.connect(dialect, incoming));
         outgoing.ok_or_else(gone)
+    }
+
+    fn back(&self, token: &str, caller: &str) -> Option<Back> {
+        let token = Token::read(token)?;
+        let places = self.places();
+        let place = places.get(&token).filter(|place| *place.caller == *caller);
+        place?.back.clone()
     }
 
     fn places(&self) -> MutexGuard<'_, HashMap<Token, Place>> {

@@ -156,6 +156,15 @@ async fn begin(
     if let Some(dialect) = chosen {
         return serve(house, guest, Wire::new(socket, dialect, None)).await;
     }
+    // A connection that comes back has no place among the sessions: without a session it must not wait for its first words.
+    let knocks =
+        matches!(&guest.entry, Entry::Back(token) if !house.held.knows(token, &guest.caller));
+    if knocks {
+        let (code, status) = (1008, gone());
+        return socket
+            .close(code, socket::reason_text(&status), conversation::LAST_WORDS)
+            .await;
+    }
     // Boxed, so that a long session does not hold the room of its beginning.
     match Box::pin(first(house, place, &mut socket)).await {
         Ok((dialect, first)) => {

@@ -507,25 +507,26 @@ fn a_steerer_that_fails_or_panics_ends_its_request_only() {
     probes[0].pre = |_| {
         Err(Failure {
             reason: "trap",
-            message: "broken".to_owned(),
+            message: "the controller panicked".to_owned(),
         })
     };
     probes[1].mid = |_| {
         Err(Failure {
             reason: "trap",
-            message: "broken".to_owned(),
+            message: "the controller panicked".to_owned(),
         })
     };
     probes[2].post = |_, _| {
         Err(Failure {
             reason: "trap",
-            message: "broken".to_owned(),
+            message: "the controller panicked".to_owned(),
         })
     };
     probes[3].pre = |_| panic!("broken");
     probes[4].mid = |_| panic!("broken");
     probes[5].post = |_, _| panic!("broken");
-    for probe in probes {
+    // Which of them panicked is known from what happened, not from what they say.
+    for (index, probe) in probes.into_iter().enumerate() {
         let mut bench = echo();
         let (mut failing, mut mate) = (
             bench.submit(steered("ab", &probe)),
@@ -534,6 +535,7 @@ fn a_steerer_that_fails_or_panics_ends_its_request_only() {
         bench.settle();
         assert_eq!(fault_of(&read(&mut failing)).0, "trap");
         assert_eq!(read(&mut mate).text(), "fine");
+        assert_eq!(bench.engine.stats().panics.get(), u64::from(index >= 3));
     }
 }
 

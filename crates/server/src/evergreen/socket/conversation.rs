@@ -200,13 +200,15 @@ impl Wire {
         outgoing: &mut Outgoing,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<Arc<Status>>, Lost>> {
-        let now = unix_micros();
+        // One look at the clock for all that is sent together, and none where nothing is.
+        let mut now = None;
         loop {
             if self.socket.poll_room(cx)?.is_pending() {
                 return Poll::Pending;
             }
             match outgoing.poll_next_unpin(cx) {
                 Poll::Ready(Some(Ok(message))) => {
+                    let now = *now.get_or_insert_with(unix_micros);
                     self.codec.encode(&message, now, &mut self.buf);
                     self.send()?;
                 }

@@ -1,0 +1,171 @@
+//! What a session holds has a bound, and the last word needs no room.
+
+use super::*;
+
+/// KE-305, EV-803
+#[tokio::test(start_paused = true)]
+async fn ev_601_the_last_word_needs_no_room_in_a_full_queue() {
+    let spec = || Spec::new("talk", "Talks.").outputs([Output::new(Port::MAIN, Mime::TEXT)]);
+    let words = || {
+        let meta = Meta::default().with_extra("mood", "good");
+        let chunk = Chunk::text("x".repeat(500)).with_meta(meta);
+        stream::iter([Ok(chunk)])
+    };
+    for (endless, expect) in [(false, "good"), (true, "cancelled")] {
+        let talk = raw(spec(), move |_| {
+            let rest = stream::pending().take(usize::from(endless));
+            words().chain(rest).boxed()
+        });
+        let limits = Arc::new(Limits {
+            outbound_queue_bytes: 100,
+            ..Limits::default()
+        });
+        let options = Options {
+            limits,
+            ..Options::default()
+        };
+        let mut probe = Probe::open([talk], options);
+        let outputs = [("output", "r"), ("meta", "m")];
+        let mut asked = vec![action("talk", &[], &outputs)];
+        if endless {
+            asked.push(action("CANCEL", &[("action", "r")], &[]));
+        }
+        probe.send(vec![], asked).await;
+        // Nobody has taken anything when the function ends.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let meta: Value = serde_json::from_slice(&probe.complete("m").await.data).unwrap();
+        assert!(meta.to_string().contains(expect), "{meta}");
+        probe.complete("r").await;
+        assert_eq!(reason(probe.end().await), "OK");
+    }
+}
+
+/// EV-722
+#[tokio::test(start_paused = true)]
+async fn ev_801_json_that_waits_to_be_whole_counts_and_is_given_back() {
+    let spec = || Spec::new("list", "Lists.").outputs([Output::new(Port::MAIN, Mime::JSON)]);
+    let piece = || Ok(Chunk::text("x".repeat(1000)).with_mime(Mime::JSON));
+    let options = |retained_bytes| Options {
+        dialect: Dialect::Json,
+        limits: Arc::new(Limits {
+            retained_bytes,
+            ..Limits::default()
+        }),
+        ..Options::default()
+    };
+    let list = raw(spec(), move |_| {
+        stream::iter([piece(), piece(), piece()])
+            .chain(stream::pending())
+            .boxed()
+    });
+    for (most, expect) in [(3_000 + 1, None), (3_000, Some("RETAINED_LIMIT"))] {
+        let mut probe = Probe::open([list.clone()], options(most));
+        probe
+            .send(vec![], vec![action("list", &[], &[("output", "r")])])
+            .await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let held = probe
+            .outgoing
+            .link
+            .with(|live| live.machine().retained_bytes());
+        if let Some(expect) = expect {
+            assert_eq!(reason(probe.failure().await), expect);
+            continue;
+        }
+        assert_eq!(held, 3_001, "the id of the output, and what waits");
+        let cancel = action("CANCEL", &[("action", "r")], &[]);
+        probe.send(vec![], vec![cancel]).await;
+        assert_eq!(
+            reason(probe.failure().await),
+            "RETAINED_LIMIT",
+            "there is no room for a fragment"
+        );
+    }
+    let all = raw(spec(), move |_| stream::iter([piece(), piece()]).boxed());
+    let mut probe = Probe::open([all], options(1 << 20));
+    probe
+        .send(vec![], vec![action("list", &[], &[("output", "r")])])
+        .await;
+    assert_eq!(probe.complete("r").await.data.len(), 2000);
+    let held = probe
+        .outgoing
+        .link
+        .with(|live| live.machine().retained_bytes());
+    let metadata = "application/json".len() as u64;
+    assert_eq!(held, 1 + 2000 + 64 + metadata);
+}
+
+/// Many actions that gather one node are many copies of it, which a stranger must not have for the price of one.
+#[tokio::test(start_paused = true)]
+async fn ev_801_what_functions_gather_counts_until_their_actions_end() {
+    let gather = |name: &'static str, input: Input| {
+        let spec = Spec::new(name, "Gathers.")
+            .inputs([input])
+            .outputs([Output::new(Port::MAIN, Mime::TEXT)]);
+        raw(spec, |call| {
+            stream::once(async move { Ok(Chunk::text(call.arg::<String>("x").await?)) }).boxed()
+        })
+    };
+    let text = "x".repeat(1000);
+    for (name, actions, expect) in [
+        ("gathers", 8, None),
+        ("gathers", 9, Some("RETAINED_LIMIT")),
+        ("streams", 9, None),
+    ] {
+        let options = Options {
+            limits: Arc::new(Limits {
+                retained_bytes: 10_000,
+                ..Limits::default()
+            }),
+            ..Options::default()
+        };
+        let functions = [
+            gather("gathers", Input::new("x")),
+            gather("streams", Input::new("x").streaming()),
+        ];
+        let mut probe = Probe::open(functions, options);
+        let all = vec![action(name, &[("x", "a")], &[]); actions];
+        probe.send(vec![leaf("a", 0, false, &text)], all).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        if let Some(expect) = expect {
+            assert_eq!(reason(probe.failure().await), expect);
+            continue;
+        }
+        probe.send(vec![leaf("a", 1, true, "")], vec![]).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let link = &probe.outgoing.link;
+        let held = link.with(|live| live.machine().retained_bytes());
+        assert!(held < 2_000, "{held}");
+        assert_eq!(reason(probe.end().await), "OK");
+    }
+}
+
+/// EV-805
+#[tokio::test(start_paused = true)]
+async fn ev_803_a_peer_that_does_not_read_stops_the_run_and_ends_the_session() {
+    let made = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&made);
+    let flood = raw(Spec::new("flood", "Never stops."), move |_| {
+        let count = Arc::clone(&count);
+        let chunk = move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            Ok(Chunk::text("x".repeat(1024)))
+        };
+        stream::repeat_with(chunk).boxed()
+    });
+    let mut probe = Probe::open([flood], Options::default());
+    probe
+        .send(vec![], vec![action("flood", &[], &[("output", "r")])])
+        .await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let after_half_a_minute = made.load(Ordering::Relaxed);
+    // 1 MiB of queue, and what the run holds in its hand.
+    assert!(
+        (900..1_100).contains(&after_half_a_minute),
+        "{after_half_a_minute} KiB were made for nobody"
+    );
+    tokio::time::sleep(Duration::from_secs(29)).await;
+    assert_eq!(made.load(Ordering::Relaxed), after_half_a_minute);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(reason(probe.failure().await), "SLOW_READER");
+}

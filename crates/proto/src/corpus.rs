@@ -1,0 +1,16 @@
+//! The committed inputs of the fuzzers, for tests.
+//!
+//! Owns: finding them. Refuses to know: what they are run against.
+
+/// Runs every input of a target; there has to be one.
+pub(crate) fn replay(target: &str, run: fn(&[u8])) {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fuzz/corpus")
+        .join(target);
+    let mut files = 0;
+    for entry in std::fs::read_dir(folder).expect("a committed corpus") {
+        run(&std::fs::read(entry.unwrap().path()).unwrap());
+        files += 1;
+    }
+    assert!(files > 0);
+}
