@@ -12,12 +12,36 @@ use clap::Args;
 use prost::Message;
 use prost_types::FileDescriptorSet;
 
-/// Files to compile, relative to [`INCLUDE`].
-const SOURCES: &[&str] = &[
-    "evergreen/v2/evergreen_service.proto",
-    "google/rpc/error_details.proto",
-    "google/rpc/status.proto",
-    "sapwood/v1/config.proto",
+/// What is described together: files to compile, relative to [`INCLUDE`], the code that comes of them and where their
+/// descriptors go. A face that is not served must not be listed by reflection, so each has a set of its own.
+struct Set {
+    sources: &'static [&'static str],
+    code: &'static [&'static str],
+    descriptors: &'static str,
+}
+
+const SETS: [Set; 2] = [
+    Set {
+        sources: &[
+            "evergreen/v2/evergreen_service.proto",
+            "google/rpc/error_details.proto",
+            "google/rpc/status.proto",
+            "sapwood/v1/config.proto",
+        ],
+        code: &["evergreen.v2.rs", "google.rpc.rs", "sapwood.v1.rs"],
+        descriptors: "descriptors.binpb",
+    },
+    Set {
+        sources: &["inference/inference_service.proto"],
+        code: &["inference.rs"],
+        descriptors: "inference.binpb",
+    },
+];
+/// Payloads: parts of the buffer that they were read from, not copies of it.
+const SHARED_BYTES: [&str; 3] = [
+    ".evergreen.v2.Chunk.data",
+    ".inference.ModelInferRequest.raw_input_contents",
+    ".inference.ModelInferResponse.raw_output_contents",
 ];
 const INCLUDE: &str = "crates/proto/proto";
 const MESSAGES: &str = "crates/proto/src/generated";
@@ -60,22 +84,25 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 /// Every generated file: its path below the root, and its content.
 fn generate(root: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
-    let descriptors = protox::compile(SOURCES, [root.join(INCLUDE)])?;
     let out = fresh(&root.join("target/codegen"))?;
-    prost_build::Config::new()
-        .bytes([".evergreen.v2.Chunk.data"])
-        .btree_map(["."])
-        .out_dir(&out)
-        .compile_fds(descriptors.clone())?;
     let mut files = BTreeMap::new();
-    for name in ["evergreen.v2.rs", "google.rpc.rs", "sapwood.v1.rs"] {
-        let code = fs::read(out.join(name)).with_context(|| format!("read generated {name}"))?;
-        files.insert(Path::new(MESSAGES).join(name), code);
+    for set in SETS {
+        let descriptors = protox::compile(set.sources, [root.join(INCLUDE)])?;
+        prost_build::Config::new()
+            .bytes(SHARED_BYTES)
+            .btree_map(["."])
+            .out_dir(&out)
+            .compile_fds(descriptors.clone())?;
+        for name in set.code {
+            let code =
+                fs::read(out.join(name)).with_context(|| format!("read generated {name}"))?;
+            files.insert(Path::new(MESSAGES).join(name), code);
+        }
+        files.insert(
+            Path::new(MESSAGES).join(set.descriptors),
+            without_comments(descriptors).encode_to_vec(),
+        );
     }
-    files.insert(
-        Path::new(MESSAGES).join("descriptors.binpb"),
-        without_comments(descriptors).encode_to_vec(),
-    );
     Ok(files)
 }
 

@@ -1,6 +1,7 @@
 //! Messages generated from `crates/proto/proto` by `cargo xtask codegen`, and their descriptors.
 //!
-//! Owns: nothing by hand. Refuses to know: what the messages mean; [`crate::evergreen`] does.
+//! Owns: nothing by hand. Refuses to know: what the messages mean; [`crate::evergreen`] does, and who serves or
+//! calls package `inference`.
 
 #![allow(
     missing_docs,
@@ -25,6 +26,11 @@ pub mod google {
     }
 }
 
+/// Package `inference`: the KServe v2 protocol over gRPC, with its extensions.
+pub mod inference {
+    include!("generated/inference.rs");
+}
+
 /// Package `sapwood`.
 pub mod sapwood {
     /// Package `sapwood.v1`: our own messages, carried inside `google.protobuf.Any`.
@@ -33,5 +39,12 @@ pub mod sapwood {
     }
 }
 
-/// Encoded `google.protobuf.FileDescriptorSet` of every `.proto` file, imports included, for gRPC reflection.
+/// Encoded `google.protobuf.FileDescriptorSet` of the `.proto` files of Evergreen and of what travels in its `Any`s,
+/// imports included, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.binpb");
+
+/// The same of package `inference`.
+pub const INFERENCE_DESCRIPTORS: &[u8] = include_bytes!("generated/inference.binpb");
+
+#[cfg(test)]
+mod tests;
