@@ -2,15 +2,16 @@
 //!
 //! Owns: [`Sender`] (the owner's end), [`Handle`] (the reader's end) and [`Bell`], which wakes the owner.
 //! Refuses to know: what events mean, and who reads them. Neither end ever takes a lock, so a reader cannot hold up the
-//! owner. The queue is bounded by its sender: a choice whose unread token events reach the quota is parked.
+//! owner. The queue is bounded by its sender: a choice whose unread token events reach the quota is parked. A reader sees
+//! whole steps: what is published shows when it is woken, so the last token of a choice never comes without its end.
 //!
 //! ```text
-//!   Sender ── publish ──► queue ──► Handle          wake once per step
+//!   Sender ── publish ──► queue ──► Handle          show and wake once per step
 //!   Sender ◄── flags: dropped, stop, room again ── Handle, rings the bell
 //! ```
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::thread::Thread;
@@ -77,6 +78,8 @@ const GONE: u8 = 2;
 #[derive(Debug)]
 struct Shared {
     queue: SegQueue<Event>,
+    /// How many events the reader may have taken by now: those of whole steps.
+    shown: AtomicU64,
     /// Token events that were published and not yet read, per choice.
     unread: Box<[AtomicU32]>,
     quota: u32,
@@ -92,6 +95,7 @@ struct Shared {
 pub(crate) fn outbox(choices: u32, quota: u32, bell: Arc<Bell>) -> (Sender, Handle) {
     let shared = Arc::new(Shared {
         queue: SegQueue::new(),
+        shown: AtomicU64::new(0),
         unread: (0..choices.max(1)).map(|_| AtomicU32::new(0)).collect(),
         quota: quota.max(1),
         wish: AtomicU8::new(GO_ON),
@@ -102,10 +106,16 @@ pub(crate) fn outbox(choices: u32, quota: u32, bell: Arc<Bell>) -> (Sender, Hand
     });
     let handle = Handle {
         shared: Arc::clone(&shared),
+        taken: 0,
         prompt_tokens: 0,
         seed: 0,
     };
-    (Sender { shared, step: 0 }, handle)
+    let sender = Sender {
+        shared,
+        step: 0,
+        published: 0,
+    };
+    (sender, handle)
 }
 
 /// The owner's end. Dropping it before [`Sender::end`] tells the reader that the engine is gone.
@@ -113,6 +123,7 @@ pub(crate) fn outbox(choices: u32, quota: u32, bell: Arc<Bell>) -> (Sender, Hand
 pub(crate) struct Sender {
     shared: Arc<Shared>,
     step: u64,
+    published: u64,
 }
 
 impl Sender {
@@ -138,7 +149,7 @@ impl Sender {
         }
     }
 
-    /// Appends an event; the reader is not woken before [`Sender::wake`].
+    /// Appends an event; the reader neither sees it nor is woken before [`Sender::wake`] or [`Sender::end`].
     pub(crate) fn publish(&mut self, event: Event) {
         self.step = event.step;
         if let (Kind::Tokens(_), Some(unread)) =
@@ -147,15 +158,23 @@ impl Sender {
             unread.fetch_add(1, Ordering::AcqRel);
         }
         self.shared.queue.push(event);
+        self.published += 1;
     }
 
     /// Nothing follows.
     pub(crate) fn end(&self) {
+        self.show();
         self.shared.ended.store(true, Ordering::Release);
     }
 
     pub(crate) fn wake(&self) {
+        self.show();
         self.shared.waker.wake();
+    }
+
+    /// The step is whole.
+    fn show(&self) {
+        self.shared.shown.store(self.published, Ordering::Release);
     }
 }
 
@@ -164,7 +183,7 @@ impl Drop for Sender {
         if !self.shared.ended.load(Ordering::Acquire) {
             let fault = Fault::new(Code::Unavailable, "engine_dead", "the engine stopped");
             let (step, choice) = (self.step, 0);
-            self.shared.queue.push(Event {
+            self.publish(Event {
                 step,
                 choice,
                 kind: Kind::Fault(fault),
@@ -182,6 +201,8 @@ impl Drop for Sender {
 #[derive(Debug)]
 pub struct Handle {
     shared: Arc<Shared>,
+    /// How many events were read.
+    taken: u64,
     pub(crate) prompt_tokens: u32,
     pub(crate) seed: u64,
 }
@@ -212,7 +233,11 @@ impl Handle {
 
     /// The next event if it is there, without waiting.
     pub fn try_next(&mut self) -> Option<Event> {
+        if self.taken == self.shared.shown.load(Ordering::Acquire) {
+            return None;
+        }
         let event = self.shared.queue.pop()?;
+        self.taken += 1;
         if let (Kind::Tokens(_), Some(unread)) =
             (&event.kind, self.shared.unread.get(event.choice as usize))
         {

@@ -10,10 +10,13 @@
 
 mod answer;
 pub(crate) mod config;
+mod facts;
 mod markup;
 mod prompt;
 #[cfg(test)]
 mod tests;
+
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt, TryStreamExt};
@@ -23,6 +26,7 @@ use serde_json::{Map, Value};
 
 use self::answer::{Answer, Asked};
 use self::config::{GenerateConfig, PromptMode};
+pub use self::facts::Facts;
 use crate::Result;
 use crate::call::{Call, Instant, Ports};
 use crate::error::Error;
@@ -43,6 +47,7 @@ pub fn model(name: impl Into<Name>, engine: Engine) -> Fun {
     spec.finishes = true;
     spec.inner = Some(InnerType::of::<api::Tokens>());
     spec.model = true;
+    spec.facts = Some(Arc::new(Facts::of(&engine)));
     raw(spec, move |call| {
         let engine = engine.clone();
         begin(call, engine).into_stream().try_flatten().boxed()

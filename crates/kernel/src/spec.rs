@@ -4,6 +4,7 @@
 //! Refuses to know: how a function works; whether it keeps its promise (the run's border checks that).
 
 use std::any::{Any, TypeId, type_name};
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
@@ -11,6 +12,7 @@ use crate::Result;
 use crate::chunk::Text;
 use crate::error::Error;
 use crate::limits;
+use crate::model::Facts;
 use crate::name::{Mime, Name, Port};
 
 /// Names that Evergreen sessions keep for themselves.
@@ -49,6 +51,8 @@ pub struct Spec {
     pub inner: Option<InnerType>,
     /// It is a model: a target of GENERATE, named by its model id, not offered as a tool.
     pub model: bool,
+    /// What is known of that model, where it is one of this process and loaded.
+    pub facts: Option<Arc<Facts>>,
     /// Why it cannot be registered, if its maker found out already.
     pub(crate) defect: Option<String>,
 }
@@ -236,6 +240,7 @@ impl Spec {
             finishes: false,
             inner: None,
             model: false,
+            facts: None,
             defect: None,
         }
     }

@@ -24,7 +24,9 @@ use sapwood_proto::generated::DESCRIPTORS;
 use self::house::House;
 use self::options::Options;
 use self::service::Service;
+use self::socket::Sockets;
 use crate::metrics;
+use crate::reception::{self, Protocol};
 use crate::shared::{Face, Shared};
 
 /// What can be set about this face.
@@ -94,15 +96,20 @@ pub fn face(shared: Shared, kernel: Kernel, config: Config) -> Face {
     let options = config.session(Dialect::Grpc, Options::default());
     let listed = kernel.clone();
     let listing = move || async move { axum::Json(session::listing(&listed, &options)) };
+    let drain = shared.drain.clone();
     let house = Arc::new(House::new(shared, kernel, config));
+    let sockets: Arc<dyn Protocol> = Arc::new(Sockets(Arc::clone(&house)));
     let routes = Router::new()
         .route("/evergreen/v2/actions", axum::routing::get(listing))
-        .route("/evergreen", socket::route(&house, socket::EVERGREEN))
+        .route(
+            "/evergreen",
+            reception::route(vec![Arc::clone(&sockets)], socket::KEEPALIVE, drain),
+        )
         .route_service(grpc::PATH, Service(Arc::clone(&house)));
     Face {
         name: metrics::Face::Evergreen,
         routes,
-        root: Some(socket::route(&house, socket::ROOT)),
+        root: Some(sockets),
         descriptors: vec![DESCRIPTORS],
         services: vec![grpc::SERVICE],
     }

@@ -26,6 +26,7 @@ mod ops;
 pub mod origin;
 mod page;
 pub mod patience;
+mod reception;
 pub mod refusal;
 pub mod request_id;
 pub mod server;

@@ -20,7 +20,7 @@ use crate::metrics::{self, Metrics};
 use crate::shared::{Face, Shared};
 use crate::socket::Socket;
 use crate::tls::Tls;
-use crate::{grpc, listener, ops, origin, patience};
+use crate::{grpc, listener, ops, origin, patience, reception};
 
 /// Everything that can be set, with its default.
 #[derive(Clone, Debug)]
@@ -125,7 +125,10 @@ impl Builder {
             .flat_map(|face| &face.services)
             .copied()
             .collect();
-        let root = faces.iter_mut().find_map(|face| face.root.take());
+        let spoken = faces.iter_mut().filter_map(|face| face.root.take());
+        let spoken: Vec<_> = spoken.collect();
+        let root = (!spoken.is_empty())
+            .then(|| reception::route(spoken, reception::PATIENT, shared.drain.clone()));
         let gate = Arc::new(Gate {
             shared: shared.clone(),
             origin: config.origin.clone(),

@@ -5,12 +5,12 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::MethodRouter;
 
 use crate::auth::Auth;
 use crate::drain::Drain;
 use crate::health::Health;
 use crate::metrics::{self, Metrics};
+use crate::reception::Protocol;
 
 /// The handles a face works with. The caller of a request ([`crate::auth::Caller`]) and its id
 /// ([`crate::request_id::RequestId`]) stand in the request's extensions.
@@ -32,8 +32,8 @@ pub struct Face {
     pub name: metrics::Face,
     /// Its routes, without a fallback; gRPC services come from `tonic::service::Routes` or `route_service`.
     pub routes: Router,
-    /// What becomes of a WebSocket on `/`, where whichever protocol the first message shows is served (D-32).
-    pub root: Option<MethodRouter>,
+    /// What it speaks over a WebSocket on `/`, where whichever protocol the first message shows is served (D-32).
+    pub(crate) root: Option<Arc<dyn Protocol>>,
     /// Encoded file descriptor sets of its gRPC services, for reflection.
     pub descriptors: Vec<&'static [u8]>,
     /// Full names of its gRPC services, for `grpc.health.v1`.

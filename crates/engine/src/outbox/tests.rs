@@ -28,6 +28,8 @@ fn the_quota_is_per_choice_and_the_reader_rings_when_half_is_read() {
         assert!(sender.has_room(0));
         sender.publish(tokens(0));
     }
+    assert_eq!(handle.try_next(), None, "half a step is not seen");
+    sender.wake();
     assert!(!sender.has_room(0) && sender.has_room(1));
     assert!(!sender.has_room(2), "there is no third choice");
     sender.park();

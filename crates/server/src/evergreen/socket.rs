@@ -1,11 +1,11 @@
-//! Evergreen over WebSockets: the upgrade, and which dialect it becomes (EV-701, EV-704, EV-705).
+//! Evergreen over WebSockets: who is let in, and which dialect it becomes (EV-701, EV-704, EV-705).
 //!
-//! Owns: what is refused before the upgrade, the first message, pings' times. Refuses to know: the session on it
-//! (`conversation`), and bytes of messages (`proto::evergreen`).
+//! Owns: what is refused before the upgrade, the dialect that a first message shows, pings' times. Refuses to know: the
+//! upgrade itself (`reception`), the session on it (`conversation`), and bytes of messages (`proto::evergreen`).
 //!
 //! ```text
-//!   GET ─ options, place ─► 101 ─┬─ subprotocol ──────────────► conversation in that dialect
-//!                                └─ first message: which? ─────► the same, or Close
+//!   options, place ─► 101 ─┬─ subprotocol ──────────────► conversation in that dialect
+//!                          └─ first message: which? ─────► the same, or Close
 //!   a new session, one that can be come back to, or the next connection of such a one (EV-941)
 //! ```
 
@@ -16,10 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::response::IntoResponse;
-use axum::routing::{MethodRouter, get};
 use futures::StreamExt;
-use http::{HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderValue, Request};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Detected, Dialect, Frame, Reason, Status, socket};
 use tokio::sync::OwnedSemaphorePermit;
@@ -30,94 +28,87 @@ use super::house::House;
 use super::options::{Options, TOKEN};
 use crate::auth::Caller;
 use crate::drain::Phase;
+use crate::metrics;
+use crate::reception::{Invited, Protocol};
 use crate::refusal::Refusal;
-use crate::websocket::{Asked, Keepalive, Socket};
-
-/// What holds on one path.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
-    keepalive: Keepalive,
-    /// Text that begins with a word and a space is another protocol's (D-32).
-    shared: bool,
-}
+use crate::websocket::{Heard, Keepalive, Socket};
 
 /// EV-705.
-pub(super) const EVERGREEN: Place = Place {
-    keepalive: Keepalive {
-        every: Duration::from_secs(30),
-        silence: Duration::from_secs(60),
-    },
-    shared: false,
+pub(super) const KEEPALIVE: Keepalive = Keepalive {
+    every: Duration::from_secs(30),
+    silence: Duration::from_secs(60),
 };
 
-/// D-32.
-pub(super) const ROOT: Place = Place {
-    keepalive: Keepalive {
-        every: Duration::from_secs(20),
-        silence: Duration::from_secs(90),
-    },
-    shared: true,
-};
+/// Evergreen, as the reception knows it.
+pub(super) struct Sockets(pub(super) Arc<House>);
 
-/// The route of a path.
-pub(super) fn route(house: &Arc<House>, place: Place) -> MethodRouter {
-    let house = Arc::clone(house);
-    get(move |request: Request<Body>| async move {
-        upgrade(house, place, request).unwrap_or_else(IntoResponse::into_response)
-    })
-}
+impl Protocol for Sockets {
+    fn face(&self) -> metrics::Face {
+        metrics::Face::Evergreen
+    }
 
-fn upgrade(
-    house: Arc<House>,
-    place: Place,
-    mut request: Request<Body>,
-) -> Result<Response<Body>, Refusal> {
-    let asked = Asked::of(&mut request)?;
-    let query = request.uri().query().unwrap_or_default();
-    let options = Options::of_upgrade(request.headers(), query).map_err(|malformed| {
-        Refusal::new(
-            Code::InvalidRequest,
-            "bad_session_option",
-            malformed.to_string(),
-        )
-    })?;
-    let caller = request.extensions().get::<Caller>();
-    let caller = caller.map_or_else(|| Arc::from(""), |caller| Arc::clone(&caller.name));
-    let chosen = asked.offered().find_map(Dialect::of_subprotocol);
-    let entry = match &options.token {
-        Some(token) => Entry::Back(Arc::clone(token)),
-        None => {
-            let room = house.admit().map_err(|status| refusal(&status))?;
-            let resumes = options.resume && chosen.is_none_or(Dialect::resumes);
-            let issued = resumes.then(|| house.held.issue(&caller)).flatten();
-            Entry::New(room, issued)
+    fn subprotocol(&self, offered: &[&str]) -> Option<&'static str> {
+        let mut dialects = offered.iter().copied().filter_map(Dialect::of_subprotocol);
+        dialects.next().and_then(Dialect::subprotocol)
+    }
+
+    /// Evergreen takes what is nobody else's.
+    fn is_begun_by(&self, _: &Heard) -> bool {
+        false
+    }
+
+    fn message_bytes_max(&self) -> usize {
+        self.0.config.limits.max_message_bytes
+    }
+
+    fn invite(
+        &self,
+        request: &Request<Body>,
+        chosen: Option<&'static str>,
+    ) -> Result<Invited, Refusal> {
+        let house = Arc::clone(&self.0);
+        let query = request.uri().query().unwrap_or_default();
+        let options = Options::of_upgrade(request.headers(), query).map_err(|malformed| {
+            Refusal::new(
+                Code::InvalidRequest,
+                "bad_session_option",
+                malformed.to_string(),
+            )
+        })?;
+        let caller = request.extensions().get::<Caller>();
+        let caller = caller.map_or_else(|| Arc::from(""), |caller| Arc::clone(&caller.name));
+        let chosen = chosen.and_then(Dialect::of_subprotocol);
+        let entry = match &options.token {
+            Some(token) => Entry::Back(Arc::clone(token)),
+            None => {
+                let room = house.admit().map_err(|status| refusal(&status))?;
+                let resumes = options.resume && chosen.is_none_or(Dialect::resumes);
+                let issued = resumes.then(|| house.held.issue(&caller)).flatten();
+                Entry::New(room, issued)
+            }
+        };
+        let mut headers = HeaderMap::new();
+        let names = house.config.extensions(chosen.unwrap_or(Dialect::Protobuf));
+        if let Ok(names) = names.join(", ").parse::<HeaderValue>() {
+            headers.insert("evergreen-extensions", names);
         }
-    };
-    let token = entry.token();
-    let names = house.config.extensions(chosen.unwrap_or(Dialect::Protobuf));
-    let bytes_max = house.config.limits.max_message_bytes;
-    let subprotocol = chosen.and_then(Dialect::subprotocol);
-    let mut answer = asked.accept(
-        subprotocol,
-        bytes_max,
-        place.keepalive,
-        move |socket| async move {
-            let guest = Guest {
-                caller,
-                options,
-                entry,
-            };
-            begin(&house, place, guest, chosen, socket).await;
-        },
-    );
-    if let Ok(names) = names.join(", ").parse::<HeaderValue>() {
-        answer.headers_mut().insert("evergreen-extensions", names);
+        if let Some(Ok(mut token)) = entry.token().map(|token| token.parse::<HeaderValue>()) {
+            token.set_sensitive(true);
+            headers.insert(TOKEN, token);
+        }
+        Ok(Invited {
+            headers,
+            decided: matches!(entry, Entry::Back(_)),
+            serve: Box::new(move |socket, heard| {
+                let guest = Guest {
+                    caller,
+                    options,
+                    entry,
+                };
+                Box::pin(async move { begin(&house, guest, chosen, socket, heard).await })
+            }),
+        })
     }
-    if let Some(Ok(mut token)) = token.map(|token| token.parse::<HeaderValue>()) {
-        token.set_sensitive(true);
-        answer.headers_mut().insert(TOKEN, token);
-    }
-    Ok(answer)
 }
 
 /// Who has come, and for what.
@@ -148,10 +139,10 @@ impl Entry {
 /// Finds out the dialect, and speaks it.
 async fn begin(
     house: &House,
-    place: Place,
     guest: Guest,
     chosen: Option<Dialect>,
     mut socket: Box<Socket>,
+    heard: Option<Heard>,
 ) {
     if let Some(dialect) = chosen {
         return serve(house, guest, Wire::new(socket, dialect, None)).await;
@@ -166,7 +157,7 @@ async fn begin(
             .await;
     }
     // Boxed, so that a long session does not hold the room of its beginning.
-    match Box::pin(first(house, place, &mut socket)).await {
+    match Box::pin(first(house, &mut socket, heard)).await {
         Ok((dialect, first)) => {
             serve(house, guest, Wire::new(socket, dialect, Some(first))).await;
         }
@@ -214,23 +205,26 @@ async fn serve(house: &House, guest: Guest, wire: Box<Wire>) {
 /// The first message that says something, and what it shows. Otherwise how to close, if anybody is there to be told.
 async fn first(
     house: &House,
-    place: Place,
     socket: &mut Socket,
+    mut ahead: Option<Heard>,
 ) -> Result<(Dialect, Frame), Option<(u16, Status)>> {
     let close =
         |reason: Reason, code: u16, message: &str| Some((code, Status::new(reason, message)));
     let idle = tokio::time::sleep(house.config.limits.idle_timeout);
     tokio::pin!(idle);
     loop {
-        // Every arm may be cancelled: a message not yet heard whole stays in the socket.
-        let heard = tokio::select! {
-            heard = socket.heard() => heard,
-            () = house.shared.drain.reached(Phase::Refusing) => {
-                return Err(close(Reason::GoingAway, 1001, "the server is shutting down"));
-            }
-            () = &mut idle => {
-                return Err(close(Reason::IdleTimeout, 1001, "nothing was said"));
-            }
+        let heard = match ahead.take() {
+            Some(heard) => Ok(heard),
+            // Every arm may be cancelled: a message not yet heard whole stays in the socket.
+            None => tokio::select! {
+                heard = socket.heard() => heard,
+                () = house.shared.drain.reached(Phase::Refusing) => {
+                    return Err(close(Reason::GoingAway, 1001, "the server is shutting down"));
+                }
+                () = &mut idle => {
+                    return Err(close(Reason::IdleTimeout, 1001, "nothing was said"));
+                }
+            },
         };
         let frame = match heard {
             Ok(heard) => conversation::frame(heard),
@@ -239,25 +233,11 @@ async fn first(
         match Dialect::detect(&frame) {
             Detected::Dialect(dialect) => return Ok((dialect, frame)),
             Detected::Nothing => {}
-            Detected::Foreign if place.shared && is_command(&frame) => {
-                let message = "LMTP is not served here";
-                return Err(close(Reason::Unimplemented, 1003, message));
-            }
             Detected::Foreign => {
                 return Err(close(Reason::BadMessage, 1007, "no dialect of Evergreen"));
             }
         }
     }
-}
-
-/// A word and a space: what LMTP begins with, a face to come.
-fn is_command(frame: &Frame) -> bool {
-    let Frame::Text(text) = frame else {
-        return false;
-    };
-    let word = text.iter().take_while(|byte| byte.is_ascii_alphabetic());
-    let word = word.count();
-    word > 0 && text.get(word) == Some(&b' ')
 }
 
 /// Why there is no place, as an HTTP answer.

@@ -1,0 +1,34 @@
+//! What a face may know of a model without calling it.
+//!
+//! Owns: [`Facts`]. Refuses to know: how the model is called; its function is the only way.
+
+use std::fmt;
+
+use sapwood_engine::Engine;
+use sapwood_engine::api::{ModelInfo, SharedVocabulary};
+
+/// The facts of a loaded model. They stand in the promise of its function and change only with it.
+#[derive(Clone)]
+pub struct Facts {
+    /// What it is and can do.
+    pub info: ModelInfo,
+    /// Its tokens: which there are, and how text becomes some.
+    pub vocabulary: SharedVocabulary,
+}
+
+impl Facts {
+    pub(super) fn of(engine: &Engine) -> Self {
+        Self {
+            info: engine.info().clone(),
+            vocabulary: engine.vocabulary().clone(),
+        }
+    }
+}
+
+impl fmt::Debug for Facts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Facts")
+            .field("info", &self.info)
+            .finish_non_exhaustive()
+    }
+}
