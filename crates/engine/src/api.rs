@@ -3,6 +3,8 @@
 //! Owns: [`Request`], [`Event`], [`ModelInfo`], [`Vocabulary`], [`Refusal`]; the handle and the engine itself stand in
 //! `engine.rs`. Refuses to know: faces, kernels, how a model computes. See D-4 to D-11.
 //!
+//! A request either generates or, with [`Request::scored`], weighs tokens that are given. Both give the same events.
+//!
 //! ```text
 //!   Engine::submit(Request) -> Handle ── Event{step, choice, Tokens}* ── Event{Finish} per choice ── Event{Usage} ── end
 //!                                     └─ or Event{Fault} once, as the last event
@@ -11,7 +13,6 @@
 //! A script that cuts its connection, and nothing else, gives a `Fault` with [`Code::Truncated`] and the reason
 //! [`CUT_CLOSE`] or [`CUT_RESET`]: a face that carries one stream per connection ends that connection so (D-11).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,8 +81,9 @@ pub struct Sampling {
     pub presence_penalty: f32,
     /// Subtracted per earlier occurrence in the output; within ±100.
     pub frequency_penalty: f32,
-    /// Added to logits; -100 and below forbids.
-    pub logit_bias: BTreeMap<Token, f32>,
+    /// Added to the logits before everything else; minus infinity forbids the token (LM-305). In any order, several for
+    /// one token add up. Shared, because some callers send the same tens of thousands of them again and again.
+    pub logit_bias: Arc<[(Token, f32)]>,
     /// Equal seed, build, model and request give equal tokens (D-21). `None`: the engine picks one and reports it.
     pub seed: Option<u64>,
 }
@@ -96,7 +98,7 @@ impl Default for Sampling {
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
-            logit_bias: BTreeMap::new(),
+            logit_bias: Arc::default(),
             seed: None,
         }
     }
@@ -114,8 +116,9 @@ pub struct Request {
     pub min_tokens: u32,
     /// Texts that end a choice and are not part of it; at most 64 of at most 1 KiB, none empty.
     pub stop: Vec<String>,
-    /// Tokens that end a choice and are not part of its text; at most 256.
-    pub stop_tokens: Vec<Token>,
+    /// Sequences of tokens that end a choice, matched in its output only (LM-307); at most 256 of 1 to 64 tokens. The
+    /// token that completes one is told, but its bytes are no text.
+    pub stop_sequences: Vec<Vec<Token>>,
     /// Generate on past the end-of-sequence token.
     pub ignore_eos: bool,
     /// `None`: no log-probabilities at all. `Some(k)`: the chosen token's, and the `k` best.
@@ -132,6 +135,10 @@ pub struct Request {
     pub cache_key: Option<u64>,
     /// Steers the request; forked for each further choice.
     pub steer: Option<Box<dyn Steer>>,
+    /// Not to generate: these tokens, at least one, are taken as the output, each with its log-probability given the
+    /// prompt and those before it, without bias (LM-312). Only `top_logprobs` counts beside the prompt: nothing stops
+    /// it, nothing is drawn; `n` is 1 and there is no steerer. It ends with [`Reason::Stop`].
+    pub scored: Option<Vec<Token>>,
 }
 
 impl Request {
@@ -144,7 +151,7 @@ impl Request {
             max_tokens: None,
             min_tokens: 0,
             stop: Vec::new(),
-            stop_tokens: Vec::new(),
+            stop_sequences: Vec::new(),
             ignore_eos: false,
             top_logprobs: None,
             n: 1,
@@ -153,6 +160,7 @@ impl Request {
             timeout: None,
             cache_key: None,
             steer: None,
+            scored: None,
         }
     }
 }
@@ -221,14 +229,14 @@ pub struct Sampled {
 pub struct Finish {
     /// Why.
     pub reason: Reason,
-    /// The stop text or stop token that did it, if one did.
+    /// The stop text or the stop tokens that did it, if they did.
     pub stop: Option<Stop>,
 }
 
 /// Why a choice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// End-of-sequence, a stop text or a stop token.
+    /// End-of-sequence, a stop text, stop tokens, or the last of the tokens to be scored.
     Stop,
     /// `max_tokens` or the end of the context.
     Length,
@@ -243,8 +251,8 @@ pub enum Reason {
 pub enum Stop {
     /// This stop text.
     Text(String),
-    /// This token.
-    Token(Token),
+    /// These tokens, the last of the output; one for an end of sequence.
+    Tokens(Vec<Token>),
 }
 
 /// What a request cost.

@@ -31,5 +31,6 @@ pub use engine::{Config, Engine};
 pub use outbox::Handle;
 pub use owner::{Owner, SequenceId, StepReport};
 pub use submission::{
-    CHOICES_MAX, STOP_TEXT_BYTES_MAX, STOP_TEXTS_MAX, STOP_TOKENS_MAX, TOP_LOGPROBS_MAX,
+    CHOICES_MAX, STOP_SEQUENCE_TOKENS_MAX, STOP_SEQUENCES_MAX, STOP_TEXT_BYTES_MAX, STOP_TEXTS_MAX,
+    TOP_LOGPROBS_MAX,
 };

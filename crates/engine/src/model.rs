@@ -37,6 +37,8 @@ pub struct Capacity {
     pub cells: u32,
     /// Entries of one batch. At least [`ModelInfo::parallel`].
     pub batch_tokens: u32,
+    /// Rows of one batch. At least [`ModelInfo::parallel`]; scoring uses what is beyond that.
+    pub rows: u32,
 }
 
 /// What a slot is opened for. Real models need none of it; a scripted model computes its rows from it.
@@ -61,7 +63,7 @@ pub struct Entry {
     pub position: u32,
     /// The token; always below the vocabulary's size.
     pub token: Token,
-    /// Whether the owner will ask for the row after this token. Only the last entry of a slot can want it.
+    /// Whether the owner will ask for the row after this token.
     pub row: bool,
 }
 
@@ -125,13 +127,14 @@ pub trait Model: Send {
     /// Frees a slot.
     fn release(&mut self, slot: Slot);
 
-    /// Computes the batch: at most [`Capacity::batch_tokens`] entries, those of one slot together and in order.
+    /// Computes the batch: at most [`Capacity::batch_tokens`] entries, those of one slot together and in order, with at
+    /// most [`Capacity::rows`] rows.
     ///
     /// # Errors
     /// See [`Stop`].
     fn decode(&mut self, batch: &[Entry], now: Time) -> Result<(), Stop>;
 
     /// The row of the entry at `index` in the last batch, which wanted one. Asked at most once per entry, before the
-    /// next call of any other method.
+    /// next batch; not after its slot was cut back before the entry, or released.
     fn row(&mut self, index: usize, now: Time) -> Row<'_>;
 }

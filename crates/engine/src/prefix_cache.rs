@@ -299,7 +299,8 @@ impl PrefixCache {
     }
 }
 
-fn common_prefix(left: &[Token], right: &[Token]) -> usize {
+/// How many tokens both begin with.
+pub(crate) fn common_prefix(left: &[Token], right: &[Token]) -> usize {
     left.iter()
         .zip(right)
         .take_while(|(left, right)| left == right)

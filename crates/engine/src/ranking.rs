@@ -128,6 +128,25 @@ impl Ranking {
         logprob.min(0.0)
     }
 
+    /// Which rank a token of the vocabulary has.
+    #[must_use]
+    pub fn rank(&self, token: Token) -> usize {
+        let size = u64::from(self.vocabulary());
+        let (stride, start) = self.stride();
+        let inverse = inverse(u64::from(stride), size);
+        // How far along the walk a token comes. All factors are below 2^32.
+        let place =
+            |token: Token| (u64::from(token) + size - u64::from(start)) % size * inverse % size;
+        let (own, first) = (place(token), place(self.first()));
+        let rank = match own.cmp(&first) {
+            std::cmp::Ordering::Less => own + 1,
+            std::cmp::Ordering::Equal => 0,
+            std::cmp::Ordering::Greater => own,
+        };
+        // Below the vocabulary's size, which is a u32.
+        usize::try_from(rank).unwrap_or(usize::MAX)
+    }
+
     /// A probability that the first token surely has at this temperature (above 0), without building anything.
     #[must_use]
     pub fn certainty(&self, temperature: f32) -> f64 {
@@ -202,6 +221,19 @@ const fn step(at: u32, stride: u32, size: u32) -> u32 {
     }
 }
 
+/// The number by which `a`, which has no common divisor with `size`, gives 1 modulo `size`; 0 if `size` is 1.
+const fn inverse(a: u64, size: u64) -> u64 {
+    // Euclid's algorithm; the coefficients are kept modulo `size`, so that they need no sign.
+    let (mut r, mut next_r) = (size, a % size);
+    let (mut t, mut next_t) = (0, 1 % size);
+    while next_r != 0 {
+        let quotient = r / next_r;
+        (t, next_t) = (next_t, (t + size - quotient % size * next_t % size) % size);
+        (r, next_r) = (next_r, r % next_r);
+    }
+    t
+}
+
 const fn gcd(mut a: u32, mut b: u32) -> u32 {
     while b != 0 {
         (a, b) = (b, a % b);
@@ -240,6 +272,9 @@ mod tests {
             let mut tokens: Vec<_> = best.iter().map(|&(token, _)| token).collect();
             tokens.sort_unstable();
             assert_eq!(tokens, (0..size).collect::<Vec<_>>());
+            for (rank, &(token, _)) in best.iter().enumerate() {
+                assert_eq!(ranking.rank(token), rank, "{size} {key} {token}");
+            }
             let mut row = Vec::new();
             ranking.fill(&mut row);
             let log_total = total(&row).ln();

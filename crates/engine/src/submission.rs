@@ -17,8 +17,10 @@ pub const CHOICES_MAX: u32 = 64;
 pub const STOP_TEXTS_MAX: usize = 64;
 /// Bytes of one stop text.
 pub const STOP_TEXT_BYTES_MAX: usize = 1024;
-/// Stop tokens of one request.
-pub const STOP_TOKENS_MAX: usize = 256;
+/// Stop sequences of one request.
+pub const STOP_SEQUENCES_MAX: usize = 256;
+/// Tokens of one stop sequence.
+pub const STOP_SEQUENCE_TOKENS_MAX: usize = 64;
 /// Alternatives listed with each token.
 pub const TOP_LOGPROBS_MAX: u32 = 1000;
 
@@ -48,9 +50,43 @@ pub(crate) struct Terms {
     pub(crate) asked_max_tokens: Option<u32>,
     pub(crate) min_tokens: u32,
     pub(crate) stop: Vec<String>,
-    pub(crate) stop_tokens: Vec<Token>,
+    pub(crate) stop_sequences: Vec<Vec<Token>>,
     pub(crate) ignore_eos: bool,
     pub(crate) top_logprobs: Option<u32>,
+    pub(crate) scored: Option<Scored>,
+}
+
+/// The output of a request that weighs tokens instead of generating them.
+#[derive(Debug)]
+pub(crate) struct Scored {
+    /// What is weighed. Never empty; prompt and these fit in the context.
+    pub(crate) tokens: Vec<Token>,
+    /// The prompt is empty, so the first token follows nothing: it stands as the prompt, and its score is 0 (LM-312).
+    pub(crate) headless: bool,
+}
+
+impl Terms {
+    /// Tokens that may not come before `min_tokens`, beside the ends.
+    pub(crate) fn single_stops(&self) -> impl Iterator<Item = Token> + '_ {
+        let singles = self.stop_sequences.iter().map(Vec::as_slice);
+        singles.filter_map(|stop| {
+            if let [token] = stop {
+                Some(*token)
+            } else {
+                None
+            }
+        })
+    }
+
+    /// The stop sequence that `output` and then `token` end with.
+    pub(crate) fn stop_sequence(&self, output: &[Token], token: Token) -> Option<&[Token]> {
+        let completes = |stop: &&[Token]| {
+            let (last, before) = stop.split_last()?;
+            Some(*last == token && output.ends_with(before))
+        };
+        let mut stops = self.stop_sequences.iter().map(Vec::as_slice);
+        stops.find(|stop| completes(stop) == Some(true))
+    }
 }
 
 /// Checks a request and tokenises its prompt.
@@ -66,7 +102,10 @@ pub(crate) fn prepare(
     seed: impl FnOnce() -> u64,
 ) -> Result<Submission, Refusal> {
     check(&request, info.vocabulary_tokens)?;
-    let prompt = tokenise(&request.prompt, info, vocabulary)?;
+    let (prompt, scored) = match request.scored.take() {
+        None => (tokenise(&request.prompt, info, vocabulary)?, None),
+        Some(tokens) => scoring(&request.prompt, tokens, info, vocabulary)?,
+    };
     // A vector's length and the context both fit: the prompt is shorter than the context, which is a u32.
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     let rest = info.context_tokens - prompt_tokens;
@@ -74,6 +113,17 @@ pub(crate) fn prepare(
         Some(first) => fork_steerers(first, request.n)?,
         None => Vec::new(),
     };
+    if scored.is_some() {
+        request.stop.clear();
+    }
+    // A seed matters only where something is drawn; elsewhere it is the same, so that models which follow it repeat
+    // themselves.
+    let drawn = request.sampling.temperature > 0.0 || !steerers.is_empty();
+    let seed = || if drawn && scored.is_none() { seed() } else { 0 };
+    let weighed = scored
+        .as_ref()
+        .map(|scored| u32::try_from(scored.tokens.len()).unwrap_or(u32::MAX));
+    let asked_max_tokens = weighed.or(request.max_tokens);
     Ok(Submission {
         prompt: prompt.into(),
         choices: request.n,
@@ -85,13 +135,14 @@ pub(crate) fn prepare(
         terms: Arc::new(Terms {
             seed: request.sampling.seed.unwrap_or_else(seed),
             sampling: request.sampling,
-            max_tokens: request.max_tokens.map_or(rest, |max| max.min(rest)),
-            asked_max_tokens: request.max_tokens,
+            max_tokens: asked_max_tokens.map_or(rest, |max| max.min(rest)),
+            asked_max_tokens,
             min_tokens: request.min_tokens,
             stop: request.stop,
-            stop_tokens: request.stop_tokens,
+            stop_sequences: request.stop_sequences,
             ignore_eos: request.ignore_eos,
             top_logprobs: request.top_logprobs,
+            scored,
         }),
     })
 }
@@ -108,6 +159,48 @@ fn fork_steerers(mut first: Box<dyn Steer>, choices: u32) -> Result<Vec<Box<dyn 
     Ok(others)
 }
 
+/// Prompt and output of a request that weighs tokens.
+fn scoring(
+    prompt: &Prompt,
+    tokens: Vec<Token>,
+    info: &ModelInfo,
+    vocabulary: &dyn Vocabulary,
+) -> Result<(Vec<Token>, Option<Scored>), Refusal> {
+    inside(&tokens, info)?;
+    let headless = matches!(prompt, Prompt::Tokens(tokens) if tokens.is_empty());
+    let prompt = if headless {
+        tokens[..1].to_vec()
+    } else {
+        tokenise(prompt, info, vocabulary)?
+    };
+    let length = prompt.len() + tokens.len() - usize::from(headless);
+    if length > info.context_tokens as usize {
+        return Err(too_long(
+            "the prompt and the tokens to be scored have",
+            length,
+            info,
+        ));
+    }
+    Ok((prompt, Some(Scored { tokens, headless })))
+}
+
+fn inside(tokens: &[Token], info: &ModelInfo) -> Result<(), Refusal> {
+    let size = info.vocabulary_tokens;
+    let Some(token) = tokens.iter().find(|&&token| token >= size) else {
+        return Ok(());
+    };
+    let message = format!("token {token} is outside the vocabulary of {size} tokens");
+    Err(Refusal::new(Code::InvalidRequest, "BAD_TOKENS", message))
+}
+
+fn too_long(what: &str, length: usize, info: &ModelInfo) -> Refusal {
+    let context = info.context_tokens;
+    let message = format!(
+        "{what} {length} tokens and the context of this model holds {context}, output included: shorten it"
+    );
+    Refusal::new(Code::InvalidRequest, "PROMPT_TOO_LONG", message)
+}
+
 fn tokenise(
     prompt: &Prompt,
     info: &ModelInfo,
@@ -115,14 +208,7 @@ fn tokenise(
 ) -> Result<Vec<Token>, Refusal> {
     let mut tokens = match prompt {
         Prompt::Tokens(tokens) => {
-            let foreign = tokens
-                .iter()
-                .find(|&&token| token >= info.vocabulary_tokens);
-            if let Some(token) = foreign {
-                let size = info.vocabulary_tokens;
-                let message = format!("token {token} is outside the vocabulary of {size} tokens");
-                return Err(Refusal::new(Code::InvalidRequest, "BAD_TOKENS", message));
-            }
+            inside(tokens, info)?;
             tokens.clone()
         }
         Prompt::Text(text) => {
@@ -141,15 +227,7 @@ fn tokenise(
         tokens.push(beginning);
     }
     if tokens.len() >= info.context_tokens as usize {
-        let (length, context) = (tokens.len(), info.context_tokens);
-        let message = format!(
-            "the prompt has {length} tokens and the context of this model holds {context}, output included: shorten it"
-        );
-        return Err(Refusal::new(
-            Code::InvalidRequest,
-            "PROMPT_TOO_LONG",
-            message,
-        ));
+        return Err(too_long("the prompt has", tokens.len(), info));
     }
     Ok(tokens)
 }
@@ -176,8 +254,9 @@ fn sampling_rules(sampling: &Sampling, vocabulary_tokens: u32) -> [Rule; 7] {
     let within = |value: f32, bound: f32| (-bound..=bound).contains(&value);
     let above_0 = |value: f32, most: f32| value > 0.0 && value <= most;
     let bias = &sampling.logit_bias;
-    let bias_holds = bias.keys().all(|&token| token < vocabulary_tokens)
-        && bias.values().all(|bias| !bias.is_nan() && *bias <= 1e30);
+    let bias_holds = bias
+        .iter()
+        .all(|&(token, bias)| token < vocabulary_tokens && !bias.is_nan() && bias <= 1e30);
     [
         (
             (0.0..=100.0).contains(&sampling.temperature),
@@ -212,13 +291,18 @@ fn sampling_rules(sampling: &Sampling, vocabulary_tokens: u32) -> [Rule; 7] {
         (
             bias_holds,
             "logit_bias",
-            "finite numbers for tokens within the vocabulary",
+            "numbers below infinity for tokens within the vocabulary",
         ),
     ]
 }
 
-fn request_rules(request: &Request, vocabulary_tokens: u32) -> [Rule; 6] {
-    let stop_tokens = &request.stop_tokens;
+fn request_rules(request: &Request, vocabulary_tokens: u32) -> [Rule; 8] {
+    let sequences = &request.stop_sequences;
+    let sound = |stop: &Vec<Token>| {
+        (1..=STOP_SEQUENCE_TOKENS_MAX).contains(&stop.len())
+            && stop.iter().all(|&token| token < vocabulary_tokens)
+    };
+    let scored = request.scored.as_ref();
     [
         ((1..=CHOICES_MAX).contains(&request.n), "n", "from 1 to 64"),
         (
@@ -235,10 +319,19 @@ fn request_rules(request: &Request, vocabulary_tokens: u32) -> [Rule; 6] {
             "texts of 1 to 1024 bytes",
         ),
         (
-            stop_tokens.len() <= STOP_TOKENS_MAX
-                && stop_tokens.iter().all(|&token| token < vocabulary_tokens),
-            "stop_tokens",
-            "at most 256 tokens within the vocabulary",
+            sequences.len() <= STOP_SEQUENCES_MAX && sequences.iter().all(sound),
+            "stop_sequences",
+            "at most 256 sequences of 1 to 64 tokens within the vocabulary",
+        ),
+        (
+            scored.is_none_or(|scored| !scored.is_empty()),
+            "scored",
+            "at least one token",
+        ),
+        (
+            scored.is_none() || request.n == 1 && request.steer.is_none(),
+            "scored",
+            "asked with n 1 and without a controller",
         ),
         (
             request

@@ -73,7 +73,7 @@ pub use self::into_chunks::{IntoChunk, IntoChunks, Items};
 pub use self::kernel::Kernel;
 pub use self::layer::{Layer, Next, layered};
 pub use self::meta::{Meta, Reason, Usage};
-pub use self::model::{CONFIG_CONTEXT, Facts, model};
+pub use self::model::{CONFIG_CONTEXT, Facts, GenerateConfig, PromptMode, model};
 pub use self::name::{Mime, Name, Port};
 pub use self::node::{Keep, Node, NodeWriter};
 pub use self::payer::Payer;

@@ -25,7 +25,7 @@ use sapwood_engine::api::{self, Prompt, Request};
 use serde_json::{Map, Value};
 
 use self::answer::{Answer, Asked};
-use self::config::{GenerateConfig, PromptMode};
+pub use self::config::{GenerateConfig, PromptMode};
 pub use self::facts::Facts;
 use crate::Result;
 use crate::call::{Call, Instant, Ports};
@@ -138,6 +138,12 @@ fn logprobs(call: &Call, config: &GenerateConfig) -> Option<u32> {
 }
 
 async fn read_config(call: &Call, engine: &Engine) -> Result<GenerateConfig> {
+    if let Some(node) = call.inputs.get("config")
+        && let Some(first) = node.main().read().try_next().await?
+        && let Some(config) = first.inner::<GenerateConfig>()
+    {
+        return Ok(config.clone());
+    }
     let mut fields = match call.context.get(CONFIG_CONTEXT) {
         Some(Value::Object(base)) => base.clone(),
         _ => Map::new(),

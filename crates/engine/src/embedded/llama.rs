@@ -414,6 +414,9 @@ pub(super) const THREADS_MAX: u32 = 256;
 /// Most slots that llama.cpp keeps apart.
 pub(super) const SLOTS_MAX: u32 = 256;
 
+/// Rows of a batch beside one for each slot, for tokens that are scored.
+pub(super) const SCORED_ROWS: u32 = 64;
+
 /// The size of a context.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
@@ -453,6 +456,7 @@ pub(super) struct Context {
     batches: u64,
     cells: u32,
     batch_tokens: u32,
+    rows: u32,
     batch: Batch,
     interrupt: Interrupt,
     model: Arc<Model>,
@@ -481,9 +485,10 @@ impl Context {
         params.n_batch = batch_tokens;
         params.n_ubatch = batch_tokens;
         params.n_seq_max = slots;
-        // One row per slot and batch is all that the engine's model trait asks for.
-        params.n_outputs_max = slots;
-        params.n_outputs_max_per_seq = 1;
+        // One row per slot, and some for slots that want several.
+        let rows = slots.saturating_add(SCORED_ROWS).min(batch_tokens);
+        params.n_outputs_max = rows;
+        params.n_outputs_max_per_seq = rows;
         params.n_threads = threads.cast_signed();
         params.n_threads_batch = threads.cast_signed();
         // One cache for all slots: a fork then shares cells instead of copying them.
@@ -527,6 +532,7 @@ impl Context {
             batches,
             cells,
             batch_tokens,
+            rows,
             batch,
             interrupt,
             model,
@@ -542,6 +548,11 @@ impl Context {
     /// Entries that fit into a batch.
     pub(super) fn batch_tokens(&self) -> u32 {
         self.batch_tokens
+    }
+
+    /// Rows that a batch may want.
+    pub(super) fn rows(&self) -> u32 {
+        self.rows
     }
 
     /// Slots.
@@ -611,8 +622,8 @@ impl Context {
             }
             rows += usize::from(entry.row);
         }
-        if rows > self.held.len() {
-            Err(Failure::Invalid("more rows than slots"))
+        if rows > self.rows as usize {
+            Err(Failure::Invalid("more rows than there is room for"))
         } else {
             Ok(())
         }

@@ -7,6 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use super::gguf::Header;
+use super::llama::SCORED_ROWS;
 
 /// Bytes that a model is going to need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +56,8 @@ impl Estimate {
             4,
         ]);
         let masks = product(&[batch, cells, 4]);
-        let logits = product(&[u64::from(sizes.slots), vocabulary, 8]);
+        let rows = u64::from(sizes.slots.saturating_add(SCORED_ROWS));
+        let logits = product(&[rows, vocabulary, 8]);
         let parts = header.number("split.count").unwrap_or(1).max(1);
         Self {
             weights: header.tensor_bytes.saturating_mul(parts),

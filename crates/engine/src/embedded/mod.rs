@@ -53,6 +53,7 @@ impl Model for Embedded {
             slots: self.context.slots(),
             cells: self.context.cells(),
             batch_tokens: self.context.batch_tokens(),
+            rows: self.context.rows(),
         }
     }
 

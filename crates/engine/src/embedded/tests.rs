@@ -108,7 +108,8 @@ fn says_what_it_is() {
         Capacity {
             slots: 8,
             cells: 2048,
-            batch_tokens: 64
+            batch_tokens: 64,
+            rows: 64,
         }
     );
 }

@@ -7,18 +7,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
+use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
+use slab::Slab;
 
 use super::Owner;
-use super::sequence::{Job, Sequence, Steering};
+use super::sequence::{After, Job, Sequence, Steering};
 use crate::api::{Fault, Finish, Reason};
 use crate::engine::Command;
 use crate::model::{Opening, Slot};
 use crate::outbox::Wish;
-use crate::prefix_cache::Match;
+use crate::prefix_cache::{Match, common_prefix};
 use crate::sampling::History;
 use crate::scheduler::Key;
 use crate::text::Text;
+
+/// A request waits for another to compute a common prefix of at least so many tokens (LM-609); less is computed twice.
+const SHARED_TOKENS_MIN: usize = 32;
 
 impl Owner {
     /// Takes everything from the inbox.
@@ -76,6 +81,10 @@ impl Owner {
                     },
                 );
             }
+        } else if self.jobs[job].is_headless() {
+            for key in self.jobs[job].members.clone() {
+                self.score_headless(key, now);
+            }
         }
     }
 
@@ -86,6 +95,21 @@ impl Owner {
         steering: Option<Steering>,
         after: Option<Key>,
     ) -> Key {
+        let request = &self.jobs[job];
+        let tokens = request.tokens();
+        let after = match after {
+            Some(key) => Some(After {
+                key,
+                number: self.sequences[key].number,
+                tokens: request.prompt.len() - 1,
+            }),
+            // A steerer's branch has its parent's tokens, which are not known here yet.
+            None if steering.is_none() && self.info.truncates => {
+                leader(&self.sequences, &self.jobs, request, &tokens)
+            }
+            None => None,
+        };
+        let headless = usize::from(request.is_headless());
         let request = &mut self.jobs[job];
         let choice = request.next_choice;
         request.next_choice += 1;
@@ -93,8 +117,9 @@ impl Owner {
             number: self.numbers,
             job,
             choice,
-            tokens: request.prompt.to_vec(),
-            prompt_tokens: request.prompt.len(),
+            tokens,
+            prompt_tokens: request.prompt.len() - headless,
+            scored: request.terms.scored.is_some(),
             computed: 0,
             slot: None,
             after,
@@ -219,10 +244,13 @@ impl Owner {
         }
     }
 
-    /// Whether a waiting sequence may be admitted: those that share a prompt wait until one has computed it.
+    /// Whether a waiting sequence may be admitted: those that share a prefix wait until one has computed it.
     fn is_eligible(&self, key: Key) -> bool {
-        let after = self.sequences[key].after;
-        after.is_none_or(|first| self.sequences[first].can_share_prompt())
+        let Some(after) = self.sequences[key].after else {
+            return true;
+        };
+        let first = self.sequences.get(after.key);
+        first.is_none_or(|first| first.number != after.number || first.computed >= after.tokens)
     }
 
     /// Finds a slot with as much of the sequence's prefix as there is. False if it does not fit now.
@@ -255,8 +283,9 @@ impl Owner {
     /// those that do not run, never from those that do. The shared prefix, or `None` if it does not fit.
     fn make_place(&mut self, key: Key) -> Option<Option<Match>> {
         loop {
-            let tokens = &self.sequences[key].tokens;
-            let shared = self.cache.find(tokens);
+            let sequence = &self.sequences[key];
+            let tokens = &sequence.tokens;
+            let shared = self.cache.find(&tokens[..=sequence.first_row()]);
             let saved = shared.map_or(0, |shared| {
                 shared.tokens - self.cache.unpinned(shared.slot, shared.tokens)
             });
@@ -322,4 +351,34 @@ impl Owner {
             .request_max_tokens
             .observe(f64::from(submission.terms.max_tokens));
     }
+}
+
+/// Who computes, or will, the longest prefix that is worth waiting for. Nobody waits for a sequence that may sleep or be
+/// suspended before it has computed that much, or that has less priority.
+fn leader(
+    sequences: &Slab<Sequence>,
+    jobs: &Slab<Job>,
+    request: &Job,
+    tokens: &[Token],
+) -> Option<After> {
+    let leads = |other: &Sequence| {
+        other.after.is_none()
+            && other.steering.is_none()
+            && jobs[other.job].priority >= request.priority
+    };
+    let common = |(key, other): (Key, &Sequence)| {
+        let usable = request.prompt.len().saturating_sub(1);
+        let common = common_prefix(&other.tokens, &tokens[..usable]).min(other.first_row());
+        let worth = common >= SHARED_TOKENS_MIN && common > other.computed;
+        worth.then_some(After {
+            key,
+            number: other.number,
+            tokens: common,
+        })
+    };
+    sequences
+        .iter()
+        .filter(|(_, other)| leads(other))
+        .filter_map(common)
+        .max_by_key(|after| after.tokens)
 }

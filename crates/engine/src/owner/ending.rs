@@ -91,7 +91,8 @@ impl Owner {
     fn conclude(&mut self, job: usize) {
         let request = &self.jobs[job];
         let usage = Usage {
-            prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
+            prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX)
+                - u32::from(request.is_headless()),
             completion_tokens: request.completion_tokens,
             cached_tokens: request.cached_tokens,
             seed: request.terms.seed,
@@ -144,12 +145,6 @@ impl Owner {
         self.scheduler.remove(key);
         let job = &mut self.jobs[sequence.job];
         job.members.retain(|&member| member != key);
-        for &member in &job.members {
-            let waiting = &mut self.sequences[member];
-            if waiting.after == Some(key) {
-                waiting.after = None;
-            }
-        }
         let Some(slot) = sequence.slot else { return };
         if keep && self.cache.len(slot) > 0 {
             self.cache.keep(slot, job.cache_key);

@@ -13,7 +13,7 @@ use super::Owner;
 use super::sequence::{KeptRow, Sequence};
 use super::steering::{Middle, Rules};
 use crate::api::{Fault, Finish, Reason};
-use crate::model::Row;
+use crate::model::{Model, Row};
 use crate::ranking::Ranking;
 use crate::sampling::{Draw, Sample, Sampler, Unsampleable};
 use crate::scheduler::Key;
@@ -21,7 +21,7 @@ use crate::stats::Counter;
 use crate::submission::Terms;
 
 /// A row that a token can be taken from.
-enum Logits<'a> {
+pub(super) enum Logits<'a> {
     Whole(&'a mut [f32]),
     Ranked(Ranking),
 }
@@ -36,7 +36,7 @@ impl Logits<'_> {
 }
 
 /// What comes of one row.
-enum Outcome {
+pub(super) enum Outcome {
     Sampled(Sample, Lone),
     Splice {
         backtrack: u32,
@@ -75,9 +75,13 @@ impl Owner {
         let rows = std::mem::take(&mut self.scratch.rows);
         for &(key, index) in &rows {
             // A sibling's fault in this very loop may have ended it.
-            if self.sequences.contains(key) {
-                let outcome = self.take(key, index, now);
-                self.follow(key, outcome, now);
+            match self.sequences.get(key) {
+                Some(sequence) if sequence.scored => self.score(key, index, now),
+                Some(_) => {
+                    let outcome = self.take(key, index, now);
+                    self.follow(key, outcome, now);
+                }
+                None => {}
             }
         }
         self.scratch.rows = rows;
@@ -85,18 +89,9 @@ impl Owner {
 
     fn take(&mut self, key: Key, index: usize, now: Time) -> Outcome {
         let rules = self.rules();
-        let model = &mut *self.model;
-        let row = match catch_unwind(AssertUnwindSafe(once(move || model.row(index, now)))) {
-            Ok(Row::Logits(row)) => Logits::Whole(row),
-            Ok(Row::Ranked(ranking)) => Logits::Ranked(ranking),
-            Ok(Row::NotBefore(until)) => return Outcome::NotBefore(until),
-            Ok(Row::End(reason)) => return Outcome::Finish(reason),
-            Ok(Row::Failed(fault)) => return Outcome::Fault(fault),
-            Err(_panic) => {
-                self.inbox.stats.panics.add(1);
-                let message = "the model failed on this request";
-                return Outcome::Fault(Fault::new(Code::Internal, "model_panic", message));
-            }
+        let row = match ask(&mut *self.model, &self.inbox.stats.panics, index, now) {
+            Ok(row) => row,
+            Err(outcome) => return outcome,
         };
         let sequence = &mut self.sequences[key];
         let terms = &self.jobs[sequence.job].terms;
@@ -132,7 +127,7 @@ impl Owner {
         }
     }
 
-    fn follow(&mut self, key: Key, outcome: Outcome, now: Time) {
+    pub(super) fn follow(&mut self, key: Key, outcome: Outcome, now: Time) {
         match outcome {
             Outcome::Sampled(sample, lone) => self.append_sampled(key, sample, lone, now),
             Outcome::Splice { backtrack, tokens } => self.splice(key, backtrack, &tokens, now),
@@ -148,6 +143,28 @@ impl Owner {
                     self.report.late.push(self.sequences[key].number);
                 }
             }
+        }
+    }
+}
+
+/// The row of an entry of the last batch, or what comes instead of a token.
+pub(super) fn ask<'a>(
+    model: &'a mut dyn Model,
+    panics: &Counter,
+    index: usize,
+    now: Time,
+) -> Result<Logits<'a>, Outcome> {
+    match catch_unwind(AssertUnwindSafe(once(move || model.row(index, now)))) {
+        Ok(Row::Logits(row)) => Ok(Logits::Whole(row)),
+        Ok(Row::Ranked(ranking)) => Ok(Logits::Ranked(ranking)),
+        Ok(Row::NotBefore(until)) => Err(Outcome::NotBefore(until)),
+        Ok(Row::End(reason)) => Err(Outcome::Finish(reason)),
+        Ok(Row::Failed(fault)) => Err(Outcome::Fault(fault)),
+        Err(_panic) => {
+            panics.add(1);
+            let message = "the model failed on this request";
+            let fault = Fault::new(Code::Internal, "model_panic", message);
+            Err(Outcome::Fault(fault))
         }
     }
 }
@@ -195,8 +212,8 @@ impl Steps<'_> {
         let forbidden: Vec<Token> = if sequence.appended < terms.min_tokens {
             self.ends
                 .iter()
-                .chain(&terms.stop_tokens)
                 .copied()
+                .chain(terms.single_stops())
                 .collect()
         } else {
             Vec::new()
@@ -224,7 +241,7 @@ impl Steps<'_> {
     }
 }
 
-fn unsampleable(error: Unsampleable, masked: bool) -> Fault {
+pub(super) fn unsampleable(error: Unsampleable, masked: bool) -> Fault {
     match error {
         Unsampleable::NotANumber => Fault::new(Code::Internal, "engine_error", error.to_string()),
         Unsampleable::NothingAllowed if masked => Fault::new(
@@ -234,7 +251,7 @@ fn unsampleable(error: Unsampleable, masked: bool) -> Fault {
         ),
         Unsampleable::NothingAllowed => {
             let message = "logit_bias and min_tokens together allow no token";
-            Fault::new(Code::InvalidRequest, "BAD_CONFIG", message)
+            Fault::new(Code::InvalidRequest, "constraint_failed", message)
         }
     }
 }

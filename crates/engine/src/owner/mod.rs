@@ -22,6 +22,7 @@ mod gather;
 mod output;
 mod pass;
 mod report;
+mod scoring;
 mod sequence;
 mod steering;
 mod thread;
@@ -47,6 +48,8 @@ pub struct Owner {
     model: Box<dyn Model>,
     info: ModelInfo,
     batch_tokens: usize,
+    /// Rows of a batch beside one for everybody who runs.
+    spare_rows: usize,
     vocabulary: SharedVocabulary,
     /// The tokens that end a generation.
     ends: Vec<Token>,
@@ -107,6 +110,7 @@ impl Owner {
             scheduler: Scheduler::new(info.parallel as usize),
             cache: PrefixCache::new(capacity, info.truncates),
             batch_tokens: capacity.batch_tokens as usize,
+            spare_rows: capacity.rows.saturating_sub(info.parallel) as usize,
             model,
             info,
             vocabulary,

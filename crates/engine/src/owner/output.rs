@@ -25,13 +25,20 @@ impl Owner {
         } = sample;
         let terms = self.terms(key);
         let is_end = self.ends.contains(&token) && !terms.ignore_eos;
-        let is_stop = terms.stop_tokens.contains(&token);
+        let sequence = &self.sequences[key];
+        let output = &sequence.tokens[sequence.prompt_tokens..];
+        // The token being appended counts, as it does for stop texts.
+        let stopping = sequence.appended + 1 >= terms.min_tokens;
+        let by_tokens = terms
+            .stop_sequence(output, token)
+            .filter(|_| stopping)
+            .map(<[_]>::to_vec);
         let sampled = Sampled {
             logprob,
             top,
             ..self.sampled(token)
         };
-        let hidden = is_end || is_stop;
+        let hidden = is_end || by_tokens.is_some();
         let (text, stop_text) = self.push_text(key, &sampled.bytes, hidden);
         self.count_token(key, now);
         let steered = self.sequences[key].steering.is_some();
@@ -51,9 +58,9 @@ impl Owner {
                 ..Tokens::default()
             },
         );
-        let ends = is_stop || is_end && (!steered || lone);
+        let by_end = (is_end && (!steered || lone)).then(|| vec![token]);
         let by_text = stop_text.map(|index| Stop::Text(self.terms(key).stop[index].clone()));
-        let stop = ends.then_some(Stop::Token(token)).or(by_text);
+        let stop = by_tokens.or(by_end).map(Stop::Tokens).or(by_text);
         self.end_after(key, token, stop, is_end);
     }
 
@@ -199,7 +206,12 @@ impl Owner {
 
     /// The text that a sampled token makes certain, and the stop text that it completes. The bytes of a hidden token
     /// are no text.
-    fn push_text(&mut self, key: Key, bytes: &Bytes, hidden: bool) -> (ByteString, Option<usize>) {
+    pub(super) fn push_text(
+        &mut self,
+        key: Key,
+        bytes: &Bytes,
+        hidden: bool,
+    ) -> (ByteString, Option<usize>) {
         let sequence = &mut self.sequences[key];
         let terms = &self.jobs[sequence.job].terms;
         if hidden {
@@ -216,7 +228,7 @@ impl Owner {
     }
 
     /// A token of the vocabulary, about which nothing was asked.
-    fn sampled(&self, token: Token) -> Sampled {
+    pub(super) fn sampled(&self, token: Token) -> Sampled {
         let special = self.vocabulary.is_special(token);
         let bytes = if special {
             Bytes::new()
@@ -240,7 +252,7 @@ impl Owner {
         sequence.text.push(&bytes, &terms.stop, false, out);
     }
 
-    fn count_token(&mut self, key: Key, now: Time) {
+    pub(super) fn count_token(&mut self, key: Key, now: Time) {
         let stats = &self.inbox.stats;
         let sequence = &mut self.sequences[key];
         let job = &mut self.jobs[sequence.job];

@@ -74,6 +74,7 @@ impl Owner {
             let idle = work.is_empty();
             self.scratch.work = work;
             if fits || idle {
+                self.ration_rows();
                 return !self.scratch.shares.is_empty();
             }
             let sequences = &self.sequences;
@@ -95,7 +96,7 @@ impl Owner {
             return None;
         }
         // A model that cannot cut back shares a prompt only at its very end, so it stops there once.
-        let shared = sequence.prompt_tokens - 1;
+        let shared = sequence.prompt_tokens.saturating_sub(1);
         if !self.info.truncates
             && sequence.computed < shared
             && self.jobs[sequence.job].members.len() > 1
@@ -116,20 +117,19 @@ impl Owner {
             let sequence = &self.sequences[share.key];
             let Some(slot) = sequence.slot else { continue };
             let until = sequence.computed + share.tokens;
-            let complete = until == sequence.tokens.len();
+            let first_row = sequence.first_row();
             for index in sequence.computed..until {
                 self.scratch.batch.push(Entry {
                     slot,
                     // A sequence is shorter than the context, which is a u32.
                     position: u32::try_from(index).unwrap_or(u32::MAX),
                     token: sequence.tokens[index],
-                    row: complete && index + 1 == until,
+                    row: index >= first_row,
                 });
-            }
-            if complete {
-                self.scratch
-                    .rows
-                    .push((share.key, self.scratch.batch.len() - 1));
+                if index >= first_row {
+                    let at = self.scratch.batch.len() - 1;
+                    self.scratch.rows.push((share.key, at));
+                }
             }
         }
     }

@@ -47,6 +47,25 @@ pub(super) struct Job {
     pub(super) ended: bool,
 }
 
+impl Job {
+    /// What is known at the beginning: the prompt, and what is to be weighed but for the last of it, which nothing
+    /// follows.
+    pub(super) fn tokens(&self) -> Vec<Token> {
+        let mut tokens = self.prompt.to_vec();
+        if let Some(scored) = &self.terms.scored {
+            let rest = usize::from(scored.headless)..scored.tokens.len() - 1;
+            tokens.extend(scored.tokens.get(rest).unwrap_or_default());
+        }
+        tokens
+    }
+
+    /// Tokens are weighed that nothing precedes.
+    pub(super) fn is_headless(&self) -> bool {
+        let scored = self.terms.scored.as_ref();
+        scored.is_some_and(|scored| scored.headless)
+    }
+}
+
 /// A row that waits for its steerer.
 #[derive(Debug)]
 pub(super) enum KeptRow {
@@ -97,6 +116,16 @@ impl Steering {
     }
 }
 
+/// A prefix that somebody else is computing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct After {
+    pub(super) key: Key,
+    /// Keys are used again; numbers are not.
+    pub(super) number: SequenceId,
+    /// So many tokens are common.
+    pub(super) tokens: usize,
+}
+
 /// One generation.
 #[derive(Debug)]
 pub(super) struct Sequence {
@@ -107,11 +136,13 @@ pub(super) struct Sequence {
     /// Prompt and output, as the model sees them.
     pub(super) tokens: Vec<Token>,
     pub(super) prompt_tokens: usize,
+    /// Its output is given and weighed (LM-312): `tokens` has all of it but the last, from the beginning.
+    pub(super) scored: bool,
     /// How many of them its slot holds; 0 without a slot.
     pub(super) computed: usize,
     pub(super) slot: Option<Slot>,
-    /// Waits until this one has computed the prompt, to share it.
-    pub(super) after: Option<Key>,
+    /// Waits until somebody has computed what both begin with.
+    pub(super) after: Option<After>,
     pub(super) asleep_until: Option<Time>,
     pub(super) kept_row: Option<KeptRow>,
     /// Tokens ever appended to the output, taken-back ones included (AI-824).
@@ -136,6 +167,15 @@ impl Sequence {
         }
         if let Some(steering) = &mut self.steering {
             steering.output.push(sampled.clone());
+        }
+    }
+
+    /// The first of its tokens whose row is still wanted. Everything before it may come from elsewhere.
+    pub(super) fn first_row(&self) -> usize {
+        if self.scored {
+            (self.prompt_tokens + self.appended as usize).saturating_sub(1)
+        } else {
+            self.tokens.len() - 1
         }
     }
 

@@ -7,4 +7,5 @@ mod life;
 mod load;
 mod overlap;
 mod probe;
+mod scoring;
 mod steering;

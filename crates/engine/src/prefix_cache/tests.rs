@@ -13,6 +13,7 @@ fn cache(truncates: bool) -> PrefixCache {
             slots: SLOTS,
             cells: CELLS,
             batch_tokens: 8,
+            rows: 8,
         },
         truncates,
     )

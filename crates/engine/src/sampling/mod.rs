@@ -156,6 +156,38 @@ impl Sampler {
         sample
     }
 
+    /// What a row says about a token that is given: its log-probability, without bias, and the best `top`.
+    ///
+    /// # Errors
+    /// See [`Unsampleable`].
+    pub(crate) fn weigh(
+        &mut self,
+        row: &[f32],
+        token: Token,
+        top: usize,
+    ) -> Result<Sample, Unsampleable> {
+        let best = self.survey(row)?;
+        let Unpenalised { log_total, top } = self.log_probabilities(row, best.0, top);
+        let logit = row
+            .get(token as usize)
+            .copied()
+            .unwrap_or(f32::NEG_INFINITY);
+        Ok(Sample {
+            token,
+            logprob: (logit - log_total).min(0.0),
+            top,
+        })
+    }
+
+    /// The same for a row in closed form.
+    pub(crate) fn weigh_ranked(ranking: &Ranking, token: Token, top: usize) -> Sample {
+        Sample {
+            token,
+            logprob: ranking.logprob(ranking.rank(token)),
+            top: ranking.best(top),
+        }
+    }
+
     /// The most likely logit and its token, lowest id first; also prepares the blocks for what follows.
     fn survey(&mut self, row: &[f32]) -> Result<Candidate, Unsampleable> {
         if !self.blocks.survey(row) {
@@ -305,19 +337,9 @@ fn nucleus(sorted: &mut Vec<Candidate>, heat: Heat, wanted: f64) {
 
 /// Bias and masks: what the log-probabilities already see.
 fn constrain(row: &mut [f32], draw: &Draw<'_>) {
-    let biases = draw
-        .sampling
-        .logit_bias
-        .iter()
-        .map(|(&token, &bias)| (token, bias));
-    for (token, bias) in biases.chain(draw.bias.iter().copied()) {
+    for &(token, bias) in draw.sampling.logit_bias.iter().chain(draw.bias) {
         if let Some(logit) = row.get_mut(token as usize) {
-            // -100 and below forbids (D-20).
-            *logit = if bias <= -100.0 {
-                f32::NEG_INFINITY
-            } else {
-                *logit + bias
-            };
+            *logit += bias;
         }
     }
     for &token in draw.forbidden {

@@ -74,6 +74,8 @@ impl Scripted {
             // Bookkeeping is per cell: a scripted cache of more is of no use to anybody.
             cells: cells.min(1 << 24).max(info.context_tokens),
             batch_tokens: config.batch_tokens.max(info.parallel),
+            // Rows in closed form cost nothing.
+            rows: config.batch_tokens.max(info.parallel),
         };
         let law = Law::new(vocabulary_tokens, config.gap);
         let library = Library::new(config, Arc::clone(&vocabulary))?;
@@ -179,7 +181,8 @@ impl Model for Scripted {
         }
         match sequence.play.cue(next) {
             Cue::Token(token) => {
-                let hash = sequence.hashes.last().copied().unwrap_or_default();
+                let hash = sequence.hashes.get(entry.position as usize);
+                let hash = hash.copied().unwrap_or_default();
                 Row::Ranked(Ranking::new(&law, mix(hash ^ sequence.seed), Some(token)))
             }
             Cue::End(reason) => Row::End(reason),

@@ -63,13 +63,13 @@ const CASES: &[Case] = &[
     ),
     (
         "logit_bias",
-        |r| _ = r.sampling.logit_bias.insert(257, -1e9),
-        |r| _ = r.sampling.logit_bias.insert(258, 0.0),
+        |r| r.sampling.logit_bias = [(257, f32::NEG_INFINITY)].into(),
+        |r| r.sampling.logit_bias = [(258, 0.0)].into(),
     ),
     (
         "logit_bias",
         |_| (),
-        |r| _ = r.sampling.logit_bias.insert(1, f32::INFINITY),
+        |r| r.sampling.logit_bias = [(1, f32::INFINITY)].into(),
     ),
     ("n", |r| r.n = 64, |r| r.n = 65),
     ("n", |r| r.n = 1, |r| r.n = 0),
@@ -85,11 +85,31 @@ const CASES: &[Case] = &[
     ),
     ("stop", |_| (), |r| r.stop = vec![String::new()]),
     (
-        "stop_tokens",
-        |r| r.stop_tokens = vec![257; 256],
-        |r| r.stop_tokens = vec![257; 257],
+        "stop_sequences",
+        |r| r.stop_sequences = vec![vec![257; 64]; 256],
+        |r| r.stop_sequences = vec![vec![257; 64]; 257],
     ),
-    ("stop_tokens", |_| (), |r| r.stop_tokens = vec![258]),
+    (
+        "stop_sequences",
+        |_| (),
+        |r| r.stop_sequences = vec![vec![1; 65]],
+    ),
+    (
+        "stop_sequences",
+        |_| (),
+        |r| r.stop_sequences = vec![vec![]],
+    ),
+    (
+        "stop_sequences",
+        |_| (),
+        |r| r.stop_sequences = vec![vec![1, 258]],
+    ),
+    (
+        "scored",
+        |r| r.scored = Some(vec![1]),
+        |r| r.scored = Some(vec![]),
+    ),
+    ("scored", |_| (), |r| (r.scored, r.n) = (Some(vec![1]), 2)),
     (
         "top_logprobs",
         |r| r.top_logprobs = Some(1000),
@@ -134,6 +154,23 @@ fn d_23_a_prompt_is_refused_iff_it_fills_the_context() {
             .0,
         "PROMPT_TOO_LONG"
     );
+}
+
+#[test]
+fn lm_313_prompt_and_scored_are_refused_iff_they_are_longer_than_the_context() {
+    let scoring = |prompt: usize, scored: usize| {
+        refused(|r| {
+            r.prompt = Prompt::Tokens(vec![1; prompt]);
+            r.scored = Some(vec![1; scored]);
+        })
+    };
+    assert_eq!(scoring(12, 20), None);
+    assert_eq!(scoring(0, 32), None);
+    for (prompt, scored) in [(13, 20), (0, 33), (32, 1)] {
+        assert_eq!(scoring(prompt, scored).unwrap().0, "PROMPT_TOO_LONG");
+    }
+    let outside = refused(|r| r.scored = Some(vec![258])).unwrap();
+    assert_eq!(outside.0, "BAD_TOKENS");
 }
 
 #[test]

@@ -387,7 +387,10 @@ impl Stream for Answer {
 fn stop_json(stop: Stop) -> Value {
     match stop {
         Stop::Text(text) => text.into(),
-        Stop::Token(token) => token.into(),
+        Stop::Tokens(tokens) => match tokens[..] {
+            [token] => token.into(),
+            _ => tokens.into(),
+        },
     }
 }
 

@@ -1,59 +1,96 @@
-//! How a model is asked to generate: the fields of `GenerateConfig`, read from JSON.
+//! How a model is asked to generate: the fields of `GenerateConfig`, typed or read from JSON.
 //!
-//! Owns: [`GenerateConfig`], its names and ranges (EV-602, EV-603). Refuses to know: protobuf (its face turns that into
-//! the same JSON), what an engine does with a field.
+//! Owns: [`GenerateConfig`], the names and ranges of its JSON (EV-602, EV-603). Refuses to know: protobuf (its face turns
+//! that into the same JSON), what an engine does with a field.
+//!
+//! Two ways lead to input `config` of a model. JSON, from Evergreen and from people, has the ranges of EV-602. A face in
+//! this process that has read its own wire format gives [`GenerateConfig::into_chunk`] instead: no JSON is written or
+//! read, and the ranges are the core's (D-20), which the engine checks once, when the request is submitted.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use sapwood_engine::api::Request;
+use sapwood_proto::steer::Token;
 use serde_json::{Map, Value};
 
 use crate::Result;
+use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::limits;
-use crate::name::Name;
+use crate::name::{Mime, Name};
 
 /// Stop texts, and bytes of each.
 const STOPS_MAX: usize = 16;
 const STOP_BYTES_MAX: usize = 256;
 const TOP_LOGPROBS_MAX: u32 = 20;
+/// A bias of this and below forbids, where JSON is read (D-20).
+const FORBIDDING: f32 = -100.0;
 
-/// What is set. Everything else takes the model's default.
+/// What is set. Everything else takes the model's default. Ranges are those of [`api`](sapwood_engine::api) and are
+/// checked there; a call out of range fails with `BAD_CONFIG` and the name of the field.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct GenerateConfig {
-    pub(crate) max_tokens: Option<u32>,
-    pub(crate) min_tokens: Option<u32>,
-    pub(crate) temperature: Option<f32>,
-    pub(crate) top_p: Option<f32>,
-    pub(crate) top_k: Option<u32>,
-    pub(crate) min_p: Option<f32>,
-    pub(crate) repetition_penalty: Option<f32>,
-    pub(crate) presence_penalty: Option<f32>,
-    pub(crate) frequency_penalty: Option<f32>,
-    pub(crate) seed: Option<u64>,
-    pub(crate) stop: Vec<String>,
-    pub(crate) stop_token_ids: Vec<u32>,
-    pub(crate) ignore_eos: Option<bool>,
-    pub(crate) top_logprobs: Option<u32>,
-    pub(crate) logit_bias: BTreeMap<u32, f32>,
-    pub(crate) n: Option<u32>,
-    pub(crate) prompt_mode: PromptMode,
-    pub(crate) template_args: Option<Value>,
+pub struct GenerateConfig {
+    /// Tokens per choice at most; not set: the rest of the context.
+    pub max_tokens: Option<u32>,
+    /// Neither end nor stop before so many tokens.
+    pub min_tokens: Option<u32>,
+    /// 0 to 100; 0 takes the most likely token.
+    pub temperature: Option<f32>,
+    /// Above 0, at most 1.
+    pub top_p: Option<f32>,
+    /// 0 is off.
+    pub top_k: Option<u32>,
+    /// 0 to below 1.
+    pub min_p: Option<f32>,
+    /// Above 0, at most 10.
+    pub repetition_penalty: Option<f32>,
+    /// -100 to 100.
+    pub presence_penalty: Option<f32>,
+    /// -100 to 100.
+    pub frequency_penalty: Option<f32>,
+    /// Equal seeds give equal tokens.
+    pub seed: Option<u64>,
+    /// Texts that end a choice.
+    pub stop: Vec<String>,
+    /// Token sequences that end a choice; a single stop token is a sequence of one.
+    pub stop_sequences: Vec<Vec<Token>>,
+    /// Go on past the end of sequence.
+    pub ignore_eos: Option<bool>,
+    /// Alternatives told with each token, 0 to 1,000; not set: no log-probabilities, unless their port is read.
+    pub top_logprobs: Option<u32>,
+    /// Added to the logits; minus infinity forbids. Shared, so that it is not copied from call to call.
+    pub logit_bias: Arc<[(Token, f32)]>,
+    /// Choices, 1 to 64.
+    pub n: Option<u32>,
+    /// Higher goes first among those that wait.
+    pub priority: Option<i32>,
+    /// Weigh these tokens as the output instead of generating one (LM-311).
+    pub scored: Option<Vec<Token>>,
+    /// How the prompt becomes tokens.
+    pub prompt_mode: PromptMode,
+    /// Further variables of the chat template; an object.
+    pub template_args: Option<Value>,
 }
 
 /// How the prompt becomes tokens (EV-607).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum PromptMode {
+pub enum PromptMode {
     /// By the chat template, if there is one.
     #[default]
     Auto,
     /// By the chat template.
     Chat,
-    /// As it is.
+    /// As it is. Leaves of token ids are taken in this mode only.
     Raw,
 }
 
 impl GenerateConfig {
+    /// The chunk that hands this to a model's input `config`, as it is.
+    #[must_use]
+    pub fn into_chunk(self) -> Chunk {
+        Chunk::empty().with_mime(Mime::JSON).with_inner(self)
+    }
+
     /// Reads the fields. A name is accepted in snake or camel case; `null` means not set.
     ///
     /// # Errors
@@ -114,7 +151,7 @@ impl GenerateConfig {
             "frequency_penalty" => self.frequency_penalty = Some(penalty(field, value)?),
             "seed" => self.seed = Some(seed(value)?),
             "stop" => self.stop = stops(value)?,
-            "stop_token_ids" => self.stop_token_ids = token_ids(field, value)?,
+            "stop_token_ids" => self.stop_sequences = token_ids(field, value)?,
             "ignore_eos" => {
                 let flag = value.as_bool();
                 self.ignore_eos = Some(flag.ok_or_else(|| bad(field, "must be true or false"))?);
@@ -141,12 +178,12 @@ impl GenerateConfig {
     /// # Errors
     /// `BAD_CONFIG`.
     pub(crate) fn check_vocabulary(&self, tokens: u32) -> Result<()> {
-        let outside = |id: &u32| *id >= tokens;
+        let outside = |id: &Token| *id >= tokens;
         let why = format!("names a token outside the vocabulary of {tokens}");
-        if self.stop_token_ids.iter().any(outside) {
+        if self.stop_sequences.iter().flatten().any(outside) {
             return Err(bad("stop_token_ids", &why));
         }
-        if self.logit_bias.keys().any(outside) {
+        if self.logit_bias.iter().any(|(id, _)| outside(id)) {
             return Err(bad("logit_bias", &why));
         }
         Ok(())
@@ -173,8 +210,10 @@ impl GenerateConfig {
         put(&mut request.min_tokens, self.min_tokens);
         put(&mut request.ignore_eos, self.ignore_eos);
         put(&mut request.n, self.n);
+        put(&mut request.priority, self.priority);
         request.stop = self.stop;
-        request.stop_tokens = self.stop_token_ids;
+        request.stop_sequences = self.stop_sequences;
+        request.scored = self.scored;
     }
 }
 
@@ -255,16 +294,17 @@ fn stops(value: &Value) -> Result<Vec<String>> {
     }
 }
 
-fn token_ids(field: &str, value: &Value) -> Result<Vec<u32>> {
+/// Each is a sequence of its own.
+fn token_ids(field: &str, value: &Value) -> Result<Vec<Vec<Token>>> {
     let list = value
         .as_array()
         .ok_or_else(|| bad(field, "must be a list of token ids"))?;
     list.iter()
-        .map(|id| integer(field, id, 0, u32::MAX))
+        .map(|id| Ok(vec![integer(field, id, 0, u32::MAX)?]))
         .collect()
 }
 
-fn logit_bias(value: &Value) -> Result<BTreeMap<u32, f32>> {
+fn logit_bias(value: &Value) -> Result<Arc<[(Token, f32)]>> {
     let field = "logit_bias";
     let object = value
         .as_object()
@@ -281,7 +321,14 @@ fn logit_bias(value: &Value) -> Result<BTreeMap<u32, f32>> {
                 |x| (-100.0..=100.0).contains(&x),
                 "-100 to 100",
             )?;
-            Ok((id, bias))
+            Ok((
+                id,
+                if bias <= FORBIDDING {
+                    f32::NEG_INFINITY
+                } else {
+                    bias
+                },
+            ))
         })
         .collect()
 }

@@ -16,6 +16,8 @@ use crate::node::Node;
 use crate::probe::whole;
 use crate::run::Run;
 
+mod typed;
+
 fn scripted(config: Value) -> Scripted {
     let config: Config = serde_json::from_value(config).unwrap();
     Scripted::new(config).unwrap()

@@ -11,7 +11,7 @@ fn tr_1104_echo_answers_with_the_prompt_and_ends_with_usage() {
     let mut bench = Bench::new(Script::default());
     let answer = bench.answer(say("héllo"));
     assert_eq!(answer.text(), "héllo");
-    let stop = Some(Stop::Token(257));
+    let stop = Some(Stop::Tokens(vec![257]));
     assert_eq!(
         answer.choices[0].2,
         Some(Finish {
@@ -102,13 +102,13 @@ fn a_dropped_handle_leaves_the_batch_before_the_next_step() {
 #[test]
 fn stop_tokens_end_and_are_told_but_not_shown() {
     let mut request = say("abcd");
-    request.stop_tokens = vec![99];
+    request.stop_sequences = vec![vec![99]];
     let answer = Bench::new(Script::default()).answer(request);
     assert_eq!(
         (answer.text(), &answer.choices[0].1[..]),
         ("ab", &[97, 98, 99][..])
     );
-    let stop = Some(Stop::Token(99));
+    let stop = Some(Stop::Tokens(vec![99]));
     assert_eq!(
         answer.choices[0].2,
         Some(Finish {
@@ -116,6 +116,36 @@ fn stop_tokens_end_and_are_told_but_not_shown() {
             stop
         })
     );
+}
+
+/// The prompt is `abab` with a token that begins it, and the script says it again.
+#[test]
+fn lm_307_stops_are_sequences_of_the_output_and_the_completing_token_is_told() {
+    // Stops, the minimum of tokens, the output, and the stop that ended it.
+    type Case<'a> = (&'a [&'a [u32]], u32, &'a [u32], &'a [u32]);
+    let cases: [Case<'_>; 8] = [
+        (&[&[98, 97]], 0, &[97, 98, 97], &[98, 97]),
+        // Of two that are complete at once, the first given.
+        (&[&[97, 98, 97], &[97]], 0, &[97], &[97]),
+        // Nothing of the prompt takes part.
+        (&[&[98, 97, 98, 97]], 0, &[97, 98, 97, 98, 257], &[257]),
+        (&[&[256, 97]], 0, &[97, 98, 97, 98, 257], &[257]),
+        // A stop ends with the last token of the minimum at the earliest; a single one does not even come before it.
+        (&[&[97, 98]], 3, &[97, 98, 97, 98], &[97, 98]),
+        (&[&[98, 257]], 0, &[97, 98, 97, 98, 257], &[98, 257]),
+        (&[&[98, 98]], 0, &[97, 98, 97, 98, 257], &[257]),
+        (&[], 0, &[97, 98, 97, 98, 257], &[257]),
+    ];
+    for (stops, min_tokens, ids, stop) in cases {
+        let mut request = say("abab");
+        request.stop_sequences = stops.iter().map(|stop| stop.to_vec()).collect();
+        request.min_tokens = min_tokens;
+        let answer = Bench::new(Script::default()).answer(request);
+        assert_eq!(answer.choices[0].1, ids, "{stops:?}");
+        let finish = answer.choices[0].2.as_ref().unwrap();
+        let stop = Some(Stop::Tokens(stop.to_vec()));
+        assert_eq!((finish.reason, &finish.stop), (Reason::Stop, &stop));
+    }
 }
 
 #[test]
@@ -144,10 +174,10 @@ fn before_min_tokens_nothing_stops_and_with_ignore_eos_the_end_does_not() {
 }
 
 #[test]
-fn lm_411_a_bias_of_100_wins_with_logprob_zero_and_one_of_minus_100_forbids() {
+fn lm_411_a_bias_of_100_wins_with_logprob_zero() {
     let mut bench = Bench::new(Script::default());
     let mut request = say("ab");
-    request.sampling.logit_bias.insert(257, 100.0);
+    request.sampling.logit_bias = [(257, 100.0)].into();
     request.top_logprobs = Some(3);
     let mut handle = bench.submit(request);
     bench.settle();
@@ -156,10 +186,63 @@ fn lm_411_a_bias_of_100_wins_with_logprob_zero_and_one_of_minus_100_forbids() {
     };
     assert_eq!((tokens.tokens[0].id, tokens.tokens[0].logprob), (257, 0.0));
     assert_eq!(tokens.tokens[0].top.len(), 3);
+}
+
+/// The script wants `a`; every other token is 40 below it, so that a bias of more than 40 decides.
+#[test]
+fn lm_305_a_bias_is_added_as_sent_and_minus_infinity_forbids() {
+    let first = |bias: &[(u32, f32)]| {
+        let mut request = say("a");
+        (request.sampling.logit_bias, request.max_tokens) = (bias.into(), Some(1));
+        Bench::new(Script::default()).answer(request).choices[0].1[0]
+    };
+    assert_eq!(first(&[(98, 30.0)]), 97);
+    assert_eq!(first(&[(98, 60.0)]), 98);
+    assert_eq!(first(&[(98, 30.0), (98, 30.0)]), 98, "several add up");
+    assert_eq!(first(&[(97, -30.0)]), 97);
+    assert_ne!(first(&[(97, f32::NEG_INFINITY)]), 97);
+    // Two tokens as unlikely as can be without being forbidden: the bias of -100 is a number like any other.
+    let all: Vec<_> = (0..258).map(|token| (token, -100.0)).collect();
+    assert_eq!(first(&all), 97);
+}
+
+#[test]
+fn lm_305_a_bias_that_forbids_everything_is_a_fault_of_this_request_only() {
+    let mut bench = Bench::new(Script::default());
+    let mut beside = bench.submit(say("ab"));
     let mut request = say("ab");
-    request.sampling.logit_bias.insert(97, -100.0);
-    let answer = bench.answer(request);
-    assert!(!answer.choices[0].1.contains(&97));
+    request.sampling.logit_bias = (0..258).map(|token| (token, f32::NEG_INFINITY)).collect();
+    let fault = bench.answer(request).fault.unwrap();
+    assert_eq!(fault.reason, "constraint_failed");
+    assert_eq!(read(&mut beside).text(), "ab");
+}
+
+/// LM-602: limits and sampling are each row's own, whoever shares the step.
+#[test]
+fn lm_603_every_row_of_a_step_may_differ() {
+    let script = || Script {
+        script: Name::Tokens,
+        gap: 1.0,
+        vocab: 1024,
+        ..Script::default()
+    };
+    let request = |index: u32| {
+        let mut request = say("once");
+        request.sampling.temperature = index as f32 / 8.0;
+        request.sampling.seed = Some(u64::from(index));
+        (request.sampling.top_k, request.max_tokens) = (index, Some(index + 1));
+        request.sampling.logit_bias = [(index, 3.0)].into();
+        request.ignore_eos = true;
+        request
+    };
+    let mut bench = Bench::new(script());
+    let mut together: Vec<_> = (0..16).map(|index| bench.submit(request(index))).collect();
+    bench.settle();
+    for (index, handle) in (0..16).zip(&mut together) {
+        let (seen, alone) = (read(handle), Bench::new(script()).answer(request(index)));
+        assert_eq!(seen.choices, alone.choices, "{index}");
+        assert_eq!(seen.choices[0].1.len(), index as usize + 1);
+    }
 }
 
 #[test]

@@ -1,0 +1,129 @@
+//! Tokens that are given are weighed: one prefill, and a log-probability from each of its rows (LM-311, LM-312).
+//!
+//! Owns: the rows of scored sequences, and how many a step may have. Refuses to know: sampling; nothing is drawn here.
+//!
+//! A scored sequence has its whole output among its tokens from the beginning, all but the last. So it is a prompt to
+//! everybody else: it is prefilled in chunks, shares prefixes, is parked, preempted and cancelled like any other. Only
+//! its rows are wanted from the last token of the prompt on.
+
+use sapwood_proto::code::Code;
+use sapwood_proto::steer::Token;
+use sapwood_proto::time::Time;
+
+use super::Owner;
+use super::gather::{Logits, Outcome, ask, unsampleable};
+use crate::api::{Event, Fault, Finish, Kind, Reason, Sampled, Tokens};
+use crate::sampling::{Sample, Sampler};
+use crate::scheduler::Key;
+
+impl Owner {
+    /// Shortens shares so that the batch has no more rows than the model can give. Everybody who runs has one.
+    pub(super) fn ration_rows(&mut self) {
+        let mut spare = self.spare_rows;
+        for share in &mut self.scratch.shares {
+            let sequence = &self.sequences[share.key];
+            let until = sequence.computed + share.tokens;
+            let more = until.saturating_sub(sequence.first_row() + 1);
+            let granted = more.min(spare);
+            spare -= granted;
+            share.tokens -= more - granted;
+        }
+    }
+
+    /// The first token of an output that nothing precedes: it is as likely as can be.
+    pub(super) fn score_headless(&mut self, key: Key, now: Time) {
+        if let Some(token) = self.next_scored(key) {
+            let sample = Sample {
+                token,
+                logprob: 0.0,
+                top: Vec::new(),
+            };
+            self.append_scored(key, sample, now);
+        }
+    }
+
+    /// Weighs the next token by a row.
+    pub(super) fn score(&mut self, key: Key, index: usize, now: Time) {
+        if self.sequences[key].asleep_until.is_some() {
+            // An earlier row of this step is still to come, and the slot was cut back to it.
+            return;
+        }
+        match self.weigh(key, index, now) {
+            Ok(sample) => self.append_scored(key, sample, now),
+            Err(Outcome::NotBefore(until)) => {
+                let first_row = self.sequences[key].first_row();
+                self.sequences[key].asleep_until = Some(until);
+                self.cut_back(key, first_row);
+            }
+            Err(Outcome::Finish(_)) => {
+                let message = "the model ends before the tokens to be scored do";
+                let fault = Fault::new(Code::FailedPrecondition, "", message);
+                self.fault(self.sequences[key].job, fault, true);
+            }
+            Err(outcome) => self.follow(key, outcome, now),
+        }
+    }
+
+    fn weigh(&mut self, key: Key, index: usize, now: Time) -> Result<Sample, Outcome> {
+        let failed = |error| Outcome::Fault(unsampleable(error, false));
+        let Some(token) = self.next_scored(key) else {
+            let fault = Fault::new(Code::Internal, "", "a row was computed that nobody wants");
+            return Err(Outcome::Fault(fault));
+        };
+        let top = self.terms(key).top_logprobs.unwrap_or(0) as usize;
+        match ask(&mut *self.model, &self.inbox.stats.panics, index, now)? {
+            Logits::Whole(row) => self.sampler.weigh(row, token, top).map_err(failed),
+            Logits::Ranked(ranking) => Ok(Sampler::weigh_ranked(&ranking, token, top)),
+        }
+    }
+
+    fn next_scored(&self, key: Key) -> Option<Token> {
+        let scored = self.terms(key).scored.as_ref()?;
+        scored
+            .tokens
+            .get(self.sequences[key].appended as usize)
+            .copied()
+    }
+
+    /// Tells a weighed token, and ends the sequence with the last one. Those of one step are one event.
+    fn append_scored(&mut self, key: Key, sample: Sample, now: Time) {
+        let Sample {
+            token,
+            logprob,
+            top,
+        } = sample;
+        let sampled = Sampled {
+            logprob,
+            top,
+            ..self.sampled(token)
+        };
+        let (text, _) = self.push_text(key, &sampled.bytes, false);
+        self.count_token(key, now);
+        let (job, choice) = (self.sequences[key].job, self.sequences[key].choice);
+        match self.outgoing.last_mut() {
+            Some((
+                to,
+                Event {
+                    kind: Kind::Tokens(tokens),
+                    ..
+                },
+            )) if *to == job => {
+                tokens.tokens.push(sampled);
+                tokens.text = [&*tokens.text, &*text].concat().into();
+            }
+            _ => self.emit(
+                job,
+                choice,
+                Kind::Tokens(Tokens {
+                    tokens: vec![sampled],
+                    text,
+                    ..Tokens::default()
+                }),
+            ),
+        }
+        if self.next_scored(key).is_none() {
+            let reason = Reason::Stop;
+            self.finish(key, Finish { reason, stop: None });
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Tokens that are weighed instead of generated.
+
+use super::harness::{Bench, read, say};
+use crate::api::{Finish, Kind, Prompt, Reason, Request, Sampled};
+use crate::scripted::{Config as Script, Script as Name};
+use crate::{Config, Handle};
+
+fn wanders() -> Script {
+    Script {
+        script: Name::Tokens,
+        gap: 2.0,
+        vocab: 1024,
+        ..Script::default()
+    }
+}
+
+fn score(prompt: &[u32], scored: &[u32]) -> Request {
+    let mut request = Request::new(Prompt::Tokens(prompt.to_vec()));
+    request.scored = Some(scored.to_vec());
+    request
+}
+
+fn tokens(handle: &mut Handle) -> Vec<Sampled> {
+    let mut all = Vec::new();
+    while let Some(event) = handle.try_next() {
+        if let Kind::Tokens(tokens) = event.kind {
+            all.extend(tokens.tokens);
+        }
+    }
+    all
+}
+
+fn scores(bench: &mut Bench, prompt: &[u32], scored: &[u32]) -> Vec<f32> {
+    let mut handle = bench.submit(score(prompt, scored));
+    bench.settle();
+    let tokens = tokens(&mut handle);
+    let ids: Vec<_> = tokens.iter().map(|token| token.id).collect();
+    assert_eq!(ids, scored);
+    tokens.iter().map(|token| token.logprob).collect()
+}
+
+#[test]
+fn lm_311_each_scored_token_is_told_once_in_order_and_the_last_ends_with_stop() {
+    let mut bench = Bench::new(Script::default());
+    let mut request = score(&[256, 97], &[98, 257, 99, 98]);
+    // What governs generating does not touch it.
+    (request.max_tokens, request.stop) = (Some(1), vec!["b".to_owned()]);
+    request.stop_sequences = vec![vec![98]];
+    let answer = bench.answer(request);
+    assert_eq!(answer.choices[0].1, [98, 257, 99, 98]);
+    assert_eq!(answer.text(), "bcb");
+    let finish = Finish {
+        reason: Reason::Stop,
+        stop: None,
+    };
+    assert_eq!(answer.choices[0].2, Some(finish));
+    let usage = answer.usage.unwrap();
+    assert_eq!((usage.prompt_tokens, usage.completion_tokens), (2, 4));
+    assert!(bench.owner.is_empty());
+}
+
+#[test]
+fn lm_311_one_prefill_gives_every_row() {
+    let mut bench = Bench::new(wanders());
+    let mut handle = bench.submit(score(&[1; 10], &[2; 20]));
+    let report = bench.step();
+    assert_eq!(
+        report.prefilled,
+        [(0, 29)],
+        "nobody needs the row of the last"
+    );
+    assert_eq!(report.finished, [0]);
+    assert_eq!(tokens(&mut handle).len(), 20);
+}
+
+/// Sums to one: every token of the vocabulary weighed in the same place.
+#[test]
+fn lm_312_a_score_is_the_logprob_over_the_whole_vocabulary_without_bias() {
+    let mut bench = Bench::new(wanders());
+    let vocabulary = bench.engine.info().vocabulary_tokens;
+    let prompt = [5, 6, 7];
+    let mut total = 0.0;
+    for token in 0..vocabulary {
+        let mut request = score(&prompt, &[token]);
+        request.sampling.logit_bias = [(token, 50.0)].into();
+        let mut handle = bench.submit(request);
+        bench.settle();
+        total += f64::from(tokens(&mut handle)[0].logprob).exp();
+    }
+    assert!((total - 1.0).abs() < 1e-3, "{total}");
+}
+
+#[test]
+fn lm_312_after_nothing_the_first_is_certain_and_the_rest_follow_it() {
+    let mut bench = Bench::new(wanders());
+    assert_eq!(scores(&mut bench, &[], &[9]), [0.0]);
+    let headless = scores(&mut bench, &[], &[9, 8, 7]);
+    assert_eq!(headless[0], 0.0);
+    assert_eq!(headless[1..], scores(&mut bench, &[9], &[8, 7]));
+    assert!(headless[1] < 0.0);
+}
+
+#[test]
+fn lm_314_scoring_what_was_generated_gives_the_logprobs_of_generating() {
+    for script in [wanders(), Script::default()] {
+        let mut bench = Bench::new(script);
+        let mut request = say("hello there");
+        (request.top_logprobs, request.max_tokens) = (Some(3), Some(12));
+        let prompt = {
+            let vocabulary = bench.engine.vocabulary();
+            let mut prompt: Vec<u32> = vocabulary.beginning().into_iter().collect();
+            prompt.extend(vocabulary.tokenize("hello there", false));
+            prompt
+        };
+        let mut handle = bench.submit(request);
+        bench.settle();
+        let generated = tokens(&mut handle);
+        let ids: Vec<_> = generated.iter().map(|token| token.id).collect();
+        let mut request = score(&prompt, &ids);
+        request.top_logprobs = Some(3);
+        let mut handle = bench.submit(request);
+        bench.settle();
+        assert_eq!(tokens(&mut handle), generated);
+    }
+}
+
+/// LM-609: nobody asked for it, and they come at once.
+#[test]
+fn lm_314_concurrent_requests_with_a_common_prefix_prefill_it_once() {
+    let mut bench = Bench::new(wanders());
+    let prompt: Vec<u32> = (0..400).collect();
+    let mut handles: Vec<_> = (0..20)
+        .map(|index| bench.submit(score(&prompt, &[index, index + 1])))
+        .collect();
+    let mut generating = Request::new(Prompt::Tokens(prompt.clone()));
+    generating.max_tokens = Some(4);
+    handles.push(bench.submit(generating));
+    let computed: u32 = bench
+        .settle()
+        .iter()
+        .flat_map(|report| &report.prefilled)
+        .map(|(_, tokens)| tokens)
+        .sum();
+    assert!(computed < 400 + 21 * 4, "{computed}");
+    for (index, handle) in (0..20).zip(&mut handles) {
+        let together: Vec<_> = tokens(handle).iter().map(|token| token.logprob).collect();
+        let alone = scores(&mut Bench::new(wanders()), &prompt, &[index, index + 1]);
+        assert_eq!(together, alone);
+    }
+}
+
+#[test]
+fn who_waits_for_a_prefix_goes_on_when_its_leader_goes() {
+    let mut bench = Bench::new(wanders());
+    let prompt: Vec<u32> = (0..3000).map(|index| index % 1000).collect();
+    let leader = bench.submit(score(&prompt, &[1]));
+    let mut follower = bench.submit(score(&prompt, &[2]));
+    assert_eq!(bench.step().admitted, [0]);
+    drop(leader);
+    bench.settle();
+    assert_eq!(tokens(&mut follower).len(), 1);
+    assert!(bench.owner.is_empty());
+}
+
+/// Also where it takes many steps, a pace makes it wait, cells are short, and sequences cannot be cut back.
+#[test]
+fn lm_312_scores_do_not_depend_on_how_they_are_computed() {
+    let scored: Vec<u32> = (0..90).map(|index| index * 7).collect();
+    let expected = scores(&mut Bench::new(wanders()), &[3, 1], &scored);
+    let small = Config {
+        prefill_tokens_alone: 16,
+        ..Config::default()
+    };
+    let paced = Script {
+        tokens_per_s: 1000.0,
+        ..wanders()
+    };
+    let tight = Script {
+        context_tokens: 100,
+        cells: Some(130),
+        parallel: 2,
+        ..wanders()
+    };
+    let recurrent = Script {
+        truncates: false,
+        ..paced.clone()
+    };
+    for (script, config) in [
+        (wanders(), small),
+        (paced, Config::default()),
+        (tight, Config::default()),
+        (recurrent, Config::default()),
+    ] {
+        let mut bench = Bench::with(script, config);
+        let mut beside = bench.submit(score(&[3, 2], &scored));
+        assert_eq!(scores(&mut bench, &[3, 1], &scored), expected);
+        assert_eq!(tokens(&mut beside).len(), 90);
+        assert!(bench.owner.is_empty());
+    }
+}
+
+/// LM-506, LM-607.
+#[test]
+fn a_score_is_parked_behind_a_slow_reader_and_cancelled_without_one() {
+    let script = Script {
+        batch_tokens: 4,
+        parallel: 4,
+        ..wanders()
+    };
+    let config = Config {
+        outbox_events: 2,
+        ..Config::default()
+    };
+    let mut bench = Bench::with(script, config);
+    let mut slow = bench.submit(score(&[1], &[2; 100]));
+    bench.settle();
+    let first = read(&mut slow).choices[0].1.len();
+    assert!(first < 100, "{first}");
+    let parked = bench.step();
+    assert!(parked.finished.is_empty());
+    drop(slow);
+    assert_eq!(bench.step().cancelled, [0]);
+    assert!(bench.owner.is_empty());
+}
