@@ -394,6 +394,7 @@ fn item(token: u32, finish: Option<Finish>) -> Item {
         logprob: -0.5,
         top: vec![(1, -0.25), (2, -0.5)],
         finish,
+        ..Item::default()
     }
 }
 

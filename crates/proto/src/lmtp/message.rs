@@ -4,6 +4,7 @@
 //! Programs in one process exchange these values and no text.
 
 use std::fmt;
+use std::sync::Arc;
 
 use bytestring::ByteString;
 
@@ -44,8 +45,8 @@ pub struct Generate {
     /// How many of the most likely tokens each item shows beside the sampled one.
     pub top_logprobs: u32,
     /// Added to logits before everything else, by id; minus infinity forbids. Ids are those of the vocabulary, each
-    /// once, ascending.
-    pub logit_bias: Vec<(Token, f32)>,
+    /// once, ascending. A mask (version 2) is in it: what it forbids has minus infinity.
+    pub logit_bias: Arc<[(Token, f32)]>,
     /// Keep the smallest set with this probability; 1 is off.
     pub top_p: f32,
     /// Keep this many of the most likely tokens; 0 is off.
@@ -68,6 +69,8 @@ pub struct Generate {
     pub min_tokens: u32,
     /// Generate on past the end-of-sequence token.
     pub ignore_eos: bool,
+    /// Higher goes first among those that wait, within one key; 0 is usual (version 2).
+    pub priority: i32,
 }
 
 impl Default for Generate {
@@ -77,7 +80,7 @@ impl Default for Generate {
             max_tokens: 32,
             temperature: 0.0,
             top_logprobs: 1,
-            logit_bias: Vec::new(),
+            logit_bias: Arc::default(),
             top_p: 1.0,
             top_k: 0,
             min_p: 0.0,
@@ -89,6 +92,7 @@ impl Default for Generate {
             stop: Vec::new(),
             min_tokens: 0,
             ignore_eos: false,
+            priority: 0,
         }
     }
 }
@@ -103,7 +107,7 @@ pub struct Score {
 }
 
 /// One token of a stream.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Item {
     /// Its id.
     pub token: Token,
@@ -114,6 +118,13 @@ pub struct Item {
     pub top: Vec<(Token, f32)>,
     /// Why the stream ends with it, if it does.
     pub finish: Option<Finish>,
+    /// The text that became certain with it: whole characters, without what may begin a stop. Of several tokens of one
+    /// step the last may have the text of all. Shown to streams that asked (version 2).
+    pub text: ByteString,
+    /// The stop text that ended the stream; with the last item.
+    pub stop: Option<String>,
+    /// Tokens of the prompt that had not to be computed; with the last item.
+    pub cached_tokens: u32,
 }
 
 /// Why a stream ended well.

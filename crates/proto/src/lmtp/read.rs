@@ -4,6 +4,7 @@
 //! know: streams and what else is live.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use super::json::{Malformed, Value, is_space, value};
 use super::{Fault, Generate, Id, Limits, Model, Reason, Score};
@@ -244,6 +245,7 @@ pub(super) fn generate(
             .count("min_tokens", "at least 0", 0)?
             .unwrap_or(default.min_tokens),
         ignore_eos: ignore_eos(members)?,
+        priority: default.priority,
         prompt,
     };
     match members.integer("num_samples", "1", |_| true)? {
@@ -319,9 +321,9 @@ fn biases(
     members: &Members<'_>,
     model: &Model,
     limits: &Limits,
-) -> Result<Vec<(Token, f32)>, Fault> {
+) -> Result<Arc<[(Token, f32)]>, Fault> {
     let Some(value) = members.get("logit_bias") else {
-        return Ok(Vec::new());
+        return Ok(Arc::default());
     };
     let refused = |what: &'static str| Fault::new(Reason::InvalidValue, what);
     let entries = value
@@ -359,7 +361,7 @@ fn biases(
         let message = "'logit_bias' forbids every token; allow at least one";
         return Err(Fault::new(Reason::ConstraintFailed, message));
     }
-    Ok(biases)
+    Ok(biases.into())
 }
 
 /// Signed and unsigned 64 bits alike (D-20).

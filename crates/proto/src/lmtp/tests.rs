@@ -114,6 +114,7 @@ pub(super) fn item(token: u32, logprob: f32, finish: Option<Finish>) -> Item {
         logprob,
         top: vec![(token, logprob)],
         finish,
+        ..Item::default()
     }
 }
 

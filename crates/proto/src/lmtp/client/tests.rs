@@ -81,7 +81,7 @@ fn lm_703_messages_are_those_of_lmqls_own_client() {
     wanted = Generate {
         temperature: 0.7,
         top_logprobs: 0,
-        logit_bias: vec![(5, 100.0), (6, f32::NEG_INFINITY)],
+        logit_bias: [(5, 100.0), (6, f32::NEG_INFINITY)].into(),
         top_p: 0.5,
         top_k: 4,
         repetition_penalty: 1.5,
@@ -350,7 +350,7 @@ fn lm_702_both_machines_understand_each_other() {
     let mut server = Session::new(Config::default());
     let wanted = Generate {
         top_logprobs: 2,
-        logit_bias: vec![(4, -1.5)],
+        logit_bias: [(4, -1.5)].into(),
         ..wanted()
     };
     let (_, info) = client.model_info("tiny", Time::ZERO).unwrap();
@@ -370,6 +370,7 @@ fn lm_702_both_machines_understand_each_other() {
             logprob: -0.25,
             top: top.clone(),
             finish,
+            ..Item::default()
         })
     };
     let pieces = vec![

@@ -50,7 +50,7 @@ fn lm_301_what_lmql_sends_is_read() {
         max_tokens: 16,
         temperature: 1.2,
         top_logprobs: 4,
-        logit_bias: vec![(5, 100.0)],
+        logit_bias: [(5, 100.0)].into(),
         top_p: 0.5,
         top_k: 3,
         repetition_penalty: 1.5,
@@ -244,7 +244,7 @@ fn lm_305_biases_are_added_by_id() {
         ),
     ] {
         let read = said(&format!(r#""logit_bias":{sent}"#)).unwrap();
-        assert_eq!(read.logit_bias, expected, "{sent}");
+        assert_eq!(read.logit_bias[..], expected[..], "{sent}");
     }
     for sent in [
         "[]",

@@ -377,6 +377,7 @@ fn lm_413_the_sampled_token_comes_first_and_once() {
             logprob: if token == 5 { -0.25 } else { -0.5 },
             top: top.clone(),
             finish: None,
+            ..Item::default()
         };
         let heard = server.step(vec![(stream, Piece::Item(item))]);
         let shown = heard[0].split_once(r#""top_logprobs":"#).unwrap().1;

@@ -57,6 +57,7 @@ fn given(server: &Server, line: &str) -> (StreamKey, Piece) {
         logprob,
         finish,
         top: top.collect(),
+        ..Item::default()
     };
     (stream, Piece::Item(item))
 }
