@@ -2,33 +2,34 @@
 //!
 //! Owns: [`Asked`], the handshake with everything that may be refused before it; [`Socket`], whole messages in and
 //! out. Refuses to know: what is in a message, and what a face makes of its end. Extensions are declined: there is no
-//! compression.
+//! compression. Heads of frames, close codes and the handshake's key are the library's; the memory around them is ours,
+//! because what is wide enough for large messages is too much for ten thousand idle connections (EV-981, EV-982).
 //!
 //! ```text
 //!   GET ─ asked ─► 101 ─► handed over to the connection's task ─► messages ─► last words ─► Close ─► the peer's Close
 //! ```
 
 mod carrier;
+mod reader;
+mod writer;
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::Body;
 use bytes::Bytes;
-use futures::{Sink, SinkExt, Stream, StreamExt};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version, header};
 use hyper::upgrade::OnUpgrade;
 use sapwood_proto::code::Code;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
-use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
-use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
-use tokio_tungstenite::tungstenite::{Error, Message, Utf8Bytes};
 
 use self::carrier::{Carrier, Watched};
+use self::reader::{Reader, Said};
+use self::writer::{Kind, Writer};
 use crate::handover::Handover;
 use crate::refusal::Refusal;
 use crate::trail;
@@ -150,8 +151,7 @@ impl Asked {
             if let Ok(upgraded) = upgrade.await {
                 let (io, ahead) = Carrier::of(upgraded);
                 let socket = Socket::new(io, ahead, message_bytes_max, keepalive);
-                let socket = Box::new(Box::pin(socket).await);
-                serve(socket).await;
+                serve(Box::new(socket)).await;
             }
         }));
         answer
@@ -160,7 +160,11 @@ impl Asked {
 
 /// A connection that has become a WebSocket.
 pub(crate) struct Socket<S = Carrier> {
-    stream: WebSocketStream<S>,
+    io: S,
+    reader: Reader,
+    writer: Writer,
+    /// The answer to the last ping; whoever sends many before it can be said has one to them all.
+    pong: Option<Bytes>,
     keepalive: Keepalive,
     /// When anything came last, a pong included.
     heard: Instant,
@@ -169,43 +173,35 @@ pub(crate) struct Socket<S = Carrier> {
     /// When the next ping is due.
     ping_at: Instant,
     timer: Pin<Box<Sleep>>,
-    /// The peer has said goodbye.
-    left: bool,
-    /// What comes can no longer be told apart, so nothing is read.
+    /// Why nothing is read any more.
     lost: Option<Lost>,
+    /// Either side has said goodbye: nothing may be said behind it.
+    closed: bool,
     /// Something was written and not flushed.
     unflushed: bool,
 }
 
 impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
     /// `io`, of which `ahead` has been read.
-    pub(crate) async fn new(
+    pub(crate) fn new(
         io: S,
         ahead: Vec<u8>,
         message_bytes_max: usize,
         keepalive: Keepalive,
     ) -> Self {
-        let config = WebSocketConfig::default()
-            .read_buffer_size(READ_BYTES)
-            .write_buffer_size(WRITE_BYTES)
-            .max_message_size(Some(message_bytes_max))
-            .max_frame_size(Some(message_bytes_max));
-        let config = Some(config);
-        let stream = if ahead.is_empty() {
-            WebSocketStream::from_raw_socket(io, Role::Server, config).await
-        } else {
-            WebSocketStream::from_partially_read(io, ahead, Role::Server, config).await
-        };
         let now = Instant::now();
         Self {
-            stream,
+            io,
+            reader: Reader::new(ahead, message_bytes_max),
+            writer: Writer::default(),
+            pong: None,
             keepalive,
             heard: now,
             stirred: false,
             ping_at: now + keepalive.every,
             timer: Box::pin(sleep_until(now + keepalive.every)),
-            left: false,
             lost: None,
+            closed: false,
             unflushed: false,
         }
     }
@@ -216,30 +212,59 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
             return Poll::Ready(Err(lost));
         }
         loop {
-            let Poll::Ready(item) = Pin::new(&mut self.stream).poll_next(cx) else {
-                self.settle();
-                return Poll::Pending;
-            };
-            self.stirred = true;
-            let lost = match item {
-                Some(Ok(Message::Text(text))) => return Poll::Ready(Ok(Heard::Text(text.into()))),
-                Some(Ok(Message::Binary(bytes))) => return Poll::Ready(Ok(Heard::Binary(bytes))),
-                // The next look sends ours and finds the end.
-                Some(Ok(Message::Close(frame))) => {
-                    self.left = frame.is_none_or(|frame| frame.code == CloseCode::Normal);
-                    continue;
+            let lost = match self.reader.next() {
+                Ok(Some(said)) => {
+                    self.stirred = true;
+                    match said {
+                        Said::Text(text) => return Poll::Ready(Ok(Heard::Text(text))),
+                        Said::Binary(bytes) => return Poll::Ready(Ok(Heard::Binary(bytes))),
+                        Said::Ping(data) => {
+                            self.pong = Some(data);
+                            continue;
+                        }
+                        Said::Pong => continue,
+                        Said::Close(code) => self.left(code, cx),
+                    }
                 }
-                // Pings are answered below.
-                Some(Ok(_)) => continue,
-                _ if self.left => Lost::Left,
-                Some(Err(Error::Capacity(_))) => Lost::TooLarge,
-                Some(Err(Error::Utf8(_))) => Lost::NotText,
-                Some(Err(Error::Protocol(error))) if !is_cut(&error) => Lost::Broken,
-                Some(Err(_)) | None => Lost::Gone,
+                Ok(None) => match self.poll_more(cx) {
+                    Poll::Ready(true) => continue,
+                    Poll::Ready(false) => Lost::Gone,
+                    Poll::Pending => {
+                        self.reader.rest();
+                        self.settle();
+                        if self.pong.is_some() {
+                            // If it fails, the peer is gone, which reading shows.
+                            let _ = self.poll_sent(cx);
+                        }
+                        return Poll::Pending;
+                    }
+                },
+                Err(lost) => lost,
             };
             self.lost = Some(lost);
             return Poll::Ready(Err(lost));
         }
+    }
+
+    /// Reads what has come; `false` if nothing more can.
+    fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        let read = pin!(self.io.read_buf(self.reader.room()));
+        let more = matches!(ready!(read.poll(cx)), Ok(read) if read > 0);
+        self.reader.came();
+        Poll::Ready(more)
+    }
+
+    /// The peer has said goodbye, which it hears back, if it still listens.
+    fn left(&mut self, code: Option<CloseCode>, cx: &mut Context<'_>) -> Lost {
+        if !std::mem::replace(&mut self.closed, true) {
+            let code = code.map(|code| u16::from(code).to_be_bytes());
+            let echo = code.map_or_else(Bytes::new, |code| Bytes::copy_from_slice(&code));
+            self.pong = None;
+            self.put(Kind::Close, echo);
+            let _ = self.poll_sent(cx);
+        }
+        let well = code.is_none_or(|code| code == CloseCode::Normal);
+        if well { Lost::Left } else { Lost::Gone }
     }
 
     /// Dates what came.
@@ -262,30 +287,46 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
 
     /// Waits until a message can be sent without piling up.
     pub(crate) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Lost>> {
-        let room = ready!(Pin::new(&mut self.stream).poll_ready(cx));
-        Poll::Ready(room.map_err(|_| Lost::Gone))
+        if self.writer.len() < WRITE_BYTES {
+            return Poll::Ready(Ok(()));
+        }
+        let written = ready!(self.writer.poll_write(Pin::new(&mut self.io), cx));
+        Poll::Ready(written.map_err(|_| Lost::Gone))
     }
 
-    /// Sends a message; ask [`Self::poll_room`] before, and [`Self::poll_sent`] after the last one.
+    /// Sends a message, text being UTF-8; ask [`Self::poll_room`] before, and [`Self::poll_sent`] after the last one.
     pub(crate) fn send(&mut self, bytes: Bytes, is_text: bool) -> Result<(), Lost> {
-        let message = if is_text {
-            Message::Text(Utf8Bytes::try_from(bytes).map_err(|_| Lost::NotText)?)
-        } else {
-            Message::Binary(bytes)
-        };
+        if self.closed {
+            return Err(Lost::Gone);
+        }
+        self.put(if is_text { Kind::Text } else { Kind::Binary }, bytes);
+        Ok(())
+    }
+
+    fn put(&mut self, kind: Kind, payload: Bytes) {
+        self.writer.put(kind, payload);
         self.unflushed = true;
-        let sent = Pin::new(&mut self.stream).start_send(message);
-        sent.map_err(|_| Lost::Gone)
     }
 
     /// Hands everything to the network.
     pub(crate) fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Lost>> {
+        if self.writer.len() < WRITE_BYTES
+            && let Some(data) = self.pong.take()
+            && !self.closed
+        {
+            self.put(Kind::Pong, data);
+        }
         if !self.unflushed {
             return Poll::Ready(Ok(()));
         }
-        let flushed = ready!(Pin::new(&mut self.stream).poll_flush(cx));
+        let mut io = Pin::new(&mut self.io);
+        let written = ready!(self.writer.poll_write(io.as_mut(), cx));
+        let sent = match written {
+            Ok(()) => ready!(io.poll_flush(cx)),
+            Err(error) => Err(error),
+        };
         self.unflushed = false;
-        Poll::Ready(flushed.map_err(|_| Lost::Gone))
+        Poll::Ready(sent.map_err(|_| Lost::Gone))
     }
 
     /// Sends pings; resolves when the peer is gone, or has been silent for too long. A peer that we do not listen to is not
@@ -298,18 +339,15 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
             let now = Instant::now();
             self.stirred |= deaf;
             self.settle();
-            let closed = deaf && self.stream.get_ref().is_closed();
+            let closed = deaf && self.io.is_closed();
             if closed || now.duration_since(self.heard) >= self.keepalive.silence {
                 return Poll::Ready(());
             }
             if now >= self.ping_at {
                 self.ping_at = now + self.keepalive.every;
-                if self.poll_room(cx).is_ready() {
-                    let ping = Message::Ping(Bytes::new());
-                    if Pin::new(&mut self.stream).start_send(ping).is_err() {
-                        return Poll::Ready(());
-                    }
-                    self.unflushed = true;
+                self.writer.rest();
+                if self.poll_room(cx).is_ready() && !self.closed {
+                    self.put(Kind::Ping, Bytes::new());
                 }
             }
             let next = if deaf { now + LOOK } else { self.ping_at };
@@ -324,19 +362,22 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
     /// Sends a Close behind everything else and waits for the peer's, in all no longer than `limit`. What still comes
     /// is thrown away, so that the network does not throw away what we have said.
     pub(crate) async fn close(mut self: Box<Self>, code: u16, reason: String, limit: Duration) {
+        if self.closed {
+            return;
+        }
+        self.pong = None;
+        self.put(Kind::Close, farewell(code, &reason));
+        self.closed = true;
         let goodbye = async {
-            let frame = CloseFrame {
-                code: code.into(),
-                reason: reason.into(),
-            };
-            if self.stream.send(Message::Close(Some(frame))).await.is_err() {
+            let said = std::future::poll_fn(|cx| self.poll_sent(cx)).await;
+            if said.is_err() {
                 return;
             }
             if self.lost.is_none() {
-                while let Some(Ok(_)) = self.stream.next().await {}
+                while std::future::poll_fn(|cx| self.poll_heard(cx)).await.is_ok() {}
                 return;
             }
-            let io = self.stream.get_mut();
+            let io = &mut self.io;
             if io.shutdown().await.is_ok() {
                 let mut scratch = [0; 1024];
                 while io.read(&mut scratch).await.is_ok_and(|read| read > 0) {}
@@ -347,13 +388,10 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
     }
 }
 
-/// A connection that ended without a Close, which is no fault of what came over it.
-fn is_cut(error: &tokio_tungstenite::tungstenite::error::ProtocolError) -> bool {
-    use tokio_tungstenite::tungstenite::error::ProtocolError as Found;
-    matches!(
-        error,
-        Found::ResetWithoutClosingHandshake | Found::SendAfterClosing | Found::ReceivedAfterClosing
-    )
+/// The payload of a Close; one too long is cut where a character ends.
+fn farewell(code: u16, reason: &str) -> Bytes {
+    let reason = &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)];
+    [&code.to_be_bytes(), reason.as_bytes()].concat().into()
 }
 
 fn tokens(headers: &HeaderMap, name: header::HeaderName) -> impl Iterator<Item = &str> {
@@ -370,10 +408,10 @@ fn has_token(headers: &HeaderMap, name: header::HeaderName, token: &str) -> bool
 }
 
 const VERSION: &str = "13";
-/// Size of the buffer that is read into; a connection that says little holds little (EV-982).
-const READ_BYTES: usize = 4 * 1024;
-/// What is written together while there is more to write; its buffer grows with use.
+/// What is written together while there is more to write.
 const WRITE_BYTES: usize = 32 * 1024;
+/// RFC 6455, section 5.5.
+const REASON_BYTES_MAX: usize = 123;
 /// How often a peer that is not listened to is looked at.
 const LOOK: Duration = Duration::from_secs(5);
 

@@ -84,10 +84,21 @@ async fn ev_705_what_is_no_frame_of_a_client_is_closed() {
         ("HTTP", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n".to_vec(), 1002),
         ("no UTF-8", frame(0x81, b"\xff\xfe"), 1007),
     ] {
-        let mut socket = Socket::open(&server, "/evergreen", &[]).await.unwrap();
-        socket.raw(&bytes).await;
-        let (_, close) = socket.rest().await;
-        assert_eq!(close.map(|(code, _)| code), Some(expect), "{what}");
+        // Before a dialect is known, and in each.
+        for dialect in [None, Some(PROTOBUF), Some(JSON), Some(MSGPACK)] {
+            let mut socket = match dialect {
+                None => Socket::open(&server, "/evergreen", &[]).await.unwrap(),
+                Some(dialect) => {
+                    let mut socket = Socket::speaking(&server, dialect).await;
+                    tell(&mut socket, &message(dialect), dialect == JSON).await;
+                    socket
+                }
+            };
+            socket.raw(&bytes).await;
+            let (_, close) = socket.rest().await;
+            let code = close.map(|(code, _)| code);
+            assert_eq!(code, Some(expect), "{what} in {dialect:?}");
+        }
         honest(&server).await;
     }
     unharmed(&server).await;

@@ -8,10 +8,12 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
 use super::*;
 use crate::auth::Caller;
+use crate::metrics::Metrics;
 use crate::{Face, Server};
 
 /// An authority, and a folder with what it signed.
@@ -87,6 +89,15 @@ impl Signed {
 
 /// A server whose one route says who asked; gives its address and the handle to reload.
 async fn serving(signed: &Signed, mtls: Option<Mtls>) -> (std::net::SocketAddr, Arc<Tls>) {
+    let (address, tls, _) = watched(signed, mtls).await;
+    (address, tls)
+}
+
+/// The same, with what can be seen of it from within.
+async fn watched(
+    signed: &Signed,
+    mtls: Option<Mtls>,
+) -> (std::net::SocketAddr, Arc<Tls>, Arc<Metrics>) {
     let tls = Arc::new(Tls::load(signed.config(mtls)).unwrap());
     let config = crate::Config {
         tls: Some(Arc::clone(&tls)),
@@ -101,11 +112,12 @@ async fn serving(signed: &Signed, mtls: Option<Mtls>) -> (std::net::SocketAddr, 
         services: Vec::new(),
     };
     let builder = Server::builder(config, Vec::new()).unwrap();
+    let metrics = Arc::clone(&builder.shared().metrics);
     let server = builder.face(face).build().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(server.serve(listener, std::future::pending()));
-    (address, tls)
+    (address, tls, metrics)
 }
 
 const ASK: &[u8] = b"GET /who HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
@@ -236,4 +248,79 @@ fn oa_907_files_that_do_not_fit_are_named() {
         let error = Tls::load(config).err().unwrap().to_string();
         assert!(error.contains(why), "{error}");
     }
+}
+
+/// Sends `bytes`, one a second from `begin` on, until it is dropped: when that was.
+async fn trickle(address: std::net::SocketAddr, begin: Duration, bytes: &[u8]) -> Duration {
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    let began = Instant::now();
+    let mut next = began + begin;
+    let (mut bytes, mut answer) = (bytes.iter(), [0; 64]);
+    loop {
+        // Both arms may be cancelled: no byte is lost.
+        tokio::select! {
+            read = socket.read(&mut answer) => match read {
+                Ok(1..) => {}
+                Ok(0) | Err(_) => return began.elapsed(),
+            },
+            () = tokio::time::sleep_until(next) => {
+                next += Duration::from_secs(1);
+                if let Some(byte) = bytes.next() {
+                    // That it is dropped is seen by reading.
+                    let _ = socket.write_all(&[*byte]).await;
+                }
+            }
+        }
+    }
+}
+
+/// EV-705
+#[tokio::test(start_paused = true)]
+async fn oa_911_who_is_slow_in_a_handshake_is_dropped_and_holds_nobody_up() {
+    let signed = Signed::new();
+    let (address, _, metrics) = watched(&signed, None).await;
+    let name = ServerName::try_from("localhost").unwrap();
+    let client = Arc::new(signed.client(None));
+    let mut client = rustls::ClientConnection::new(client, name).unwrap();
+    let mut hello = Vec::new();
+    client.write_tls(&mut hello).unwrap();
+    assert!(hello.len() > 60);
+    let began = Instant::now();
+    let slow = [
+        // Nothing at all.
+        (0, &[][..], 10),
+        // A byte a second.
+        (0, &hello[..], 10),
+        // The first byte at the last moment, which gives it the limit once more and no longer.
+        (9, &hello[..], 19),
+        // What is no handshake behind its first byte.
+        (0, &[0x16, 3, 1, 0x40][..], 10),
+    ];
+    let mut peers = tokio::task::JoinSet::new();
+    for _ in 0..20 {
+        for (begin, bytes, dropped) in slow {
+            let bytes = bytes.to_vec();
+            peers.spawn(async move {
+                let took = trickle(address, Duration::from_secs(begin), &bytes).await;
+                assert_eq!(
+                    took.as_secs(),
+                    dropped,
+                    "{} bytes from {begin}",
+                    bytes.len()
+                );
+            });
+        }
+    }
+    // Among all of these an honest one is served, at once.
+    for after in [0, 5, 9] {
+        tokio::time::sleep_until(began + Duration::from_secs(after)).await;
+        let (answer, _) = ask(address, signed.client(None)).await.unwrap();
+        assert!(answer.ends_with("anonymous"), "{answer}");
+        assert_eq!(began.elapsed().as_secs(), after);
+    }
+    while let Some(peer) = peers.join_next().await {
+        peer.unwrap();
+    }
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(metrics.connections_open.get(), 0);
 }

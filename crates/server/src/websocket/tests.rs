@@ -31,7 +31,7 @@ fn frame(head: u8, payload: &[u8]) -> Vec<u8> {
 #[tokio::test(start_paused = true)]
 async fn ev_705_a_peer_is_pinged_every_30_seconds_and_dead_30_seconds_after_the_last_sign() {
     let (mut client, server) = duplex(1024);
-    let mut socket = Socket::new(server, Vec::new(), 1024, KEEPALIVE).await;
+    let mut socket = Socket::new(server, Vec::new(), 1024, KEEPALIVE);
     let began = Instant::now();
     let heard = tokio::spawn(async move { socket.heard().await.unwrap_err() });
     let mut ping = [0; 2];
@@ -48,7 +48,7 @@ async fn ev_705_a_peer_is_pinged_every_30_seconds_and_dead_30_seconds_after_the_
 #[tokio::test(start_paused = true)]
 async fn ev_705_a_peer_that_is_not_listened_to_is_not_called_dead() {
     let (_client, server) = duplex(1024);
-    let mut socket = Socket::new(server, Vec::new(), 1024, KEEPALIVE).await;
+    let mut socket = Socket::new(server, Vec::new(), 1024, KEEPALIVE);
     let mut deaf = true;
     let began = Instant::now();
     let hour = tokio::time::sleep(Duration::from_secs(3600));
@@ -84,7 +84,7 @@ async fn ev_705_what_cannot_be_read_is_told_apart() {
         (frame(0x88, b"\x0f\xa0"), Some(Lost::Gone)),
     ] {
         let (mut client, server) = duplex(1024);
-        let mut socket = Socket::new(server, Vec::new(), 100, KEEPALIVE).await;
+        let mut socket = Socket::new(server, Vec::new(), 100, KEEPALIVE);
         client.write_all(&bytes).await.unwrap();
         assert_eq!(socket.heard().await.err(), expect, "{bytes:02x?}");
     }
@@ -93,7 +93,7 @@ async fn ev_705_what_cannot_be_read_is_told_apart() {
 #[tokio::test(start_paused = true)]
 async fn ev_705_a_close_goes_behind_what_was_said_and_what_still_comes_is_thrown_away() {
     let (mut client, server) = duplex(64);
-    let mut socket = Socket::new(server, Vec::new(), 10, KEEPALIVE).await;
+    let mut socket = Socket::new(server, Vec::new(), 10, KEEPALIVE);
     client.write_all(&frame(0x82, &[b'x'; 11])).await.unwrap();
     assert_eq!(socket.heard().await.err(), Some(Lost::TooLarge));
     socket.send(Bytes::from_static(b"sorry"), false).unwrap();
@@ -113,10 +113,58 @@ async fn ev_705_what_was_read_ahead_of_the_upgrade_is_heard_first() {
     let (mut client, server) = duplex(1024);
     let mut message = frame(0x82, b"hello");
     let rest = message.split_off(3);
-    let mut socket = Socket::new(server, message, 1024, KEEPALIVE).await;
+    let mut socket = Socket::new(server, message, 1024, KEEPALIVE);
     client.write_all(&rest).await.unwrap();
     let heard = socket.heard().await.unwrap();
     assert!(matches!(heard, Heard::Binary(bytes) if bytes == "hello"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn ev_705_pings_are_answered_and_a_close_is_said_back() {
+    let (mut client, server) = duplex(1024);
+    let mut socket = Socket::new(server, Vec::new(), 1024, KEEPALIVE);
+    let heard = tokio::spawn(async move { socket.heard().await.unwrap_err() });
+    client.write_all(&frame(0x89, b"there?")).await.unwrap();
+    let mut pong = [0; 8];
+    client.read_exact(&mut pong).await.unwrap();
+    assert_eq!(pong, *b"\x8a\x06there?");
+    let close = frame(0x88, b"\x03\xe8bye");
+    client.write_all(&close).await.unwrap();
+    let mut rest = Vec::new();
+    client.read_to_end(&mut rest).await.unwrap();
+    assert_eq!(rest, b"\x88\x02\x03\xe8");
+    assert_eq!(heard.await.unwrap(), Lost::Left);
+}
+
+/// Whoever sends pings and reads nothing does not make us keep an answer to each.
+#[tokio::test(start_paused = true)]
+async fn ev_705_many_pings_have_one_answer_waiting() {
+    let (mut client, server) = duplex(64);
+    let mut socket = Socket::new(server, Vec::new(), 1024, KEEPALIVE);
+    let mut pings = frame(0x89, &[b'x'; 60]).repeat(1000);
+    pings.extend(frame(0x89, b"last"));
+    pings.extend(frame(0x82, b"hello"));
+    let told = tokio::spawn(async move {
+        client.write_all(&pings).await.unwrap();
+        client
+    });
+    assert!(matches!(socket.heard().await.unwrap(), Heard::Binary(_)));
+    let waiting = socket.writer.len();
+    assert!(waiting <= WRITE_BYTES + 62, "{waiting}");
+    let mut client = told.await.unwrap();
+    let sent = tokio::spawn(async move {
+        std::future::poll_fn(|cx| socket.poll_sent(cx))
+            .await
+            .unwrap();
+        std::future::poll_fn(|cx| socket.poll_sent(cx))
+            .await
+            .unwrap();
+    });
+    let mut answers = Vec::new();
+    client.read_to_end(&mut answers).await.unwrap();
+    sent.await.unwrap();
+    assert!(answers.ends_with(b"\x8a\x04last"));
+    assert!(answers.len() <= WRITE_BYTES + 3 * 64, "{}", answers.len());
 }
 
 /// EV-802
@@ -126,7 +174,7 @@ async fn ev_109_a_peer_that_is_not_listened_to_is_seen_to_go() {
     let address = listener.local_addr().unwrap();
     let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
     let (server, _) = listener.accept().await.unwrap();
-    let mut socket = Socket::new(Carrier::over(server), Vec::new(), 1024, KEEPALIVE).await;
+    let mut socket = Socket::new(Carrier::over(server), Vec::new(), 1024, KEEPALIVE);
     // Much that nobody reads stands before the end.
     client.write_all(&[0; 10_000]).await.unwrap();
     tokio::time::pause();

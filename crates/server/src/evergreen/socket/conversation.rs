@@ -106,8 +106,8 @@ pub(super) struct Wire {
     wanted: bool,
     /// The session was told that nothing more comes.
     heard_all: bool,
-    /// What comes can no longer be read.
-    broken: bool,
+    /// What comes can no longer be read, and how one closes for this reason.
+    broken: Option<u16>,
     /// The peer is not there any more.
     gone: Option<Gone>,
 }
@@ -132,7 +132,7 @@ impl Wire {
             buf: BytesMut::new(),
             wanted: false,
             heard_all: false,
-            broken: false,
+            broken: None,
             gone: None,
         })
     }
@@ -157,13 +157,13 @@ impl Wire {
                     }
                 }
                 Err(lost) => {
-                    let Some((_, status)) = status(lost) else {
+                    let Some((code, status)) = status(lost) else {
                         let left = lost == Lost::Left;
                         self.gone = Some(if left { Gone::Left } else { Gone::Cut });
                         return Poll::Pending;
                     };
                     // The socket says so for ever, the session is told once: what is left is to close.
-                    if std::mem::replace(&mut self.broken, true) {
+                    if self.broken.replace(code).is_some() {
                         return Poll::Pending;
                     }
                     return Poll::Ready(Some(Err(status)));
@@ -215,10 +215,7 @@ impl Wire {
                 Poll::Ready(Some(Err(status))) => return Poll::Ready(Ok(Some(status))),
                 Poll::Ready(None) => return Poll::Ready(Ok(None)),
                 Poll::Pending => {
-                    let sent = self.socket.poll_sent(cx)?;
-                    if sent.is_ready() && self.buf.capacity() > KEPT_BYTES {
-                        self.buf = BytesMut::new();
-                    }
+                    let _ = self.socket.poll_sent(cx)?;
                     return Poll::Pending;
                 }
             }
@@ -227,6 +224,10 @@ impl Wire {
 
     fn send(&mut self) -> Result<(), Lost> {
         let bytes = self.buf.split().freeze();
+        if bytes.len() > KEPT_BYTES {
+            // Its memory goes when it is written.
+            self.buf = BytesMut::new();
+        }
         self.socket.send(bytes, self.codec.is_text())
     }
 
@@ -248,9 +249,8 @@ impl Wire {
             }
         }
         let close = self.codec.close(status.map(Arc::as_ref));
-        self.socket
-            .close(close.code, close.reason, LAST_WORDS)
-            .await;
+        let code = self.broken.unwrap_or(close.code);
+        self.socket.close(code, close.reason, LAST_WORDS).await;
     }
 }
 
@@ -326,5 +326,5 @@ fn unix_micros() -> i64 {
 
 /// How long the last words and the closing handshake may take together.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(10);
-/// Room for messages that is kept while nothing is said.
+/// Room for messages that is kept for the next one.
 const KEPT_BYTES: usize = 4 * 1024;

@@ -1,0 +1,276 @@
+//! What a client says, out of the bytes of its frames (RFC 6455, sections 5 and 7).
+//!
+//! Owns: [`Reader`]: frames and their masks, messages that come in pieces, and the memory that they are read into. Refuses
+//! to know: sockets, and what is answered.
+//!
+//! Memory is held while something is under way and not otherwise, so an idle connection holds none (EV-982):
+//!
+//! ```text
+//!   nothing ─ more is asked for ─► 4 KiB ─ it was filled ─► 16 KiB ─┐
+//!      ▲          a frame's head was read ─► room for all of it ────┤
+//!      └───────────────────── nothing comes, nothing is left ◄──────┘
+//! ```
+
+use std::io::Cursor;
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio_tungstenite::tungstenite::protocol::frame::FrameHeader;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::{CloseCode, Control, Data, OpCode};
+
+use super::Lost;
+
+/// Bytes of a client, until they are messages.
+pub(super) struct Reader {
+    /// What came and was not taken.
+    buf: BytesMut,
+    /// How large the allocation is in which `buf` stands.
+    block: usize,
+    /// The last read filled all the room that there was.
+    filled: bool,
+    /// The frame whose payload is awaited.
+    frame: Option<Frame>,
+    /// The message of which pieces have come.
+    pieces: Option<Pieces>,
+    message_bytes_max: usize,
+}
+
+/// What a client has said.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Said {
+    /// UTF-8.
+    Text(Bytes),
+    Binary(Bytes),
+    Ping(Bytes),
+    Pong,
+    /// With the code, if it gave one.
+    Close(Option<CloseCode>),
+}
+
+struct Frame {
+    kind: OpCode,
+    is_final: bool,
+    mask: [u8; 4],
+    len: usize,
+}
+
+struct Pieces {
+    kind: Data,
+    bytes: BytesMut,
+    /// Frames that may still come, beside one for each byte (EV-705).
+    frames_left: usize,
+}
+
+impl Reader {
+    /// `ahead` has been read already; a message has at most `message_bytes_max`.
+    pub(super) fn new(ahead: Vec<u8>, message_bytes_max: usize) -> Self {
+        let ahead = Bytes::from(ahead);
+        Self {
+            block: ahead.len(),
+            buf: ahead.into(),
+            filled: false,
+            frame: None,
+            pieces: None,
+            message_bytes_max,
+        }
+    }
+
+    /// The next that was said, as far as it has come.
+    ///
+    /// # Errors
+    /// `TooLarge`, `NotText` or `Broken`; what comes behind one of these cannot be told apart any more.
+    pub(super) fn next(&mut self) -> Result<Option<Said>, Lost> {
+        loop {
+            let frame = match self.frame.take() {
+                Some(frame) => frame,
+                None => match self.head()? {
+                    Some(frame) => frame,
+                    None => return Ok(None),
+                },
+            };
+            if self.buf.len() < frame.len {
+                self.frame = Some(frame);
+                return Ok(None);
+            }
+            if let Some(said) = self.take(&frame)? {
+                return Ok(Some(said));
+            }
+        }
+    }
+
+    /// Where more is to be read to; tell [`Self::came`] how much it was.
+    pub(super) fn room(&mut self) -> &mut BytesMut {
+        let usual = if self.filled { WIDE } else { NARROW };
+        let (least, best) = match &self.frame {
+            // What follows may come with it, so that its head needs no reading of its own.
+            Some(frame) => {
+                let missing = frame.len.saturating_sub(self.buf.len());
+                (missing, usual.max(missing.saturating_add(NARROW)))
+            }
+            None if self.filled => (WIDE / 4, usual),
+            None => (HEAD_MAX, usual),
+        };
+        if self.buf.capacity() - self.buf.len() < least {
+            // Always another one: messages that were handed out may still stand in the old one.
+            let mut fresh = BytesMut::new();
+            self.block = self.buf.len() + best;
+            fresh.reserve(self.block);
+            fresh.extend_from_slice(&self.buf);
+            self.buf = fresh;
+        }
+        &mut self.buf
+    }
+
+    /// So much was read.
+    pub(super) fn came(&mut self) {
+        self.filled = self.buf.len() == self.buf.capacity();
+    }
+
+    /// Nothing comes for now.
+    pub(super) fn rest(&mut self) {
+        self.filled = false;
+        if self.buf.is_empty() {
+            self.buf = BytesMut::new();
+            self.block = 0;
+        }
+    }
+
+    /// The head of the next frame, and whether it may stand where it does.
+    fn head(&mut self) -> Result<Option<Frame>, Lost> {
+        let mut cursor = Cursor::new(&self.buf[..self.buf.len().min(HEAD_MAX)]);
+        let head = FrameHeader::parse(&mut cursor).map_err(|_| Lost::Broken)?;
+        let Some((head, len)) = head else {
+            return Ok(None);
+        };
+        let read = usize::try_from(cursor.position()).unwrap_or(HEAD_MAX);
+        let len = usize::try_from(len).map_err(|_| Lost::TooLarge)?;
+        let Some(mask) = head.mask else {
+            return Err(Lost::Broken);
+        };
+        let reserved = head.rsv1 || head.rsv2 || head.rsv3;
+        let placed = match (head.opcode, &self.pieces) {
+            (OpCode::Control(_), _) => head.is_final && len <= CONTROL_BYTES_MAX,
+            (OpCode::Data(Data::Continue), pieces) => pieces.is_some(),
+            (OpCode::Data(_), pieces) => pieces.is_none(),
+        };
+        if reserved || !placed {
+            return Err(Lost::Broken);
+        }
+        let before = self.pieces.as_ref().map_or(0, |pieces| pieces.bytes.len());
+        let left = self.message_bytes_max - before.min(self.message_bytes_max);
+        if matches!(head.opcode, OpCode::Data(_)) && len > left {
+            return Err(Lost::TooLarge);
+        }
+        self.buf.advance(read);
+        Ok(Some(Frame {
+            kind: head.opcode,
+            is_final: head.is_final,
+            mask,
+            len,
+        }))
+    }
+
+    /// What a whole frame says, if that is not yet to come.
+    fn take(&mut self, frame: &Frame) -> Result<Option<Said>, Lost> {
+        let mut payload = self.buf.split_to(frame.len);
+        unmask(&mut payload, frame.mask);
+        let kind = match frame.kind {
+            OpCode::Control(Control::Close) => return close(&payload).map(Some),
+            OpCode::Control(Control::Ping) => {
+                return Ok(Some(Said::Ping(Bytes::copy_from_slice(&payload))));
+            }
+            OpCode::Control(_) => return Ok(Some(Said::Pong)),
+            OpCode::Data(kind) => kind,
+        };
+        let mut pieces = match self.pieces.take() {
+            None if frame.is_final => return message(kind, self.alone(payload)).map(Some),
+            None => Pieces {
+                kind,
+                bytes: BytesMut::new(),
+                frames_left: FRAMES_MAX,
+            },
+            Some(pieces) => pieces,
+        };
+        pieces.add(&payload)?;
+        if frame.is_final {
+            return message(pieces.kind, pieces.bytes.freeze()).map(Some);
+        }
+        self.pieces = Some(pieces);
+        Ok(None)
+    }
+
+    /// A message that stands in a much larger allocation is copied out, lest it keep all of that; the smallest ones are
+    /// left to whoever keeps them (EV-805).
+    fn alone(&self, payload: BytesMut) -> Bytes {
+        let pins = payload.len() >= KEPT_WHOLE && self.block / 4 > payload.len();
+        if pins {
+            Bytes::copy_from_slice(&payload)
+        } else {
+            payload.freeze()
+        }
+    }
+}
+
+impl Pieces {
+    fn add(&mut self, payload: &[u8]) -> Result<(), Lost> {
+        self.bytes.extend_from_slice(payload);
+        self.frames_left = (self.frames_left + payload.len())
+            .checked_sub(1)
+            .ok_or(Lost::TooLarge)?;
+        Ok(())
+    }
+}
+
+fn message(kind: Data, bytes: Bytes) -> Result<Said, Lost> {
+    if kind != Data::Text {
+        return Ok(Said::Binary(bytes));
+    }
+    match std::str::from_utf8(&bytes) {
+        Ok(_) => Ok(Said::Text(bytes)),
+        Err(_) => Err(Lost::NotText),
+    }
+}
+
+fn close(payload: &[u8]) -> Result<Said, Lost> {
+    let Some((code, reason)) = payload.split_first_chunk() else {
+        let bare = payload.is_empty();
+        return bare.then_some(Said::Close(None)).ok_or(Lost::Broken);
+    };
+    let code = CloseCode::from(u16::from_be_bytes(*code));
+    if !code.is_allowed() {
+        return Err(Lost::Broken);
+    }
+    match std::str::from_utf8(reason) {
+        Ok(_) => Ok(Said::Close(Some(code))),
+        Err(_) => Err(Lost::NotText),
+    }
+}
+
+fn unmask(payload: &mut [u8], mask: [u8; 4]) {
+    // Eight bytes at a time, of which the compiler makes as many as the processor has.
+    let wide = u64::from_ne_bytes([
+        mask[0], mask[1], mask[2], mask[3], mask[0], mask[1], mask[2], mask[3],
+    ]);
+    let (words, rest) = payload.as_chunks_mut::<8>();
+    for word in words {
+        *word = (u64::from_ne_bytes(*word) ^ wide).to_ne_bytes();
+    }
+    for (byte, mask) in rest.iter_mut().zip(mask.into_iter().cycle()) {
+        *byte ^= mask;
+    }
+}
+
+/// A frame's head has at most this.
+const HEAD_MAX: usize = 14;
+/// RFC 6455, section 5.5.
+const CONTROL_BYTES_MAX: usize = 125;
+/// Room for a client that may not say much.
+const NARROW: usize = 4 * 1024;
+/// Room for one that does.
+const WIDE: usize = 16 * 1024;
+/// Whoever keeps less than this copies it anyway.
+const KEPT_WHOLE: usize = 1024;
+/// Frames of a message, beside one for each byte (EV-705).
+const FRAMES_MAX: usize = 1_048_576;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+//! What is said to a client, as frames on their way out.
+//!
+//! Owns: [`Writer`]: small messages gathered, large ones as they are; what is written lets go of its memory. Refuses to
+//! know: when there is room, and what is said.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use tokio::io::AsyncWrite;
+use tokio_tungstenite::tungstenite::protocol::frame::FrameHeader;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::{Control, Data, OpCode};
+
+/// Frames that are not yet written.
+#[derive(Default)]
+pub(super) struct Writer {
+    /// Ahead of `open`.
+    pieces: VecDeque<Bytes>,
+    /// Where small frames are gathered.
+    open: BytesMut,
+    /// Bytes in both.
+    len: usize,
+}
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Text,
+    Binary,
+    Ping,
+    Pong,
+    Close,
+}
+
+impl Writer {
+    /// Bytes that wait.
+    pub(super) const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Appends a frame.
+    pub(super) fn put(&mut self, kind: Kind, payload: Bytes) {
+        let before = self.open.len();
+        head(kind, payload.len(), &mut self.open);
+        self.len += self.open.len() - before + payload.len();
+        if payload.len() < GATHERED {
+            self.open.put(payload);
+        } else {
+            self.pieces.push_back(self.open.split().freeze());
+            self.pieces.push_back(payload);
+        }
+    }
+
+    /// Writes all that waits.
+    pub(super) fn poll_write(
+        &mut self,
+        mut io: Pin<&mut impl AsyncWrite>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        while self.len > 0 {
+            let mut slices = [IoSlice::new(&[]); AT_ONCE];
+            let waiting = self.pieces.iter().map(|piece| &piece[..]);
+            let waiting = waiting.chain(std::iter::once(&self.open[..]));
+            let mut count = 0;
+            for (slice, piece) in slices.iter_mut().zip(waiting) {
+                *slice = IoSlice::new(piece);
+                count += 1;
+            }
+            let written = ready!(io.as_mut().poll_write_vectored(cx, &slices[..count]))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.written(written);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Lets go of what was needed for more than is usual.
+    pub(super) fn rest(&mut self) {
+        if self.len == 0 && self.open.capacity() > KEPT_BYTES {
+            *self = Self::default();
+        }
+    }
+
+    fn written(&mut self, mut count: usize) {
+        self.len -= count;
+        while let Some(piece) = self.pieces.front_mut() {
+            if count < piece.len() {
+                piece.advance(count);
+                return;
+            }
+            count -= piece.len();
+            self.pieces.pop_front();
+        }
+        self.open.advance(count);
+    }
+}
+
+/// The head of a frame; a server's has no mask, and a message of ours is never in pieces (EV-705).
+fn head(kind: Kind, len: usize, out: &mut BytesMut) {
+    let opcode = match kind {
+        Kind::Text => OpCode::Data(Data::Text),
+        Kind::Binary => OpCode::Data(Data::Binary),
+        Kind::Ping => OpCode::Control(Control::Ping),
+        Kind::Pong => OpCode::Control(Control::Pong),
+        Kind::Close => OpCode::Control(Control::Close),
+    };
+    let head = FrameHeader {
+        opcode,
+        ..FrameHeader::default()
+    };
+    // Nothing can go wrong where the memory grows.
+    let _ = head.format(len as u64, &mut out.writer());
+}
+
+/// Payloads below this are copied next to each other.
+const GATHERED: usize = 4 * 1024;
+/// Pieces that are written with one call.
+const AT_ONCE: usize = 16;
+/// Room that is kept while nothing is said.
+const KEPT_BYTES: usize = 4 * 1024;
+
+#[cfg(test)]
+mod tests;
