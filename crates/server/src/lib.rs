@@ -21,6 +21,7 @@ mod handover;
 pub mod health;
 mod heard;
 pub mod listener;
+pub mod lmtp;
 pub mod metrics;
 mod ops;
 pub mod origin;

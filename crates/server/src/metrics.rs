@@ -24,6 +24,8 @@ use format::Text;
 pub enum Face {
     /// Evergreen sessions over gRPC.
     Evergreen,
+    /// LMTP, over whichever transport.
+    Lmtp,
     /// Plain HTTP routes that belong to no protocol of ours.
     Http,
 }
@@ -34,6 +36,7 @@ impl Face {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Evergreen => "evergreen",
+            Self::Lmtp => "lmtp",
             Self::Http => "http",
         }
     }
@@ -77,6 +80,25 @@ pub struct Metrics {
     pub requests: IntCounterVec,
     /// What Evergreen sessions count (EV-904).
     pub evergreen: Evergreen,
+    /// What LMTP connections count.
+    pub lmtp: Lmtp,
+}
+
+/// What LMTP connections count.
+#[derive(Debug)]
+pub struct Lmtp {
+    /// Connections open now, of every transport.
+    pub connections_open: IntGauge,
+    /// GENERATE and SCORE that were refused with an error item.
+    pub refused: IntCounter,
+    /// Messages sent.
+    pub messages: IntCounter,
+    /// Items sent; divided by messages, the items that share one (LM-601).
+    pub items: IntCounter,
+    /// What was passed over, by `reason`: `binary`, `malformed`.
+    pub ignored: IntCounterVec,
+    /// Members of GENERATE that nothing knows (LM-207).
+    pub unknown_parameters: IntCounter,
 }
 
 /// What Evergreen sessions count (EV-904).
@@ -131,6 +153,7 @@ impl Metrics {
                 &["face", "model", "code"],
             )?,
             evergreen: Evergreen::new(&shelf)?,
+            lmtp: Lmtp::new(&shelf)?,
             registry: shelf.0,
         })
     }
@@ -210,6 +233,27 @@ impl Evergreen {
             failures: shelf.counters(names::EVERGREEN_FAILURES, "Actions failed.", why)?,
             retained_bytes: shelf.gauge(names::EVERGREEN_RETAINED_BYTES, "Bytes retained now.")?,
             ignored: shelf.counters(names::EVERGREEN_IGNORED, "Fragments without effect.", why)?,
+        })
+    }
+}
+
+impl Lmtp {
+    fn new(shelf: &Shelf) -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            connections_open: shelf
+                .gauge(names::LMTP_CONNECTIONS_OPEN, "LMTP connections open now.")?,
+            refused: shelf.counter(names::LMTP_REFUSED, "LMTP streams refused.")?,
+            messages: shelf.counter(names::LMTP_MESSAGES, "LMTP messages sent.")?,
+            items: shelf.counter(names::LMTP_ITEMS, "LMTP items sent.")?,
+            ignored: shelf.counters(
+                names::LMTP_IGNORED,
+                "LMTP messages without effect.",
+                &["reason"],
+            )?,
+            unknown_parameters: shelf.counter(
+                names::UNKNOWN_PARAMETERS,
+                "Members of requests that nothing knows.",
+            )?,
         })
     }
 }

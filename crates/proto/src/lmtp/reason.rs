@@ -141,6 +141,10 @@ impl Fault {
                 Reason::ModelNotFound => {
                     "The requested model is not loaded and the server is not configured to load it on demand."
                 }
+                Reason::ModelLoading => "the model is still loading; try again soon",
+                Reason::UnsupportedOperation => {
+                    "this function takes text and gives text; only models are served as tokens"
+                }
                 _ => "this key may not use the model",
             },
         )

@@ -49,6 +49,13 @@ pub(crate) const EVERGREEN_FAILURES: &str = "sapwood_evergreen_failures_total";
 pub(crate) const EVERGREEN_RETAINED_BYTES: &str = "sapwood_evergreen_retained_bytes";
 pub(crate) const EVERGREEN_IGNORED: &str = "sapwood_evergreen_ignored_total";
 
+pub(crate) const LMTP_CONNECTIONS_OPEN: &str = "sapwood_lmtp_connections_open";
+pub(crate) const LMTP_REFUSED: &str = "sapwood_lmtp_refused_total";
+pub(crate) const LMTP_MESSAGES: &str = "sapwood_lmtp_messages_total";
+pub(crate) const LMTP_ITEMS: &str = "sapwood_lmtp_items_total";
+pub(crate) const LMTP_IGNORED: &str = "sapwood_lmtp_ignored_total";
+pub(crate) const UNKNOWN_PARAMETERS: &str = "sapwood_unknown_parameters_total";
+
 /// The names under which dashboards for vLLM look for the same numbers (OA-802).
 pub(crate) mod vllm {
     pub(crate) const REQUESTS_RUNNING: &str = "vllm:num_requests_running";

@@ -1,0 +1,115 @@
+//! LMTP, the Language Model Transport Protocol: token streams of a kernel's models, over WebSockets (`socket`), lines
+//! (`lines`) and HTTP (`post`).
+//!
+//! Owns: the transports of section 1 of the page, the work that streams ask for, the face's numbers. Refuses to know: what
+//! messages say (`proto::lmtp` has the machine that every transport drives), how models compute, and every other face.
+//!
+//! ```text
+//!   socket │ lines │ post ──► Conversation ──► lmtp::Session ──► Start ──► Works: runs of the kernel
+//!                      ◄── one message per step ◄── step(pieces) ◄────────────┘
+//! ```
+
+mod catalog;
+mod conversation;
+mod house;
+mod lines;
+mod post;
+mod refusals;
+mod socket;
+mod tally;
+mod work;
+mod works;
+
+use std::sync::Arc;
+
+use axum::Router;
+use sapwood_kernel::Kernel;
+use sapwood_proto::lmtp::Limits;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use self::house::House;
+pub use self::lines::Ended;
+use self::lines::Stream;
+use self::socket::Sockets;
+use crate::reception::{self, Protocol};
+use crate::shared::{Face, Shared};
+use crate::{metrics, socket as listening};
+
+/// What can be set about this face.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Connections of all transports at a time; above it an upgrade is refused with 503 (LM-109).
+    pub connections: usize,
+    /// What one connection may hold and do.
+    pub limits: Arc<Limits>,
+    /// The model of messages that name none.
+    pub default_model: Option<String>,
+    /// Unknown members of GENERATE are refused instead of ignored (LM-207).
+    pub strict_parameters: bool,
+    /// The items of one step share a message; off gives one item per message (LM-601).
+    pub coalesce: bool,
+    /// A malformed message ends the connection, as at the reference server (LM-201).
+    pub close_on_malformed: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            connections: 10_000,
+            limits: Arc::default(),
+            default_model: None,
+            strict_parameters: false,
+            coalesce: true,
+            close_on_malformed: false,
+        }
+    }
+}
+
+/// LMTP over the models of a kernel, for every transport. Clones share it.
+#[derive(Clone)]
+pub struct Lmtp(Arc<House>);
+
+impl Lmtp {
+    /// Over the models of `kernel`.
+    #[must_use]
+    pub fn new(shared: Shared, kernel: Kernel, config: Config) -> Self {
+        Self(Arc::new(House::new(shared, kernel, config)))
+    }
+
+    /// What is served over HTTP: WebSockets on `/lmtp` and `/`, and `POST /lmtp`.
+    #[must_use]
+    pub fn face(&self) -> Face {
+        let drain = self.0.shared.drain.clone();
+        let sockets: Arc<dyn Protocol> = Arc::new(Sockets(Arc::clone(&self.0)));
+        let upgrades = reception::route(vec![Arc::clone(&sockets)], reception::PATIENT, drain);
+        Face {
+            name: metrics::Face::Lmtp,
+            routes: Router::new().route("/lmtp", upgrades.post(post::handler(&self.0))),
+            root: Some(sockets),
+            descriptors: Vec::new(),
+            services: Vec::new(),
+        }
+    }
+
+    /// Speaks lines over a pair of streams until both ends have had enough (LM-110). At the end of input running streams
+    /// finish, or are `cancelled` at once if that is wished.
+    pub async fn speak(
+        &self,
+        reader: impl AsyncRead + Send + Unpin,
+        writer: impl AsyncWrite + Send + Unpin,
+        cancel_at_end: bool,
+    ) -> Ended {
+        lines::speak(&self.0, Stream::pair(reader, writer), cancel_at_end).await
+    }
+
+    /// Speaks lines with everybody who connects to a Unix socket, until the server is gone (LM-111).
+    pub async fn listen(&self, socket: listening::Socket) {
+        lines::listen(&self.0, socket).await;
+    }
+}
+
+/// The face over the models of `kernel`.
+#[must_use]
+pub fn face(shared: Shared, kernel: Kernel, config: Config) -> Face {
+    Lmtp::new(shared, kernel, config).face()
+}

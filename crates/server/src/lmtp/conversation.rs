@@ -1,0 +1,348 @@
+//! One connection: the machine of the protocol, the work that it asks for, and the wire (LM-101).
+//!
+//! Owns: [`Conversation`], what is polled in which order, and how a connection ends. Refuses to know: what a wire is made of,
+//! and what messages say.
+//!
+//! ```text
+//!   wire ─ heard ─► session ─ Start, Cancel ─► works ─ what a step gave ─► session ─ one message ─► wire
+//!   a drain, the clock, a peer that goes ─► session ─ last words ─► Close
+//! ```
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use bytestring::ByteString;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use sapwood_proto::lmtp::{Carrier, Close, Output, Session, StreamKey, Unreadable};
+use sapwood_proto::time::Time;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::house::House;
+use super::tally::Tally;
+use super::work::Work;
+use super::works::Works;
+use crate::allowance::Allowance;
+use crate::drain::Phase;
+
+/// Something that came over a wire.
+#[derive(Debug)]
+pub(super) enum Heard {
+    /// One frame or line.
+    Text(ByteString),
+    /// Neither.
+    Unreadable(Unreadable),
+    /// What is passed over, and counted.
+    Ignored,
+    /// Nothing that can be told apart any more.
+    Broken,
+    /// The client sends nothing more, and may still read.
+    End,
+    /// The client is gone.
+    Gone,
+}
+
+/// The client is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gone;
+
+/// A transport, as a conversation needs it.
+pub(super) trait Wire {
+    /// What came next.
+    fn poll_heard(&mut self, cx: &mut Context<'_>) -> Poll<Heard>;
+
+    /// Resolves when the client is gone or dead. `deaf`: nothing is read now, and yet it is to be seen when it goes.
+    fn poll_gone(&mut self, deaf: bool, cx: &mut Context<'_>) -> Poll<()>;
+
+    /// Waits until a message can be sent without piling up.
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Gone>>;
+
+    /// Sends one, where there was room.
+    fn send(&mut self, message: Bytes) -> Result<(), Gone>;
+
+    /// Hands everything to the network.
+    fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Gone>>;
+}
+
+/// How a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// In order; the wire is to be closed so.
+    Close(Close),
+    /// The peer does not read: the wire is to be broken off.
+    Reset,
+    /// The client was gone first.
+    Gone,
+}
+
+/// A connection in progress. Dropping it drops everything that it runs.
+pub(super) struct Conversation {
+    house: Arc<House>,
+    allowance: Option<Arc<Allowance>>,
+    session: Session,
+    works: Works,
+    tally: Tally,
+    began: Instant,
+    /// Text that the session had no room to answer.
+    unread: Option<ByteString>,
+    /// The client sends nothing more.
+    heard_all: bool,
+    /// Wakes for [`Session::wake_at`].
+    timer: Option<Pin<Box<Sleep>>>,
+    /// What of the drain comes next.
+    drain: Option<(Phase, BoxFuture<'static, ()>)>,
+}
+
+impl Conversation {
+    pub(super) fn new(
+        house: &Arc<House>,
+        carrier: Carrier,
+        allowance: Option<Arc<Allowance>>,
+    ) -> Self {
+        let shared = &house.shared;
+        Self {
+            allowance,
+            session: house.open(carrier),
+            works: Works::new(),
+            tally: Tally::begin(&shared.metrics, &shared.drain),
+            began: Instant::now(),
+            unread: None,
+            heard_all: false,
+            timer: None,
+            drain: Some(await_phase(house, Phase::Refusing)),
+            house: Arc::clone(house),
+        }
+    }
+
+    /// Ends everything with last words (LM-505).
+    pub(super) fn close(&mut self, close: Close, why: &'static str) {
+        self.tally.cancelled(self.session.live(), why);
+        self.session.close(close, self.now());
+    }
+
+    /// Whether any stream is open.
+    pub(super) fn is_busy(&self) -> bool {
+        self.session.live() > 0
+    }
+
+    /// Talks over `wire` to the end.
+    pub(super) async fn run(&mut self, wire: &mut impl Wire) -> End {
+        std::future::poll_fn(|cx| self.poll_end(wire, cx)).await
+    }
+
+    /// Goes on as far as it can.
+    pub(super) fn poll_end(&mut self, wire: &mut impl Wire, cx: &mut Context<'_>) -> Poll<End> {
+        self.works.belong_to(cx);
+        for _ in 0..ROUNDS {
+            let heard = self.hear(wire, cx);
+            let seen = self.look();
+            self.watch(cx);
+            if let Some(end) = self.obey() {
+                return Poll::Ready(self.ended(end));
+            }
+            let said = match self.say(wire, cx) {
+                Ok(said) => said,
+                Err(Gone) => return Poll::Ready(self.gone()),
+            };
+            // What was taken may have been the last thing to say, or have made room.
+            if let Some(end) = self.obey() {
+                return Poll::Ready(self.ended(end));
+            }
+            if !(heard || seen || said) {
+                let deaf = !self.listens();
+                if wire.poll_gone(deaf, cx).is_ready() {
+                    return Poll::Ready(self.gone());
+                }
+                return match wire.poll_sent(cx) {
+                    Poll::Ready(Err(Gone)) => Poll::Ready(self.gone()),
+                    _ => Poll::Pending,
+                };
+            }
+        }
+        // Others get their turn.
+        cx.waker().wake_by_ref();
+        match wire.poll_sent(cx) {
+            Poll::Ready(Err(Gone)) => Poll::Ready(self.gone()),
+            _ => Poll::Pending,
+        }
+    }
+
+    fn now(&self) -> Time {
+        Time::new(self.began.elapsed())
+    }
+
+    fn listens(&self) -> bool {
+        self.session.wants_input() && !self.heard_all
+    }
+
+    /// Takes in what came; whether anything did.
+    fn hear(&mut self, wire: &mut impl Wire, cx: &mut Context<'_>) -> bool {
+        let mut heard = false;
+        for _ in 0..MESSAGES {
+            if !self.session.wants_input() {
+                break;
+            }
+            let next = match self.unread.take() {
+                Some(text) => Heard::Text(text),
+                None if self.heard_all => {
+                    // Only now is nothing left of what the client has sent.
+                    self.session.end_of_input();
+                    break;
+                }
+                None => match wire.poll_heard(cx) {
+                    Poll::Ready(next) => next,
+                    Poll::Pending => break,
+                },
+            };
+            heard = true;
+            self.take(next);
+        }
+        heard
+    }
+
+    fn take(&mut self, heard: Heard) {
+        let now = self.now();
+        match heard {
+            Heard::Text(text) => {
+                let models = self.house.catalog.for_caller(self.allowance.clone());
+                self.unread = self.session.handle(text, &models, now);
+            }
+            Heard::Unreadable(what) => self.session.handle_unreadable(what, now),
+            Heard::Ignored => self.tally.ignored(),
+            Heard::Broken => self.close(BROKEN, "client"),
+            Heard::End => self.heard_all = true,
+            Heard::Gone => self.hang_up(),
+        }
+    }
+
+    /// Gives the session what a step has for its streams; whether there was anything.
+    fn look(&mut self) -> bool {
+        let (mut pieces, mut over) = (Vec::new(), Vec::<StreamKey>::new());
+        self.works.look(&mut pieces, &mut over);
+        let seen = !pieces.is_empty() || !over.is_empty();
+        if !pieces.is_empty() {
+            let now = self.now();
+            self.session.step(pieces, now);
+        }
+        for stream in over {
+            let now = self.now();
+            self.session.finished(stream, now);
+        }
+        seen
+    }
+
+    /// Does what the session asks for; its end, if that has come.
+    fn obey(&mut self) -> Option<End> {
+        while let Some(output) = self.session.poll() {
+            match output {
+                Output::Start(start) => {
+                    let stream = start.stream;
+                    let work = Work::new(&self.house.kernel, *start);
+                    self.works.begin(stream, work, self.tally.open());
+                }
+                Output::Cancel(stream) => self.works.cancel(stream),
+                Output::Park => self.works.park(),
+                Output::Unpark => self.works.unpark(),
+                Output::Close(close) => return Some(End::Close(close)),
+                Output::Reset => return Some(End::Reset),
+            }
+        }
+        // Nothing follows what hung up.
+        self.session.is_closed().then_some(End::Gone)
+    }
+
+    /// Sends what there is; whether anything went.
+    fn say(&mut self, wire: &mut impl Wire, cx: &mut Context<'_>) -> Result<bool, Gone> {
+        let mut said = false;
+        while self.session.has_message() {
+            match wire.poll_room(cx)? {
+                Poll::Ready(()) => {}
+                Poll::Pending => break,
+            }
+            let now = self.now();
+            let Some(message) = self.session.next_message(now) else {
+                break;
+            };
+            wire.send(message)?;
+            said = true;
+        }
+        self.tally.tell(self.session.stats());
+        Ok(said)
+    }
+
+    /// The drain and the clock.
+    fn watch(&mut self, cx: &mut Context<'_>) {
+        while let Some((phase, reached)) = &mut self.drain
+            && reached.poll_unpin(cx).is_ready()
+        {
+            if *phase == Phase::Refusing {
+                self.session.drain();
+                self.drain = Some(await_phase(&self.house, Phase::Cutting));
+            } else {
+                self.drain = None;
+                self.close(Close::SHUTDOWN, "drain");
+            }
+        }
+        let Some(at) = self.session.wake_at() else {
+            self.timer = None;
+            return;
+        };
+        let at = self.began + at.since_origin();
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(at)));
+        if timer.deadline() != at {
+            timer.as_mut().reset(at);
+        }
+        if timer.poll_unpin(cx).is_ready() {
+            self.timer = None;
+            let live = self.session.live();
+            self.session.tick(self.now());
+            if self.session.is_closed() {
+                self.tally.cancelled(live, "stall");
+            } else {
+                // It wanted to be looked at a moment later.
+                cx.waker().wake_by_ref();
+            }
+        }
+    }
+
+    fn hang_up(&mut self) {
+        self.tally.cancelled(self.session.live(), "client");
+        self.session.hang_up();
+    }
+
+    fn gone(&mut self) -> End {
+        self.hang_up();
+        self.obey();
+        self.ended(End::Gone)
+    }
+
+    fn ended(&mut self, end: End) -> End {
+        self.tally.tell(self.session.stats());
+        end
+    }
+}
+
+/// Who drops a conversation that has not ended has lost its client.
+impl Drop for Conversation {
+    fn drop(&mut self) {
+        self.tally.cancelled(self.works.len(), "client");
+    }
+}
+
+fn await_phase(house: &House, phase: Phase) -> (Phase, BoxFuture<'static, ()>) {
+    let drain = house.shared.drain.clone();
+    (phase, async move { drain.reached(phase).await }.boxed())
+}
+
+/// How often everything is looked at before others get their turn.
+const ROUNDS: usize = 32;
+/// Messages taken in before works are looked at.
+const MESSAGES: usize = 64;
+/// What is told to streams of a client whose frames cannot be read.
+const BROKEN: Close = Close {
+    code: 1002,
+    reason: sapwood_proto::lmtp::Reason::Malformed,
+    message: "what came is no WebSocket frame of a client",
+};

@@ -1,0 +1,289 @@
+//! LMTP in one HTTP request: `POST /lmtp` (LM-113 to LM-115).
+//!
+//! Owns: the four forms (lines or an array in, lines or events out), and the wire between a request's body and its answer's.
+//! Refuses to know: messages.
+//!
+//! ```text
+//!   request's body ─ lines │ array ─► conversation, in a task of its own ─ lines │ events ─► channel of one ─► answer's body
+//! ```
+//!
+//! The task goes with the answer, so a client that closes its side cancels everything (LM-115); a client that does not read
+//! stops the conversation at the channel, and its clock goes on (LM-607).
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::{Body, BodyDataStream};
+use axum::response::{IntoResponse, Response};
+use bytes::{Bytes, BytesMut};
+use bytestring::ByteString;
+use futures::{Stream, StreamExt};
+use http::{HeaderMap, Request, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
+use sapwood_proto::code::Code;
+use sapwood_proto::lmtp::{Carrier, Line, Lines, Unreadable};
+use serde_json::value::RawValue;
+use tokio::sync::mpsc;
+use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
+use tokio_util::sync::PollSender;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::conversation::{Conversation, End, Gone, Heard, Wire};
+use super::house::House;
+use crate::auth::Caller;
+use crate::refusal::Refusal;
+use crate::trail;
+
+/// What answers `POST /lmtp`.
+pub(super) fn handler(
+    house: &Arc<House>,
+) -> impl Fn(Request<Body>) -> Pin<Box<dyn Future<Output = Response> + Send>> + Clone + Send + 'static
+{
+    let house = Arc::clone(house);
+    move |request| {
+        let house = Arc::clone(&house);
+        Box::pin(async move {
+            let answered = answer(house, request).await;
+            answered.unwrap_or_else(IntoResponse::into_response)
+        })
+    }
+}
+
+async fn answer(house: Arc<House>, request: Request<Body>) -> Result<Response, Refusal> {
+    let place = house.admit()?;
+    let (parts, body) = request.into_parts();
+    let form = Form::of(&parts.headers);
+    let max = house.config.limits.max_message_in;
+    let incoming = if media_type(&parts.headers, header::CONTENT_TYPE) == "application/json" {
+        Incoming::Array(array(body, max).await?)
+    } else {
+        Incoming::Lines {
+            body: body.into_data_stream(),
+            cut: Lines::new(max),
+            ended: false,
+        }
+    };
+    let caller = parts.extensions.get::<Caller>();
+    let allowance = caller.and_then(|caller| caller.allowance.clone());
+    let (sender, receiver) = mpsc::channel(1);
+    let mut conversation = Conversation::new(&house, Carrier::Lines, allowance);
+    let mut wire = Exchange {
+        incoming,
+        form,
+        out: BytesMut::new(),
+        sender: PollSender::new(sender),
+        ping: form.ping(),
+    };
+    let task = tokio::spawn(trail::carry(async move {
+        let end = conversation.run(&mut wire).await;
+        drop(conversation);
+        if matches!(end, End::Close(_)) {
+            wire.form.end(&mut wire.out);
+            // Whoever does not take the last words by then goes without them (LM-505).
+            let said = std::future::poll_fn(|cx| wire.poll_sent(cx));
+            let _ = timeout(GOODBYE, said).await;
+        }
+        drop(place);
+    }));
+    let answer = Answer {
+        receiver,
+        _task: AbortOnDropHandle::new(task),
+    };
+    let headers = [
+        (header::CONTENT_TYPE, form.content_type()),
+        (header::CACHE_CONTROL, "no-store"),
+        (NO_BUFFERING, "no"),
+    ];
+    Ok((headers, Body::from_stream(answer)).into_response())
+}
+
+/// The messages of a JSON array of pairs, each as it would stand on a line but for its white space.
+async fn array(body: Body, max: usize) -> Result<VecDeque<ByteString>, Refusal> {
+    let wrong = |why: String| {
+        let message = format!("{why}: send [[\"TYPE\", {{..}}], ..], or lines as text/plain.");
+        Refusal::new(Code::InvalidRequest, "malformed", message)
+    };
+    let body = Limited::new(body, max).collect().await.map_err(|_| {
+        let message = format!("The body has more than {max} bytes, or ended early.");
+        Refusal::new(Code::LimitExceeded, "message_too_large", message)
+            .with_status(StatusCode::PAYLOAD_TOO_LARGE)
+    })?;
+    let body = body.to_bytes();
+    let pairs: Vec<(String, &RawValue)> = serde_json::from_slice(&body)
+        .map_err(|error| wrong(format!("The body is no JSON array of pairs ({error})")))?;
+    if pairs.is_empty() {
+        return Err(wrong("The array is empty".to_owned()));
+    }
+    let line = |(word, payload): (String, &RawValue)| format!("{word} {}", payload.get()).into();
+    Ok(pairs.into_iter().map(line).collect())
+}
+
+/// What comes.
+enum Incoming {
+    Lines {
+        body: BodyDataStream,
+        cut: Lines,
+        ended: bool,
+    },
+    Array(VecDeque<ByteString>),
+}
+
+/// How messages are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Lines,
+    /// Server-sent events (LM-114).
+    Events,
+}
+
+impl Form {
+    fn of(headers: &HeaderMap) -> Self {
+        let accepted = headers.get_all(header::ACCEPT).into_iter();
+        let mut accepted = accepted.filter_map(|value| value.to_str().ok());
+        if accepted.any(|value| value.contains("text/event-stream")) {
+            Self::Events
+        } else {
+            Self::Lines
+        }
+    }
+
+    const fn content_type(self) -> &'static str {
+        match self {
+            Self::Lines => "application/x-lmtp; charset=utf-8",
+            Self::Events => "text/event-stream; charset=utf-8",
+        }
+    }
+
+    /// A message comes with its line's end.
+    fn write(self, message: &Bytes, out: &mut BytesMut) {
+        if self == Self::Events {
+            out.extend_from_slice(b"data: ");
+        }
+        out.extend_from_slice(message);
+        if self == Self::Events {
+            out.extend_from_slice(b"\n");
+        }
+    }
+
+    fn end(self, out: &mut BytesMut) {
+        if self == Self::Events {
+            out.extend_from_slice(b"event: done\ndata: {}\n\n");
+        }
+    }
+
+    fn ping(self) -> Option<Pin<Box<Interval>>> {
+        (self == Self::Events).then(|| {
+            let mut ping = interval(PING);
+            ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            ping.reset();
+            Box::pin(ping)
+        })
+    }
+}
+
+/// The wire between both bodies.
+struct Exchange {
+    incoming: Incoming,
+    form: Form,
+    out: BytesMut,
+    sender: PollSender<Bytes>,
+    ping: Option<Pin<Box<Interval>>>,
+}
+
+impl Wire for Exchange {
+    fn poll_heard(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
+        match &mut self.incoming {
+            Incoming::Array(messages) => {
+                Poll::Ready(messages.pop_front().map_or(Heard::End, Heard::Text))
+            }
+            Incoming::Lines { body, cut, ended } => loop {
+                let line = if *ended {
+                    match cut.next_line().or_else(|| cut.last_line()) {
+                        Some(line) => line,
+                        None => return Poll::Ready(Heard::End),
+                    }
+                } else if let Some(line) = cut.next_line() {
+                    line
+                } else {
+                    match ready!(body.poll_next_unpin(cx)) {
+                        Some(Ok(bytes)) => cut.push(&bytes),
+                        None => *ended = true,
+                        Some(Err(_)) => return Poll::Ready(Heard::Gone),
+                    }
+                    continue;
+                };
+                return Poll::Ready(match line {
+                    Line::Text(text) => Heard::Text(text),
+                    Line::BadText => Heard::Unreadable(Unreadable::BadText),
+                    Line::TooLong => Heard::Unreadable(Unreadable::TooLarge),
+                });
+            },
+        }
+    }
+
+    fn poll_gone(&mut self, _: bool, cx: &mut Context<'_>) -> Poll<()> {
+        while let Some(ping) = &mut self.ping
+            && ping.poll_tick(cx).is_ready()
+        {
+            self.out.extend_from_slice(b": ping\n\n");
+        }
+        if self.sender.is_closed() {
+            return Poll::Ready(());
+        }
+        Poll::Pending
+    }
+
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        if self.out.len() < WRITE_BYTES {
+            return Poll::Ready(Ok(()));
+        }
+        self.poll_sent(cx)
+    }
+
+    fn send(&mut self, message: Bytes) -> Result<(), Gone> {
+        self.form.write(&message, &mut self.out);
+        Ok(())
+    }
+
+    fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        if self.out.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        ready!(self.sender.poll_reserve(cx)).map_err(|_| Gone)?;
+        let bytes = self.out.split().freeze();
+        Poll::Ready(self.sender.send_item(bytes).map_err(|_| Gone))
+    }
+}
+
+/// The answer's body.
+struct Answer {
+    receiver: mpsc::Receiver<Bytes>,
+    /// Ends the conversation when nobody wants the answer any more.
+    _task: AbortOnDropHandle<()>,
+}
+
+impl Stream for Answer {
+    type Item = Result<Bytes, std::convert::Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.receiver.poll_recv(cx).map(|bytes| bytes.map(Ok))
+    }
+}
+
+/// The media type of a header, without its parameters.
+fn media_type(headers: &HeaderMap, name: header::HeaderName) -> String {
+    let value = headers.get(name).and_then(|value| value.to_str().ok());
+    let kind = value.unwrap_or_default().split(';').next();
+    kind.unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+const NO_BUFFERING: header::HeaderName = header::HeaderName::from_static("x-accel-buffering");
+/// How often a silent answer of events shows that it is alive.
+const PING: Duration = Duration::from_secs(15);
+/// How long last words may take.
+const GOODBYE: Duration = Duration::from_secs(2);
+/// What is gathered at most while the answer is not read.
+const WRITE_BYTES: usize = 64 * 1024;

@@ -1,0 +1,95 @@
+//! What one connection adds to the server's numbers (OA-801, LM-106, LM-207, LM-506).
+//!
+//! Owns: [`Tally`]: the difference between what was told last and what is told now, and [`Open`], one stream as the numbers
+//! and a drain see it. Refuses to know: sessions and sockets.
+
+use std::sync::Arc;
+
+use prometheus::IntGauge;
+use sapwood_proto::lmtp::Stats;
+
+use crate::drain::{Drain, Work};
+use crate::metrics::{Face, Metrics};
+
+/// The numbers of one connection; open as long as this lives.
+pub(super) struct Tally {
+    metrics: Arc<Metrics>,
+    drain: Drain,
+    counted: Stats,
+}
+
+/// An open stream. A drain waits for it (LM-509).
+pub(super) struct Open {
+    streams: IntGauge,
+    _work: Work,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.streams.dec();
+    }
+}
+
+impl Tally {
+    pub(super) fn begin(metrics: &Arc<Metrics>, drain: &Drain) -> Self {
+        metrics.lmtp.connections_open.inc();
+        Self {
+            metrics: Arc::clone(metrics),
+            drain: drain.clone(),
+            counted: Stats::default(),
+        }
+    }
+
+    /// A stream begins.
+    pub(super) fn open(&self) -> Open {
+        let streams = &self.metrics.streams_open;
+        let streams = streams.with_label_values(&[Face::Lmtp.name()]);
+        streams.inc();
+        Open {
+            streams,
+            _work: self.drain.hold(),
+        }
+    }
+
+    /// So many streams were ended early, and why.
+    pub(super) fn cancelled(&self, streams: usize, why: &'static str) {
+        if streams > 0 {
+            let cancelled = self.metrics.cancelled.with_label_values(&[why]);
+            cancelled.inc_by(streams as u64);
+        }
+    }
+
+    /// A binary message was passed over (LM-106).
+    pub(super) fn ignored(&self) {
+        self.metrics
+            .lmtp
+            .ignored
+            .with_label_values(&["binary"])
+            .inc();
+    }
+
+    /// What the session has counted by now.
+    pub(super) fn tell(&mut self, stats: Stats) {
+        if stats == self.counted {
+            return;
+        }
+        let (numbers, before) = (&self.metrics.lmtp, self.counted);
+        let malformed = numbers.ignored.with_label_values(&["malformed"]);
+        malformed.inc_by(stats.malformed - before.malformed);
+        numbers
+            .unknown_parameters
+            .inc_by(stats.unknown_parameters - before.unknown_parameters);
+        numbers
+            .messages
+            .inc_by(stats.messages_out - before.messages_out);
+        numbers.items.inc_by(stats.items_out - before.items_out);
+        numbers.refused.inc_by(stats.refused - before.refused);
+        self.counted = stats;
+    }
+}
+
+impl Drop for Tally {
+    fn drop(&mut self) {
+        self.metrics.lmtp.connections_open.dec();
+    }
+}

@@ -1,0 +1,194 @@
+//! The work of one stream: a call of its model's function, and the items that come of it.
+//!
+//! Owns: how GENERATE and SCORE are put to the kernel, and how chunks become items. Refuses to know: who polls it when
+//! (`works`), and the connection.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use futures::Stream;
+use sapwood_engine::api;
+use sapwood_kernel::{Args, Chunk, Kernel, Mime, Ports, Reason, Run, Want};
+use sapwood_proto::lmtp::{self, Finish, Generate, Item, Piece, Score, Start};
+use sapwood_proto::steer::Token;
+use serde_json::json;
+
+use super::refusals::fault;
+
+/// What a look at some work has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// It waits, and will wake who looked.
+    Waiting,
+    /// One step's items were taken, and there is more.
+    More,
+    /// Nothing more comes.
+    Over,
+}
+
+/// The work of one stream.
+pub(super) struct Work {
+    /// `None` where there was nothing to compute.
+    run: Option<Run<Chunk>>,
+    /// What is known to be said and was not looked at yet: what the engine need not be asked for, or the beginning of the
+    /// next step. Its last item waits for the end that may follow.
+    ahead: VecDeque<Item>,
+}
+
+impl Work {
+    /// Prepares the work; nothing happens before the first look.
+    pub(super) fn new(kernel: &Kernel, start: Start) -> Self {
+        let name = &*start.name;
+        match start.work {
+            lmtp::Work::Generate(wanted) => {
+                let prompt = tokens(&wanted.prompt);
+                Self::calling(kernel, name, prompt, generate(&wanted), VecDeque::new())
+            }
+            lmtp::Work::Score(wanted) => Self::scoring(kernel, name, wanted),
+        }
+    }
+
+    /// LM-312: nothing precedes the first token of an empty prompt, so it is certain, and precedes the others.
+    fn scoring(kernel: &Kernel, name: &str, wanted: Score) -> Self {
+        let Score {
+            mut prompt,
+            mut scored,
+        } = wanted;
+        let mut ahead = VecDeque::new();
+        if prompt.is_empty() && !scored.is_empty() {
+            prompt.push(scored.remove(0));
+            ahead.push_back(certain(prompt[0]));
+        }
+        if scored.is_empty() {
+            return Self { run: None, ahead };
+        }
+        let config = json!({});
+        Self::calling(kernel, name, tokens(&prompt), config, ahead)
+    }
+
+    fn calling(
+        kernel: &Kernel,
+        name: &str,
+        prompt: Bytes,
+        config: serde_json::Value,
+        ahead: VecDeque<Item>,
+    ) -> Self {
+        let args = Args::new()
+            .with("prompt", Chunk::bytes(prompt).with_mime(Mime::TOKENS))
+            .with("config", config);
+        let mut want = Want::from(Ports::main());
+        want.inner = true;
+        let run = kernel.run::<Chunk>(name, args).wanting(want);
+        Self {
+            run: Some(run),
+            ahead,
+        }
+    }
+
+    /// Takes what one step has for this stream. Never more, so that the connection can stop reading between steps.
+    pub(super) fn look(&mut self, cx: &mut Context<'_>, mut take: impl FnMut(Piece)) -> Seen {
+        let mut taken = false;
+        loop {
+            let polled = match &mut self.run {
+                Some(run) => Pin::new(run).poll_next(cx),
+                None => Poll::Ready(None),
+            };
+            let chunk = match polled {
+                // A reader is shown whole steps: had this been the last item, its end would stand beside it.
+                Poll::Pending => {
+                    self.say_all(&mut take);
+                    return Seen::Waiting;
+                }
+                Poll::Ready(Some(Ok(chunk))) => chunk,
+                Poll::Ready(Some(Err(error))) => {
+                    self.say_all(&mut take);
+                    take(Piece::Failed(fault(&error)));
+                    return Seen::Over;
+                }
+                Poll::Ready(None) => {
+                    self.say_all(&mut take);
+                    return Seen::Over;
+                }
+            };
+            let finish = chunk.meta.as_ref().and_then(|meta| meta.finish.get(&0));
+            let finish = finish.map(ending);
+            if let Some(tokens) = chunk.inner.and_then(|inner| inner.downcast().ok()) {
+                if taken {
+                    self.say_all(&mut take);
+                }
+                self.ahead.extend(items(tokens));
+                if std::mem::replace(&mut taken, true) {
+                    return Seen::More;
+                }
+            }
+            if let (Some(finish), Some(last)) = (finish, self.ahead.back_mut()) {
+                last.finish = Some(finish);
+                self.say_all(&mut take);
+                return Seen::Over;
+            }
+        }
+    }
+
+    fn say_all(&mut self, take: &mut impl FnMut(Piece)) {
+        self.ahead.drain(..).map(Piece::Item).for_each(take);
+    }
+}
+
+/// The items of a step's tokens, without a copy where nobody else holds them.
+fn items(tokens: Arc<api::Tokens>) -> impl Iterator<Item = Item> {
+    let tokens = Arc::unwrap_or_clone(tokens).tokens;
+    tokens.into_iter().map(|sampled| Item {
+        token: sampled.id,
+        logprob: sampled.logprob,
+        top: sampled.top,
+        finish: None,
+    })
+}
+
+const fn certain(token: Token) -> Item {
+    Item {
+        token,
+        logprob: 0.0,
+        top: Vec::new(),
+        finish: None,
+    }
+}
+
+/// What base clients know of endings (LM-405).
+fn ending(reason: &Reason) -> Finish {
+    match reason {
+        Reason::Length => Finish::Length,
+        _ => Finish::Stop,
+    }
+}
+
+fn tokens(ids: &[Token]) -> Bytes {
+    let mut bytes = BytesMut::with_capacity(4 * ids.len());
+    ids.iter().for_each(|id| bytes.put_u32_le(*id));
+    bytes.freeze()
+}
+
+fn generate(wanted: &Generate) -> serde_json::Value {
+    let bias: serde_json::Map<String, serde_json::Value> = wanted
+        .logit_bias
+        .iter()
+        .map(|(id, bias)| (id.to_string(), json!(bias)))
+        .collect();
+    json!({
+        "prompt_mode": "raw",
+        "max_tokens": wanted.max_tokens,
+        "temperature": wanted.temperature,
+        "top_logprobs": wanted.top_logprobs,
+        "top_p": wanted.top_p,
+        "top_k": wanted.top_k,
+        "min_p": wanted.min_p,
+        "seed": wanted.seed,
+        "logit_bias": bias,
+        "min_tokens": wanted.min_tokens,
+        "ignore_eos": wanted.ignore_eos,
+        "stop": wanted.stop,
+    })
+}

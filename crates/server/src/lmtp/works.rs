@@ -1,0 +1,125 @@
+//! The work of all streams of one connection, looked at together.
+//!
+//! Owns: [`Works`]: which work there is, and one waker for all of it. Refuses to know: messages, sockets.
+//!
+//! An engine shows a step to all its readers and then wakes them one by one. The first wakes the connection's task, the
+//! others find the bell rung; a look at every work then gives the whole step, which becomes one message (D-6, LM-601).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
+
+use futures::task::AtomicWaker;
+use sapwood_proto::lmtp::{Piece, StreamKey};
+
+use super::tally::Open;
+use super::work::{Seen, Work};
+
+/// Rung by whatever some work waits for.
+#[derive(Default)]
+struct Bell {
+    rung: AtomicBool,
+    task: AtomicWaker,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // Once is enough until somebody has looked.
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            self.task.wake();
+        }
+    }
+}
+
+/// Work of one stream, counted as long as it lasts.
+struct Running {
+    stream: StreamKey,
+    work: Work,
+    _open: Open,
+}
+
+/// All work of a connection, in order of admission.
+pub(super) struct Works {
+    running: Vec<Running>,
+    bell: Arc<Bell>,
+    waker: Waker,
+    /// Nobody looks while too much waits to be sent (LM-607): engines park what is not read.
+    parked: bool,
+}
+
+impl Works {
+    pub(super) fn new() -> Self {
+        let bell = Arc::new(Bell::default());
+        Self {
+            running: Vec::new(),
+            waker: Waker::from(Arc::clone(&bell)),
+            bell,
+            parked: false,
+        }
+    }
+
+    /// Whom to wake.
+    pub(super) fn belong_to(&self, cx: &Context<'_>) {
+        self.bell.task.register(cx.waker());
+    }
+
+    pub(super) fn begin(&mut self, stream: StreamKey, work: Work, open: Open) {
+        self.running.push(Running {
+            stream,
+            work,
+            _open: open,
+        });
+        self.bell.rung.store(true, Ordering::Release);
+    }
+
+    /// Drops the work of a stream, and with it what an engine does for it (D-7).
+    pub(super) fn cancel(&mut self, stream: StreamKey) {
+        let found = self
+            .running
+            .binary_search_by_key(&stream, |running| running.stream);
+        if let Ok(index) = found {
+            self.running.remove(index);
+        }
+    }
+
+    pub(super) fn park(&mut self) {
+        self.parked = true;
+    }
+
+    pub(super) fn unpark(&mut self) {
+        self.parked = false;
+        self.bell.rung.store(true, Ordering::Release);
+    }
+
+    /// How much work there is.
+    pub(super) fn len(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Takes what one step has for any stream, and the streams whose work is over.
+    pub(super) fn look(&mut self, pieces: &mut Vec<(StreamKey, Piece)>, over: &mut Vec<StreamKey>) {
+        if self.parked || !self.bell.rung.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let mut context = Context::from_waker(&self.waker);
+        let mut more = false;
+        self.running.retain_mut(|running| {
+            let stream = running.stream;
+            let seen = running
+                .work
+                .look(&mut context, |piece| pieces.push((stream, piece)));
+            more |= seen == Seen::More;
+            if seen == Seen::Over {
+                over.push(stream);
+            }
+            seen != Seen::Over
+        });
+        if more {
+            self.bell.rung.store(true, Ordering::Release);
+        }
+    }
+}
