@@ -9,3 +9,4 @@
 )]
 
 mod evergreen;
+mod lmtp;

@@ -23,7 +23,10 @@ use sapwood_kernel::{Kernel, Targets, generate, model};
 use sapwood_net::evergreen::{Address, Node, Options, Request, Session};
 use sapwood_proto::evergreen::Limits;
 use sapwood_server::auth::{Fingerprint, Key, Scopes};
+use sapwood_server::counting::Counting;
 use sapwood_server::evergreen::{self, Config};
+use sapwood_server::lmtp::{self, Lmtp};
+use sapwood_server::metrics::Face;
 use sapwood_server::{Server, Shared, drain, server};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -34,6 +37,8 @@ pub struct Running {
     pub address: SocketAddr,
     /// Its handles.
     pub shared: Shared,
+    /// LMTP over its models, for transports that are not HTTP's.
+    pub lmtp: Lmtp,
     _stop: oneshot::Sender<()>,
 }
 
@@ -50,12 +55,32 @@ impl Running {
         config: Config,
         keys: Vec<Key>,
     ) -> Self {
+        let faces = Faces {
+            evergreen: config,
+            ..Faces::default()
+        };
+        Self::start_faces(server, kernel, faces, keys).await
+    }
+
+    /// The same, with settings for every face.
+    pub async fn start_faces(
+        server: server::Config,
+        kernel: Kernel,
+        faces: Faces,
+        keys: Vec<Key>,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let builder = Server::builder(server, keys).unwrap();
         let shared = builder.shared().clone();
-        let face = evergreen::face(shared.clone(), kernel, config);
-        let server = builder.face(face).build().unwrap();
+        let counted = |face| {
+            let kernel = kernel.scope();
+            kernel.layer(Counting::new(&shared.metrics, face));
+            kernel
+        };
+        let lmtp = Lmtp::new(shared.clone(), counted(Face::Lmtp), faces.lmtp);
+        let evergreen = evergreen::face(shared.clone(), kernel.clone(), faces.evergreen);
+        let server = builder.face(evergreen).face(lmtp.face()).build().unwrap();
         let (stop, stopped) = oneshot::channel();
         tokio::spawn(server.serve(listener, async {
             let _ = stopped.await;
@@ -63,6 +88,7 @@ impl Running {
         Self {
             address,
             shared,
+            lmtp,
             _stop: stop,
         }
     }
@@ -123,6 +149,15 @@ impl Running {
         };
         Session::connect(&self.at(), options).await.unwrap()
     }
+}
+
+/// Settings of the faces.
+#[derive(Clone, Debug, Default)]
+pub struct Faces {
+    /// Of Evergreen.
+    pub evergreen: Config,
+    /// Of LMTP.
+    pub lmtp: lmtp::Config,
 }
 
 /// The key of somebody who may do everything.

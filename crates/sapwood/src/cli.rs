@@ -8,6 +8,7 @@ mod completions;
 mod config;
 mod doctor;
 mod key;
+mod lmtp;
 mod models;
 mod run;
 mod serve;
@@ -50,6 +51,8 @@ struct Common {
 enum Command {
     /// Serve models on one port until told to go
     Serve(serve::Serve),
+    /// Speak LMTP over standard input and output, one message a line
+    Lmtp(lmtp::Lmtp),
     /// Talk to a model; line by line when standard input is no terminal
     Chat(chat::Chat),
     /// Call a function and write what it gives, as it comes
@@ -220,6 +223,7 @@ pub(crate) fn main() -> Result<Exit, Failure> {
     };
     match cli.command {
         Command::Serve(command) => wait(command.run(cli.common)),
+        Command::Lmtp(command) => wait(command.run(&cli.common)),
         Command::Chat(command) => wait(command.run(&cli.common)),
         Command::Run(command) => wait(command.run(&cli.common)),
         Command::Models(command) => wait(command.run(&cli.common)),

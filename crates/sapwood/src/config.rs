@@ -5,6 +5,7 @@
 
 pub(crate) mod keys;
 pub(crate) mod layers;
+pub(crate) mod lmtp;
 pub(crate) mod references;
 pub(crate) mod span;
 pub(crate) mod trace;
@@ -15,6 +16,7 @@ use sapwood_server::tls;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::failure::Failure;
+use lmtp::Lmtp;
 use references::References;
 use span::Span;
 use trace::Trace;
@@ -45,6 +47,7 @@ pub(crate) struct Config {
     pub(crate) auth: Auth,
     pub(crate) tls: Tls,
     pub(crate) limits: Limits,
+    pub(crate) lmtp: Lmtp,
     pub(crate) drain: Drain,
     pub(crate) browser: Browser,
     pub(crate) trace: Trace,
@@ -68,6 +71,7 @@ impl Default for Config {
             auth: Auth::default(),
             tls: Tls::default(),
             limits: Limits::default(),
+            lmtp: Lmtp::default(),
             drain: Drain::default(),
             browser: Browser::default(),
             trace: Trace::default(),
@@ -355,6 +359,7 @@ impl Config {
                 "engine.parallel: at least one sequence must run",
             ));
         }
+        self.lmtp.check()?;
         self.tls.files()?;
         self.upstreams
             .iter()

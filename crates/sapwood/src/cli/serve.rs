@@ -13,6 +13,8 @@ use sapwood_net::references::References;
 use sapwood_proto::evergreen::Limits;
 use sapwood_server::allowance::Charging;
 use sapwood_server::counting::Counting;
+use sapwood_server::lmtp::Lmtp;
+use sapwood_server::socket::Socket;
 use sapwood_server::tls::Tls;
 use sapwood_server::{Server, Shared, drain, evergreen, listener, metrics, origin, patience};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -109,15 +111,21 @@ impl Serve {
         let kernel = serving::kernel(&config, &planned)?;
         let upstreams = Upstreams::join(&kernel, &config).await?;
         shared.metrics.watch_kernel(kernel.clone());
-        kernel.layer(Counting::new(&shared.metrics, metrics::Face::Evergreen));
         kernel.layer(Charging);
         let telling = Telling::begin(&config, &shared, &kernel)?;
-        let face = evergreen::face(
+        let evergreen = evergreen::face(
             shared.clone(),
-            kernel.clone(),
+            counted(&kernel, &shared, metrics::Face::Evergreen),
             evergreen_config(&config, &planned, references),
         );
-        let server = builder.face(face).build().map_err(broken)?;
+        let lmtp = Lmtp::new(
+            shared.clone(),
+            counted(&kernel, &shared, metrics::Face::Lmtp),
+            config.lmtp.face(config.default_model.clone()),
+        );
+        let lines = lines(&config)?;
+        let faces = builder.face(evergreen).face(lmtp.face());
+        let server = faces.build().map_err(broken)?;
         let reload = Reload {
             serve: self,
             common,
@@ -132,6 +140,14 @@ impl Serve {
             let stop = Arc::clone(&stop);
             async move { stop.notified().await }
         });
+        let served = async {
+            let lines = async {
+                if let Some(socket) = lines {
+                    lmtp.listen(socket).await;
+                }
+            };
+            futures::join!(served, lines).0
+        };
         // Nothing is awaited twice and nothing is lost: whichever arm ends first ends the process.
         tokio::select! {
             outcome = served => {
@@ -143,6 +159,24 @@ impl Serve {
             failure = signals.watch(reload, stop) => Err(failure),
         }
     }
+}
+
+/// The functions, with calls that come through `face` counted as its own.
+fn counted(kernel: &Kernel, shared: &Shared, face: metrics::Face) -> Kernel {
+    let kernel = kernel.scope();
+    kernel.layer(Counting::new(&shared.metrics, face));
+    kernel
+}
+
+/// The Unix socket of LMTP's lines, if one is configured (LM-111).
+fn lines(config: &Config) -> Result<Option<Socket>, Failure> {
+    let open = |path: &PathBuf| {
+        Socket::unix(path).map_err(|error| {
+            let what = format!("lmtp.unix: cannot listen on {}: {error}", path.display());
+            Failure::exit(Exit::Listen, what)
+        })
+    };
+    config.lmtp.unix.as_ref().map(open).transpose()
 }
 
 /// Loads the models while the port already answers (OA-902). Ends only if one cannot be loaded.

@@ -111,6 +111,14 @@ const WRONG: &[(&str, [&str; 3])] = &[
         ["upstreams", "lmtp", "not built yet"],
     ),
     (
+        "[lmtp]\nmax_frame_out = 4194304",
+        ["lmtp.max_frame_out", "4194303", "clients"],
+    ),
+    (
+        "[lmtp]\nmax_streams = 0",
+        ["lmtp.max_streams", "at least", "1"],
+    ),
+    (
         "[tls]\nkey = \"a.key\"",
         ["tls.certificate", "--tls-cert", "both"],
     ),

@@ -20,8 +20,11 @@ pub(super) struct Catalog {
     kernel: Kernel,
     health: Arc<Health>,
     /// What was gathered of which facts; never held while gathering.
-    known: RwLock<HashMap<Name, (Arc<Facts>, Arc<Model>)>>,
+    known: RwLock<HashMap<Name, Known>>,
 }
+
+/// What was gathered, and of which facts.
+type Known = (Arc<Facts>, Arc<Model>);
 
 impl Catalog {
     pub(super) fn new(kernel: Kernel, health: Arc<Health>) -> Self {

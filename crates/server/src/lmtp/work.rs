@@ -11,10 +11,11 @@ use std::task::{Context, Poll};
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::Stream;
 use sapwood_engine::api;
-use sapwood_kernel::{Args, Chunk, Kernel, Mime, Ports, Reason, Run, Want};
+use sapwood_kernel::{
+    Args, Chunk, GenerateConfig, Kernel, Mime, Ports, PromptMode, Reason, Run, Want,
+};
 use sapwood_proto::lmtp::{self, Finish, Generate, Item, Piece, Score, Start};
 use sapwood_proto::steer::Token;
-use serde_json::json;
 
 use super::refusals::fault;
 
@@ -45,7 +46,7 @@ impl Work {
         match start.work {
             lmtp::Work::Generate(wanted) => {
                 let prompt = tokens(&wanted.prompt);
-                Self::calling(kernel, name, prompt, generate(&wanted), VecDeque::new())
+                Self::calling(kernel, name, prompt, generate(wanted), VecDeque::new())
             }
             lmtp::Work::Score(wanted) => Self::scoring(kernel, name, wanted),
         }
@@ -65,20 +66,19 @@ impl Work {
         if scored.is_empty() {
             return Self { run: None, ahead };
         }
-        let config = json!({});
-        Self::calling(kernel, name, tokens(&prompt), config, ahead)
+        Self::calling(kernel, name, tokens(&prompt), score(scored), ahead)
     }
 
     fn calling(
         kernel: &Kernel,
         name: &str,
         prompt: Bytes,
-        config: serde_json::Value,
+        config: GenerateConfig,
         ahead: VecDeque<Item>,
     ) -> Self {
         let args = Args::new()
             .with("prompt", Chunk::bytes(prompt).with_mime(Mime::TOKENS))
-            .with("config", config);
+            .with("config", config.into_chunk());
         let mut want = Want::from(Ports::main());
         want.inner = true;
         let run = kernel.run::<Chunk>(name, args).wanting(want);
@@ -171,24 +171,35 @@ fn tokens(ids: &[Token]) -> Bytes {
     bytes.freeze()
 }
 
-fn generate(wanted: &Generate) -> serde_json::Value {
-    let bias: serde_json::Map<String, serde_json::Value> = wanted
-        .logit_bias
-        .iter()
-        .map(|(id, bias)| (id.to_string(), json!(bias)))
-        .collect();
-    json!({
-        "prompt_mode": "raw",
-        "max_tokens": wanted.max_tokens,
-        "temperature": wanted.temperature,
-        "top_logprobs": wanted.top_logprobs,
-        "top_p": wanted.top_p,
-        "top_k": wanted.top_k,
-        "min_p": wanted.min_p,
-        "seed": wanted.seed,
-        "logit_bias": bias,
-        "min_tokens": wanted.min_tokens,
-        "ignore_eos": wanted.ignore_eos,
-        "stop": wanted.stop,
-    })
+/// How a model is asked for what a GENERATE wants. Ranges were checked, and are the core's (D-20).
+fn generate(wanted: Generate) -> GenerateConfig {
+    GenerateConfig {
+        max_tokens: Some(wanted.max_tokens),
+        min_tokens: Some(wanted.min_tokens),
+        temperature: Some(wanted.temperature),
+        top_p: Some(wanted.top_p),
+        top_k: Some(wanted.top_k),
+        min_p: Some(wanted.min_p),
+        repetition_penalty: Some(wanted.repetition_penalty),
+        presence_penalty: Some(wanted.presence_penalty),
+        frequency_penalty: Some(wanted.frequency_penalty),
+        seed: wanted.seed,
+        stop: wanted.stop,
+        stop_sequences: wanted.stop_tokens,
+        ignore_eos: Some(wanted.ignore_eos),
+        top_logprobs: Some(wanted.top_logprobs),
+        logit_bias: wanted.logit_bias.into(),
+        prompt_mode: PromptMode::Raw,
+        ..GenerateConfig::default()
+    }
+}
+
+/// The same for a SCORE, whose items show no alternatives.
+fn score(scored: Vec<Token>) -> GenerateConfig {
+    GenerateConfig {
+        top_logprobs: Some(0),
+        scored: Some(scored),
+        prompt_mode: PromptMode::Raw,
+        ..GenerateConfig::default()
+    }
 }

@@ -1,0 +1,128 @@
+//! The keys of `[lmtp]`: what connections of LMTP may hold and do, and the Unix socket of its own.
+//!
+//! Owns: the keys, and the face's settings that are made of them. Refuses to know: the protocol.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sapwood_proto::lmtp::Limits;
+use sapwood_server::lmtp;
+use serde::{Deserialize, Serialize};
+
+use super::span::Span;
+use crate::failure::Failure;
+
+/// What connections of LMTP may hold and do (section 10 of its page).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Lmtp {
+    /// A Unix socket that speaks its lines.
+    pub(crate) unix: Option<PathBuf>,
+    /// Connections at a time; one more is refused.
+    pub(crate) max_connections: usize,
+    /// Live streams of one connection; one more is refused.
+    pub(crate) max_streams: usize,
+    /// Bytes of one message that comes in.
+    pub(crate) max_message_in: usize,
+    /// Bytes of one message that goes out; what is more goes into the next.
+    pub(crate) max_frame_out: usize,
+    /// Unsent bytes of a connection above which its streams stand still.
+    pub(crate) outbox_bytes: usize,
+    /// A connection that stands still for so long is cut.
+    pub(crate) stall_timeout: Span,
+    /// Unknown members of GENERATE are refused instead of ignored.
+    pub(crate) strict_parameters: bool,
+    /// What shares a message.
+    pub(crate) coalesce: Coalesce,
+    /// What becomes of a malformed message.
+    pub(crate) malformed: Malformed,
+}
+
+/// What shares a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Coalesce {
+    /// The items of one step of an engine.
+    #[default]
+    Step,
+    /// Nothing: one item per message.
+    Off,
+}
+
+/// What becomes of a malformed message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Malformed {
+    /// It is answered, and the connection lives on.
+    #[default]
+    Answer,
+    /// The connection is closed, as by LMQL's own server.
+    Close,
+}
+
+impl Default for Lmtp {
+    fn default() -> Self {
+        let limits = Limits::default();
+        Self {
+            unix: None,
+            max_connections: 10_000,
+            max_streams: limits.max_streams,
+            max_message_in: limits.max_message_in,
+            max_frame_out: limits.max_frame_out,
+            outbox_bytes: limits.outbox_bytes,
+            stall_timeout: Span::seconds(60),
+            strict_parameters: false,
+            coalesce: Coalesce::default(),
+            malformed: Malformed::default(),
+        }
+    }
+}
+
+impl Lmtp {
+    /// Checks what the types cannot say.
+    ///
+    /// # Errors
+    /// [`Failure::usage`], naming the key.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        for (key, value) in [
+            ("max_connections", self.max_connections),
+            ("max_streams", self.max_streams),
+            ("max_message_in", self.max_message_in),
+            ("max_frame_out", self.max_frame_out),
+            ("outbox_bytes", self.outbox_bytes),
+        ] {
+            if value == 0 {
+                return Err(Failure::usage(format!("lmtp.{key}: at least 1")));
+            }
+        }
+        if self.max_frame_out > FRAME_OUT_MAX {
+            return Err(Failure::usage(format!(
+                "lmtp.max_frame_out: at most {FRAME_OUT_MAX}, because clients refuse larger messages"
+            )));
+        }
+        Ok(())
+    }
+
+    /// The face's settings.
+    pub(crate) fn face(&self, default_model: Option<String>) -> lmtp::Config {
+        lmtp::Config {
+            connections: self.max_connections,
+            limits: Arc::new(Limits {
+                max_streams: self.max_streams,
+                max_message_in: self.max_message_in,
+                max_frame_out: self.max_frame_out,
+                outbox_bytes: self.outbox_bytes,
+                outbox_low_bytes: self.outbox_bytes / 4,
+                stall_timeout: self.stall_timeout.get(),
+                ..Limits::default()
+            }),
+            default_model,
+            strict_parameters: self.strict_parameters,
+            coalesce: self.coalesce == Coalesce::Step,
+            close_on_malformed: self.malformed == Malformed::Close,
+        }
+    }
+}
+
+/// LM-1202: what `aiohttp` takes.
+const FRAME_OUT_MAX: usize = 4_194_303;

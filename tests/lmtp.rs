@@ -1,0 +1,116 @@
+//! The LMTP face, from a client's end of a real socket.
+//!
+//! Owns: the client that these tests talk with. Refuses to know: the rest of the house.
+
+mod streams;
+
+use sapwood_engine::scripted::{self, Script};
+use sapwood_engine::{Engine, Owner};
+use sapwood_kernel::{Kernel, model};
+use sapwood_server::{lmtp, server};
+use sapwood_tests::socket::{Said, Socket};
+use sapwood_tests::{Faces, Running, by_hand, spawned};
+use serde_json::Value;
+
+/// What says its prompt again, byte by byte, and then the end.
+pub(crate) fn parrot() -> scripted::Config {
+    scripted::Config {
+        name: "parrot".into(),
+        ..scripted::Config::default()
+    }
+}
+
+/// What says pseudo-random words for ever.
+pub(crate) fn chatter() -> scripted::Config {
+    scripted::Config {
+        name: "chatter".into(),
+        script: Script::Tokens,
+        count: 1 << 20,
+        ..scripted::Config::default()
+    }
+}
+
+/// A kernel with this engine as the model `name`.
+pub(crate) fn kernel(name: &'static str, engine: Engine) -> Kernel {
+    let kernel = Kernel::new();
+    kernel.add(model(name, engine)).unwrap();
+    kernel
+}
+
+/// A server of one parrot.
+pub(crate) async fn of_parrot() -> Running {
+    Running::start(
+        kernel("parrot", spawned(parrot())),
+        Default::default(),
+        Vec::new(),
+    )
+    .await
+}
+
+/// A server of one model that the test steps.
+pub(crate) async fn stepped(config: scripted::Config) -> (Owner, Running) {
+    let (owner, engine) = by_hand(config);
+    let kernel = kernel("parrot", engine);
+    let server = Running::start(kernel, Default::default(), Vec::new()).await;
+    (owner, server)
+}
+
+/// A server over `kernel` with settings for LMTP.
+pub(crate) async fn with_config(kernel: Kernel, config: lmtp::Config) -> Running {
+    let faces = Faces {
+        lmtp: config,
+        ..Faces::default()
+    };
+    Running::start_faces(server::Config::default(), kernel, faces, Vec::new()).await
+}
+
+/// A client on `/lmtp`.
+pub(crate) async fn client(server: &Running) -> Socket {
+    Socket::open(server, "/lmtp", &[]).await.unwrap()
+}
+
+/// The items of the next message, and its type.
+pub(crate) async fn message(socket: &mut Socket) -> (String, Vec<Value>) {
+    match socket.heard().await {
+        Said::Text(text) => parsed(&text),
+        other => panic!("no message: {other:?}"),
+    }
+}
+
+pub(crate) fn parsed(text: &str) -> (String, Vec<Value>) {
+    let (word, payload) = text.split_once(' ').unwrap();
+    (word.to_owned(), serde_json::from_str(payload).unwrap())
+}
+
+/// All items of one stream, to its end.
+pub(crate) async fn stream(socket: &mut Socket, id: impl Into<Value>) -> Vec<Value> {
+    let id = id.into();
+    let mut all = Vec::new();
+    loop {
+        let (_, items) = message(socket).await;
+        for item in items.into_iter().filter(|item| item["stream_id"] == id) {
+            let over = !item["finish_reason"].is_null() || item.get("error").is_some();
+            all.push(item);
+            if over {
+                return all;
+            }
+        }
+    }
+}
+
+/// The tokens of items, and how they end.
+pub(crate) fn told(items: &[Value]) -> (Vec<u64>, String) {
+    let tokens = items.iter().filter_map(|item| item["token"].as_u64());
+    let last = items.last().map_or(&Value::Null, |item| {
+        item.get("code").unwrap_or(&item["finish_reason"])
+    });
+    (
+        tokens.collect(),
+        last.as_str().unwrap_or_default().to_owned(),
+    )
+}
+
+/// The ids of a text's bytes.
+pub(crate) fn ids(text: &str) -> Vec<u64> {
+    text.bytes().map(u64::from).collect()
+}
