@@ -113,19 +113,20 @@ impl Work {
                     return Seen::Over;
                 }
             };
-            let finish = chunk.meta.as_ref().and_then(|meta| meta.finish.get(&0));
-            let finish = finish.map(ending);
+            let end = chunk.meta.filter(|meta| meta.finish.contains_key(&0));
             if let Some(tokens) = chunk.inner.and_then(|inner| inner.downcast().ok()) {
                 if taken {
                     self.say_all(&mut take);
                 }
-                self.ahead.extend(items(tokens));
+                add(tokens, &mut self.ahead);
                 if std::mem::replace(&mut taken, true) {
                     return Seen::More;
                 }
             }
-            if let (Some(finish), Some(last)) = (finish, self.ahead.back_mut()) {
-                last.finish = Some(finish);
+            if let (Some(meta), Some(last)) = (end, self.ahead.back_mut()) {
+                last.finish = meta.finish.get(&0).map(ending);
+                let cached = meta.usage.cached_tokens;
+                last.cached_tokens = u32::try_from(cached).unwrap_or(u32::MAX);
                 self.say_all(&mut take);
                 return Seen::Over;
             }
@@ -137,23 +138,24 @@ impl Work {
     }
 }
 
-/// The items of a step's tokens, without a copy where nobody else holds them.
-fn items(tokens: Arc<api::Tokens>) -> impl Iterator<Item = Item> {
-    let tokens = Arc::unwrap_or_clone(tokens).tokens;
-    tokens.into_iter().map(|sampled| Item {
+/// Adds the items of a step's tokens, without a copy where nobody else holds them. The last has the text of all.
+fn add(tokens: Arc<api::Tokens>, items: &mut VecDeque<Item>) {
+    let api::Tokens { tokens, text, .. } = Arc::unwrap_or_clone(tokens);
+    items.extend(tokens.into_iter().map(|sampled| Item {
         token: sampled.id,
         logprob: sampled.logprob,
         top: sampled.top,
-        finish: None,
-    })
+        ..Item::default()
+    }));
+    if let Some(last) = items.back_mut() {
+        last.text = text;
+    }
 }
 
-const fn certain(token: Token) -> Item {
+fn certain(token: Token) -> Item {
     Item {
         token,
-        logprob: 0.0,
-        top: Vec::new(),
-        finish: None,
+        ..Item::default()
     }
 }
 
@@ -188,7 +190,8 @@ fn generate(wanted: Generate) -> GenerateConfig {
         stop_sequences: wanted.stop_tokens,
         ignore_eos: Some(wanted.ignore_eos),
         top_logprobs: Some(wanted.top_logprobs),
-        logit_bias: wanted.logit_bias.into(),
+        logit_bias: wanted.logit_bias,
+        priority: Some(wanted.priority),
         prompt_mode: PromptMode::Raw,
         ..GenerateConfig::default()
     }
