@@ -44,11 +44,14 @@ mod search;
 mod serve;
 mod shared;
 mod slab;
+mod slice;
 mod store;
 mod ttl;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use self::accept::{Accepted, Rules};
 use self::actions::Actions;
@@ -60,7 +63,7 @@ use self::outbound::Outbound;
 use self::resume::{Line, Resume};
 use self::search::Search;
 use self::slab::Slab;
-use self::store::{Owner, Piece as Fragmented, Store};
+use self::store::{Owner, Store};
 use self::ttl::Ttls;
 use crate::evergreen::{Fragment, Id, Message, Payload, Reason, Status};
 use crate::time::Time;
@@ -73,6 +76,7 @@ pub use self::port::{
 pub use self::reference::{Elsewhere, Referenced};
 pub use self::release::Retain;
 pub use self::shared::Shared;
+pub use self::slice::Meant;
 pub use crate::evergreen::{Limits, MetadataMode};
 
 /// Whether the session still takes anything.
@@ -375,6 +379,7 @@ impl Session {
             references: self.config.references,
             copy_below,
             joins: self.config.manners.joins,
+            mixes: self.config.manners.mixes,
         };
         let accepted = self.store.accept(fragment, &rules)?;
         let key = match accepted {
@@ -404,10 +409,10 @@ impl Session {
     }
 
     fn look_for_cycles(&mut self, parent: NodeKey, seq: u32) -> Result<(), Status> {
-        let Some(Fragmented::Children(children)) = self.store.get(parent).piece(seq) else {
+        let Some(piece) = self.store.get(parent).piece(seq) else {
             return Ok(());
         };
-        let children = children.clone();
+        let children: SmallVec<[NodeKey; 4]> = piece.children().into();
         self.search.edges(
             parent,
             &children,

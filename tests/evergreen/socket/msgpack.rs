@@ -69,6 +69,12 @@ fn piece(node: &str, seq: &[u8], data: &str, continued: bool) -> Vec<u8> {
     wrap(&[&[0], &chunk, &continued, &text(node), seq])
 }
 
+/// A fragment, not the last, that refers to bytes of another node; the length is nil for the rest.
+fn node_ref(node: &str, seq: u8, child: &str, offset: u8, len: u8) -> Vec<u8> {
+    let child = wrap(&[&text(child), &[offset], &[len]]);
+    wrap(&[&[1], &child, &[0xc3], &text(node), &[seq]])
+}
+
 fn message(fragments: &[Vec<u8>], actions: &[Vec<u8>]) -> Vec<u8> {
     wrap(&[&list(fragments), &list(actions), &[0]])
 }
@@ -307,6 +313,29 @@ async fn ev_740_first_wins_what_is_past_the_end_is_ignored_and_no_place_is_the_n
     let nodes = nodes(&said);
     assert_eq!(nodes["A#response"].texts, ["a", "b", "c"]);
     assert_eq!(nodes["B#response"].texts, ["x", "y"]);
+}
+
+#[tokio::test]
+async fn ev_740_a_node_of_chunks_and_of_parts_of_others_is_an_input_like_any_other() {
+    let server = Running::with_test_functions().await;
+    let mut socket = speaking(&server).await;
+    let echo = call("A", "echo", &[("text", "m")], &[("response", "")]);
+    let fragments = [
+        piece("m", &[0], "first ", true),
+        node_ref("m", 1, "whole", 0, 0xc0),
+        node_ref("m", 2, "whole", 3, 5),
+        piece("m", &[3], " last", false),
+        piece("whole", &[0], "01234", true),
+        piece("whole", &[1], "56789", false),
+    ];
+    socket.send(message(&fragments, &[echo])).await;
+    socket.send(sample("half-close")).await;
+    let (said, close) = socket.rest().await;
+    assert_eq!(close, Some((1000, String::new())));
+    let nodes = nodes(&said);
+    let expect = ["first ", "01234", "56789", "34", "567", " last"];
+    assert_eq!(nodes["A#response"].texts, expect);
+    assert_eq!(nodes["A#__status__"], ok());
 }
 
 #[tokio::test]

@@ -3,16 +3,17 @@
 //! Owns: [`Flattened`], the [`Replay`] over a session's cursors, and how a piece becomes a chunk (section 14 of the
 //! kernel page). Refuses to know: actions, how pieces arrive, and how content elsewhere is fetched.
 
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
-use sapwood_proto::evergreen::Metadata;
 use sapwood_proto::evergreen::reference::switched_off;
+use sapwood_proto::evergreen::{Metadata, Status};
 use sapwood_proto::session::{
-    ActionKey, CursorId, Live, NodeKey, Piece, Read, Referenced, Session,
+    ActionKey, CursorId, Meant, NodeKey, Piece, Read, Referenced, Session,
 };
 
 use super::failure;
@@ -103,6 +104,8 @@ impl Flattened {
                 .with_mime(typed.mime)
                 .with_part(reference.item),
             begins: reference.first.then_some(typed.meta),
+            cut: false,
+            more: true,
             waits: false,
         };
         cursor.inside = Some(followed.boxed());
@@ -153,6 +156,10 @@ struct Followed {
     blank: Chunk,
     /// What the item's first chunk carries, until that was given.
     begins: Option<Option<Arc<Meta>>>,
+    /// Whether anything was left out of it, because a part of a node is read (EV-740).
+    cut: bool,
+    /// Whether more of it may be meant.
+    more: bool,
     waits: bool,
 }
 
@@ -164,6 +171,20 @@ impl Followed {
             meta,
             ..self.blank.clone()
         }
+    }
+
+    /// Counts bytes that have come. Which of them are meant.
+    fn count(&mut self, bytes: usize) -> std::result::Result<Range<usize>, Arc<Status>> {
+        let Meant { range, more } = self.link.with(|live| {
+            let counted = live.machine().count_reference(self.cursor, bytes);
+            if let (Some(action), Ok(meant)) = (self.gatherer, &counted) {
+                gather(live.machine(), action, meant.range.len());
+            }
+            counted
+        })?;
+        self.more = more;
+        self.cut |= range.len() < bytes;
+        Ok(range)
     }
 
     fn set_waits(&mut self, waits: bool) {
@@ -179,33 +200,34 @@ impl Stream for Followed {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
-        let polled = this.reading.poll_piece(cx);
-        this.set_waits(polled.is_pending());
-        let failed = match ready!(polled) {
-            Some(Ok(data)) => {
-                let bytes = data.len();
-                let count = |live: &mut Live| {
-                    if let Some(action) = this.gatherer {
-                        gather(live.machine(), action, bytes);
-                    }
-                    live.machine().count_reference(this.cursor, bytes)
-                };
-                match this.link.with(count) {
-                    Ok(()) => return Poll::Ready(Some(Ok(this.chunk(data)))),
-                    Err(status) => status,
+        let failed = loop {
+            let next = if this.more {
+                let polled = this.reading.poll_piece(cx);
+                this.set_waits(polled.is_pending());
+                ready!(polled)
+            } else {
+                None
+            };
+            match next {
+                Some(Ok(data)) => match this.count(data.len()) {
+                    Ok(range) if range.is_empty() => {}
+                    Ok(range) => return Poll::Ready(Some(Ok(this.chunk(data.slice(range))))),
+                    Err(status) => break status,
+                },
+                Some(Err(status)) => {
+                    break this
+                        .link
+                        .with(|live| live.machine().fail_reference(this.cursor, &status));
                 }
-            }
-            Some(Err(status)) => this
-                .link
-                .with(|live| live.machine().fail_reference(this.cursor, &status)),
-            // An item is an item also when it is empty (EV-301).
-            None if this.begins.is_some() => {
-                return Poll::Ready(Some(Ok(this.chunk(Bytes::new()))));
-            }
-            None => {
-                this.link
-                    .with(|live| live.machine().end_reference(this.cursor));
-                return Poll::Ready(None);
+                // An item is an item also when it is empty (EV-301).
+                None if this.begins.is_some() && !this.cut => {
+                    return Poll::Ready(Some(Ok(this.chunk(Bytes::new()))));
+                }
+                None => {
+                    this.link
+                        .with(|live| live.machine().end_reference(this.cursor));
+                    return Poll::Ready(None);
+                }
             }
         };
         this.signals.fail(&failed);

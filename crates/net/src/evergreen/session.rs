@@ -116,6 +116,7 @@ impl Session {
                 metadata: metadata(dialect),
                 manners: Manners {
                     lax_seq: dialect.manners().lax_seq,
+                    mixes: dialect.manners().mixes,
                     joins: dialect == Dialect::Msgpack,
                     ..Manners::default()
                 },

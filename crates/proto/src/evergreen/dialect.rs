@@ -52,6 +52,8 @@ pub struct Manners {
     pub flat: bool,
     /// A fragment without a place is appended, and one past the final is ignored (EV-731, EV-740).
     pub lax_seq: bool,
+    /// A node may hold chunks and children, and a child may stand for a part of its content (EV-740).
+    pub mixes: bool,
     /// A server of it describes every chunk anew: to a client, what is described as the chunk before it is more of the same
     /// (EV-972).
     pub joins: bool,
@@ -116,6 +118,7 @@ impl Dialect {
             whole_json: json,
             flat: msgpack,
             lax_seq: msgpack,
+            mixes: msgpack,
             joins: false,
         }
     }

@@ -238,6 +238,7 @@ fn read_fragment(Object(wire): Object<NodeFragment<'_>>) -> Result<Fragment, Sta
         seq: wire.seq.0,
         last,
         children: wire.child_ids.into_iter().map(|id| id.0).collect(),
+        range: None,
         chunk: chunk.transpose()?,
     })
 }

@@ -3,6 +3,7 @@
 //! Owns: the shape. Refuses to know: bytes on the wire, and whether a message is legal; the session judges that, so a
 //! fragment here may still carry a negative seq, or chunk and children at once.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -53,6 +54,8 @@ pub struct Fragment {
     pub last: bool,
     /// Children, if the node is a tree.
     pub children: Vec<Id>,
+    /// Which bytes of the child's content are meant, if not all (EV-740). Only msgpack can say so, of one child at a time.
+    pub range: Option<Box<Range<u64>>>,
     /// Content, if the node is a leaf.
     pub chunk: Option<Chunk>,
 }

@@ -17,6 +17,7 @@ mod value;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -63,8 +64,7 @@ pub const ENTRIES_MAX: usize = 131_072;
 /// Reads one message.
 ///
 /// # Errors
-/// `BAD_MESSAGE`, without repeating anything of the sender's; `FRAGMENT_LIMIT` above [`ENTRIES_MAX`]; `UNIMPLEMENTED`
-/// for a part of another node's content.
+/// `BAD_MESSAGE`, without repeating anything of the sender's; `FRAGMENT_LIMIT` above [`ENTRIES_MAX`].
 pub fn decode(bytes: Bytes) -> Result<Read, Status> {
     let wire_bytes = bytes.len();
     let mut budget = Budget(ENTRIES_MAX);
@@ -125,7 +125,6 @@ struct Budget(usize);
 enum Stop {
     Malformed,
     Limit,
-    Part,
 }
 
 impl From<Malformed> for Stop {
@@ -143,10 +142,6 @@ impl Stop {
                 "a message is no WireMessage of Action Engine 0.4.0",
             ),
             Self::Limit => Status::limit(Reason::FragmentLimit, "entries_max", max + 1, max),
-            Self::Part => Status::new(
-                Reason::Unimplemented,
-                "a NodeRef to a part of a node is not served: refer to whole nodes",
-            ),
         }
     }
 }
@@ -204,22 +199,30 @@ fn fragment(mut from: Reader, budget: &mut Budget) -> Result<Fragment, Stop> {
     };
     match variant {
         0 => fragment.chunk = chunk(content, !continued, budget)?,
-        1 => fragment.children = vec![node_ref(content)?],
+        1 => {
+            let (child, range) = node_ref(content)?;
+            fragment.children = vec![child];
+            fragment.range = range;
+        }
         _ => return Err(Stop::Malformed),
     }
     Ok(fragment)
 }
 
-/// A child of which all is meant.
-fn node_ref(mut from: Reader) -> Result<Id, Stop> {
+/// A child, and which bytes of it are meant if not all.
+fn node_ref(mut from: Reader) -> Result<(Id, Option<Box<Range<u64>>>), Stop> {
     let id = from.text()?;
     let offset = from.int()?;
     let len = from.optional(Reader::int)?;
     ended(&from)?;
-    if offset != 0 || len.is_some() {
-        return Err(Stop::Part);
-    }
-    Ok(id)
+    let bytes = |value: i64| u64::try_from(value).map_err(|_| Stop::Malformed);
+    let begin = bytes(offset)?;
+    let end = match len {
+        Some(len) => begin.saturating_add(bytes(len)?),
+        None => u64::MAX,
+    };
+    let part = begin > 0 || len.is_some();
+    Ok((id, part.then(|| Box::new(begin..end))))
 }
 
 /// A chunk; `None` is the null chunk, which says that nothing more comes (EV-734).
@@ -348,7 +351,11 @@ enum Content<'a> {
         uri: &'a str,
         metadata: Described<'a>,
     },
-    NodeRef(&'a Id),
+    NodeRef {
+        child: &'a Id,
+        offset: i32,
+        len: Option<i32>,
+    },
 }
 
 struct Described<'a> {
@@ -361,7 +368,7 @@ struct Described<'a> {
 impl<'a> View<'a> {
     fn new(fragment: &'a Fragment, now: i64) -> Self {
         let content = match fragment.children.first() {
-            Some(child) => Content::NodeRef(child),
+            Some(child) => Content::of_child(child, fragment.range.as_deref()),
             None => Content::of_chunk(fragment, now),
         };
         let content_len = content.len();
@@ -380,7 +387,10 @@ impl<'a> View<'a> {
 
     fn put(&self, out: &mut BytesMut) {
         value::put_bin_head(out, self.len);
-        put_int(out, i32::from(matches!(self.content, Content::NodeRef(_))));
+        put_int(
+            out,
+            i32::from(matches!(self.content, Content::NodeRef { .. })),
+        );
         value::put_bin_head(out, self.content_len);
         self.content.put(out);
         value::put_bool(out, !self.fragment.last);
@@ -390,6 +400,18 @@ impl<'a> View<'a> {
 }
 
 impl<'a> Content<'a> {
+    /// What is past the integers that its reader gets right (EV-730) is as good as the rest.
+    fn of_child(child: &'a Id, range: Option<&Range<u64>>) -> Self {
+        let int = |bytes: u64| i32::try_from(bytes).unwrap_or(i32::MAX);
+        let end = range.map(|range| range.end).filter(|end| *end < u64::MAX);
+        let begin = range.map_or(0, |range| range.start);
+        Self::NodeRef {
+            child,
+            offset: int(begin),
+            len: end.map(|end| int(end.saturating_sub(begin))),
+        }
+    }
+
     fn of_chunk(fragment: &'a Fragment, now: i64) -> Self {
         let chunk = fragment.chunk.as_ref();
         let payload = chunk.and_then(|chunk| chunk.payload.as_ref());
@@ -437,7 +459,9 @@ impl<'a> Content<'a> {
 
     fn len(&self) -> usize {
         match self {
-            Self::NodeRef(id) => text_len(id.as_bytes()) + 2,
+            Self::NodeRef { child, offset, len } => {
+                text_len(child.as_bytes()) + value::int_len(*offset) + len.map_or(1, value::int_len)
+            }
             Self::Chunk {
                 code,
                 data,
@@ -452,10 +476,13 @@ impl<'a> Content<'a> {
 
     fn put(&self, out: &mut BytesMut) {
         match self {
-            Self::NodeRef(id) => {
-                put_text(out, id.as_bytes());
-                put_int(out, 0);
-                value::put_nil(out);
+            Self::NodeRef { child, offset, len } => {
+                put_text(out, child.as_bytes());
+                put_int(out, *offset);
+                match len {
+                    Some(len) => put_int(out, *len),
+                    None => value::put_nil(out),
+                }
             }
             Self::Chunk {
                 code,

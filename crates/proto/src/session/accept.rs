@@ -11,7 +11,7 @@ use super::dropping::Fate;
 use super::pack::Packer;
 use super::port::NodeKey;
 use super::reference::Elsewhere;
-use super::store::{Kind, Node, Owner, Piece, Reference, Store};
+use super::store::{Kind, Node, Owner, Piece, Reference, Slice, Store};
 use crate::evergreen::reference::{self, Place};
 use crate::evergreen::{
     Chunk, Fragment, Limits, Metadata, MetadataMode, Payload, Reason, Status, metadata,
@@ -27,6 +27,8 @@ pub(super) struct Rules<'a> {
     pub(super) copy_below: usize,
     /// What is described as the chunk before it is more of the same.
     pub(super) joins: bool,
+    /// A node may hold chunks and children (EV-740).
+    pub(super) mixes: bool,
 }
 
 /// What became of a fragment.
@@ -73,18 +75,27 @@ impl Store {
             return Ok(Accepted::Duplicate);
         }
         check_end(node, seq, fragment.last)?;
-        let (last, children) = (fragment.last, fragment.children);
+        let (last, children, range) = (fragment.last, fragment.children, fragment.range);
         let chunk = fragment
             .chunk
             .filter(|chunk| chunk.metadata.is_some() || chunk.payload.is_some());
-        check_kind(node, seq, !children.is_empty(), chunk.is_some())?;
+        check_kind(node, seq, !children.is_empty(), chunk.is_some(), rules)?;
         let piece = match chunk {
             Some(chunk) => {
                 check_chunk(&chunk, node, seq, rules)?;
                 leaf_piece(chunk, node, seq, rules, packer)?
             }
             None if children.is_empty() => Piece::Empty,
-            None => Piece::Children(self.mention_all(key, seq, &children, limits)?),
+            None => {
+                let children = self.mention_all(key, seq, &children, limits)?;
+                match (range, children.first()) {
+                    (Some(range), Some(&child)) => {
+                        let range = *range;
+                        Piece::Slice(Box::new(Slice { child, range }))
+                    }
+                    _ => Piece::Children(children),
+                }
+            }
         };
         self.hold(seq, &piece, limits)?;
         self.place(key, seq, last, piece, rules)
@@ -112,11 +123,9 @@ impl Store {
                 self.get_mut(key).unread -= bytes;
                 self.unread -= bytes;
                 self.give_back(piece.cost(seq));
-                if let Piece::Children(children) = piece {
-                    for child in children {
-                        if self.unlist(child) {
-                            self.release(child);
-                        }
+                for &child in piece.children() {
+                    if self.unlist(child) {
+                        self.release(child);
                     }
                 }
             }
@@ -229,6 +238,11 @@ impl Node {
                 self.metadata = Some(Arc::clone(&metadata));
                 Piece::Begin(metadata, data)
             }
+            Piece::Children(_) | Piece::Slice(_) => {
+                // Between two pieces of one kind, children make two items of them.
+                self.metadata = None;
+                piece
+            }
             other => other,
         }
     }
@@ -251,10 +265,18 @@ fn check_end(node: &Node, seq: u32, last: bool) -> Result<(), Status> {
     Ok(())
 }
 
-/// EV-209: a node is leaf or tree.
-fn check_kind(node: &mut Node, seq: u32, children: bool, chunk: bool) -> Result<(), Status> {
+/// EV-209: a node is leaf or tree; where both are allowed, children make a tree of it (EV-740).
+fn check_kind(
+    node: &mut Node,
+    seq: u32,
+    children: bool,
+    chunk: bool,
+    rules: &Rules<'_>,
+) -> Result<(), Status> {
     let kind = match (children, chunk) {
         (false, false) => return Ok(()),
+        (true, false) if rules.mixes => Kind::Tree,
+        (false, true) if rules.mixes && node.kind == Kind::Tree => Kind::Tree,
         (true, false) if node.kind != Kind::Leaf => Kind::Tree,
         (false, true) if node.kind != Kind::Tree => Kind::Leaf,
         _ => {

@@ -62,10 +62,11 @@ impl Iterator for Closure<'_> {
             }
             let first = self.stack.len();
             let (seen, edges_left) = (&self.seen, &mut self.edges_left);
-            let children = self.store.get(key).children().take(*edges_left);
+            let edges = self.store.get(key).edges().take(*edges_left);
             self.stack.extend(
-                children
+                edges
                     .inspect(|_| *edges_left -= 1)
+                    .flatten()
                     .filter(|child| !seen.contains(child)),
             );
             self.cut |= self.edges_left == 0;

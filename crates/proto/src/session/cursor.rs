@@ -10,12 +10,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use bytes::Bytes;
-
 use super::dropping::Fate;
 use super::port::{self, ActionKey, CursorId, NodeKey};
 use super::reference::Referenced;
 use super::release::released;
+use super::slice::{Meant, Slices};
 use super::store::{Owner, Piece, Reference, Store};
 use crate::evergreen::{Limits, Metadata, Reason, Status, mimetype, protobuf};
 use crate::log::At;
@@ -52,6 +51,10 @@ pub(super) struct Cursor {
     bytes: u64,
     items: u32,
     metadata: Option<Arc<Metadata>>,
+    /// Whether these begin an item of which nothing was given yet.
+    fresh: bool,
+    /// Which parts of the nodes on the path are meant.
+    slices: Slices,
 }
 
 /// What one step gives.
@@ -86,6 +89,8 @@ impl Cursor {
             bytes: 0,
             items: 0,
             metadata: None,
+            fresh: false,
+            slices: Slices::new(),
         }
     }
 
@@ -107,6 +112,11 @@ impl Cursor {
             }
         }
         while let Some(&frame) = self.path.last() {
+            if self.slices.is_over() {
+                // Nothing more is meant of this node, or of one above it.
+                self.leave(store);
+                continue;
+            }
             let index = frame.piece;
             let piece = match store.get(frame.node).log.at(index as usize) {
                 At::Pending if store.get(frame.node).fate != Fate::Kept => {
@@ -130,28 +140,30 @@ impl Cursor {
                         continue;
                     }
                 }
+                Piece::Slice(slice) if frame.child == 0 => {
+                    let (child, range) = (slice.child, slice.range.clone());
+                    self.advance(0, 1);
+                    if let Err(stop) = self.enter(child, store, limits, cycles) {
+                        return stop;
+                    }
+                    self.slices.enter(self.path.len(), range);
+                    continue;
+                }
                 Piece::Status(Some(status)) => {
                     return Step::Fail(upstream(status, store, frame.node));
                 }
                 Piece::Ref(reference) => return self.refer(frame.node, reference),
-                Piece::Empty => {}
-                Piece::Begin(metadata, data) => {
-                    let (metadata, data) = (Arc::clone(metadata), data.clone());
-                    return self.give(frame, Some(metadata), data, store, limits);
+                Piece::Slice(_) => {}
+                Piece::Empty => {
+                    if let Err(stop) = self.visit(store, limits) {
+                        return stop;
+                    }
                 }
-                Piece::Data(data) => {
-                    let data = data.clone();
-                    return self.give(frame, None, data, store, limits);
-                }
-                Piece::Status(None) => {
-                    let metadata = Arc::new(Metadata::of(mimetype::STATUS));
-                    return self.give(
-                        frame,
-                        Some(metadata),
-                        protobuf::status_bytes(None),
-                        store,
-                        limits,
-                    );
+                Piece::Begin(_, _) | Piece::Data(_) | Piece::Status(None) => {
+                    match self.give(frame, store, limits) {
+                        Some(step) => return step,
+                        None => continue,
+                    }
                 }
             }
             store.pass(frame.node, index, 0);
@@ -160,32 +172,38 @@ impl Cursor {
         Step::End
     }
 
-    /// Yields the piece at `frame`; with metadata it begins an item.
-    fn give(
-        &mut self,
-        frame: Frame,
-        begins: Option<Arc<Metadata>>,
-        data: Bytes,
-        store: &mut Store,
-        limits: &Limits,
-    ) -> Step {
+    /// Yields the piece at `frame`, if anything of it is meant; with metadata it begins an item.
+    fn give(&mut self, frame: Frame, store: &mut Store, limits: &Limits) -> Option<Step> {
+        let (begins, data) = match store.get(frame.node).log.at(frame.piece as usize) {
+            At::Item(Piece::Begin(metadata, data)) => (Some(Arc::clone(metadata)), data.clone()),
+            At::Item(Piece::Data(data)) => (None, data.clone()),
+            _ => {
+                let metadata = Arc::new(Metadata::of(mimetype::STATUS));
+                (Some(metadata), protobuf::status_bytes(None))
+            }
+        };
         if let Err(status) = self.count(data.len(), store, limits) {
-            return Step::Fail(status);
+            return Some(Step::Fail(status));
         }
         store.pass(frame.node, frame.piece, data.len());
         self.advance(1, 0);
-        let first = begins.is_some();
         if let Some(metadata) = begins {
-            self.items = self.items.saturating_add(1);
+            self.fresh = true;
             self.metadata = Some(metadata);
         }
-        Step::Piece(port::Piece {
+        let Some(Meant { range, .. }) = self.slices.take(data.len()) else {
+            return self.visit(store, limits).err();
+        };
+        let whole = range.len() == data.len();
+        let first = std::mem::take(&mut self.fresh);
+        self.items = self.items.saturating_add(u32::from(first));
+        Some(Step::Piece(port::Piece {
             item: self.items.saturating_sub(1),
             first,
             node: frame.node,
             metadata: self.metadata.clone().unwrap_or_default(),
-            data,
-        })
+            data: if whole { data } else { data.slice(range) },
+        }))
     }
 
     /// Counts bytes that the reader gets (EV-306).
@@ -210,15 +228,24 @@ impl Cursor {
             Err(refusal) => return Step::Fail(Arc::clone(refusal)),
         };
         let begins = reference.metadata.as_ref();
-        let items = self.items.saturating_sub(u32::from(begins.is_none()));
+        let first = begins.is_some() || self.fresh;
         let metadata = begins.or(self.metadata.as_ref()).cloned();
         Step::Reference(Referenced {
-            item: items,
-            first: begins.is_some(),
+            item: self.items.saturating_sub(u32::from(!first)),
+            first,
             node,
             metadata: metadata.unwrap_or_default(),
             content,
         })
+    }
+
+    /// Which of the next `bytes` of a reference's content are meant.
+    pub(super) fn meant(&mut self, bytes: usize) -> Meant {
+        let nothing = Meant {
+            range: 0..0,
+            more: !self.slices.is_over(),
+        };
+        self.slices.take(bytes).unwrap_or(nothing)
     }
 
     /// The reference that the cursor stands at: its node and its seq.
@@ -235,10 +262,10 @@ impl Cursor {
         let Some((node, piece, reference)) = self.reference(store) else {
             return;
         };
-        if let Some(metadata) = reference.metadata.clone() {
-            self.items = self.items.saturating_add(1);
-            self.metadata = Some(metadata);
-        }
+        let begins = reference.metadata.clone();
+        let first = begins.is_some() || std::mem::take(&mut self.fresh);
+        self.items = self.items.saturating_add(u32::from(first));
+        self.metadata = begins.or_else(|| self.metadata.take());
         store.pass(node, piece, 0);
         self.advance(1, 0);
     }
@@ -291,14 +318,7 @@ impl Cursor {
                 ));
             }
         }
-        self.visits = self.visits.saturating_add(1);
-        if self.visits > limits.max_visits {
-            let (value, max) = (u64::from(self.visits), u64::from(limits.max_visits));
-            let status = Status::limit(Reason::FlattenLimit, "max_visits", value, max);
-            return Err(Step::Fail(Arc::new(
-                status.with("node", &store.get(self.root).id),
-            )));
-        }
+        self.visit(store, limits)?;
         if self.path.len() >= limits.max_depth {
             let value = self.path.len() as u64 + 1;
             let status = Status::limit(
@@ -318,8 +338,21 @@ impl Cursor {
         Ok(())
     }
 
+    /// Counts a node, or a piece that gives nothing (EV-306).
+    fn visit(&mut self, store: &Store, limits: &Limits) -> Result<(), Step> {
+        self.visits = self.visits.saturating_add(1);
+        let (value, max) = (self.visits, limits.max_visits);
+        if value <= max {
+            return Ok(());
+        }
+        let status = Status::limit(Reason::FlattenLimit, "max_visits", value.into(), max.into());
+        let root = &store.get(self.root).id;
+        Err(Step::Fail(Arc::new(status.with("node", root))))
+    }
+
     fn leave(&mut self, store: &mut Store) {
         let Some(frame) = self.path.pop() else { return };
+        self.slices.leave(self.path.len() + 1);
         store.leave(frame.node, frame.piece);
         if let Some(on_path) = &mut self.on_path {
             on_path.remove(&frame.node);

@@ -122,12 +122,12 @@ fn reaches(cursor: &Cursor, batch: Key, store: &Store, edges: &mut u32) -> bool 
         if !seen.insert(node) {
             continue;
         }
-        for child in store.get(node).children() {
+        for child in store.get(node).edges() {
             let Some(left) = edges.checked_sub(1) else {
                 return true;
             };
             *edges = left;
-            stack.push(child);
+            stack.extend(child);
         }
     }
     false

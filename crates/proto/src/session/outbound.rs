@@ -182,7 +182,8 @@ impl Outbound {
                     payload: None,
                 });
             }
-            Some(Piece::Empty | Piece::Ref(_)) | None => {}
+            // Of ours there are none of these two.
+            Some(Piece::Empty | Piece::Ref(_) | Piece::Slice(_)) | None => {}
         }
         if last {
             self.wholly_sent(key, store);

@@ -11,6 +11,7 @@ use bytestring::ByteString;
 
 use super::Session;
 use super::port::{CursorId, NodeKey};
+use super::slice::Meant;
 use crate::evergreen::{Metadata, Status};
 
 /// A reference that a reader has reached (EV-410).
@@ -64,20 +65,23 @@ impl fmt::Debug for Elsewhere {
         f.write_str("Elsewhere")
     }
 }
+
 impl Session {
-    /// The reader has got `bytes` more of the content that it stands at.
+    /// The reader has got `bytes` more of the content that it stands at. Gives which of them are meant, where a part of a
+    /// node is read (EV-740).
     ///
     /// # Errors
     /// `FLATTEN_LIMIT` if that is too much for one read (EV-306); the reader has failed then.
-    pub fn count_reference(&mut self, id: CursorId, bytes: usize) -> Result<(), Arc<Status>> {
+    pub fn count_reference(&mut self, id: CursorId, bytes: usize) -> Result<Meant, Arc<Status>> {
         let Some(cursor) = self.cursors.get_mut(id.0) else {
-            return Ok(());
+            return Ok(Meant::all(bytes));
         };
         let counted = cursor.count(bytes, &self.store, &self.config.limits);
+        let meant = cursor.meant(bytes);
         if let Err(status) = &counted {
             self.fail_read(id, Arc::clone(status));
         }
-        counted
+        counted.map(|()| meant)
     }
 
     /// The reader has got all of the content that it stands at, and goes on.

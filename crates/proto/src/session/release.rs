@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 
 use super::dropping::Fate;
 use super::port::NodeKey;
-use super::store::{Piece, Store};
+use super::store::Store;
 use crate::evergreen::{Reason, Status};
 
 /// Which pieces a session keeps.
@@ -99,10 +99,9 @@ impl Store {
                 };
                 // What a dropped tree lists was told so when it was dropped.
                 let kept = self.get(key).fate == Fate::Kept;
-                if let Piece::Children(children) = piece
-                    && kept
-                {
-                    stack.extend(children.into_iter().filter(|&child| self.unlist(child)));
+                if kept {
+                    let children = piece.children().iter().copied();
+                    stack.extend(children.filter(|&child| self.unlist(child)));
                 }
             }
         }

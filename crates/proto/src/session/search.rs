@@ -120,13 +120,13 @@ impl Search {
                 return false;
             };
             visits = left;
-            for child in store.get(node).children() {
+            for child in store.get(node).edges() {
                 let Some(left) = self.edges_left.checked_sub(1) else {
                     self.incomplete = true;
                     return false;
                 };
                 self.edges_left = left;
-                self.stack.push(child);
+                self.stack.extend(child);
             }
         }
         false

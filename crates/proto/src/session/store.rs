@@ -10,6 +10,7 @@
 //! ```
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
 use ahash::RandomState;
@@ -39,8 +40,17 @@ pub(super) enum Piece {
     Ref(Box<Reference>),
     /// Children of a tree.
     Children(Box<[NodeKey]>),
+    /// A part of a child.
+    Slice(Box<Slice>),
     /// How the producer ended.
     Status(Option<Arc<Status>>),
+}
+
+/// A child, and which bytes of its content are meant (EV-740).
+#[derive(Debug)]
+pub(super) struct Slice {
+    pub(super) child: NodeKey,
+    pub(super) range: Range<u64>,
 }
 
 /// A reference to content elsewhere, or why nobody can read it.
@@ -65,6 +75,7 @@ impl Piece {
             Self::Begin(metadata, _) => (Some(metadata), 0),
             Self::Ref(reference) => (reference.metadata.as_ref(), reference.uri_bytes()),
             Self::Children(children) => (None, children.len() * CHILD_BYTES),
+            Self::Slice(_) => (None, size_of::<Slice>()),
             Self::Data(_) | Self::Empty | Self::Status(_) => (None, 0),
         };
         // One piece of metadata is part of a leaf; more of it is more to hold.
@@ -78,7 +89,20 @@ impl Piece {
         match self {
             Self::Begin(_, data) | Self::Data(data) => data.len(),
             Self::Status(Some(status)) => STATUS_BYTES + status.text_bytes(),
-            Self::Empty | Self::Ref(_) | Self::Children(_) | Self::Status(None) => 0,
+            Self::Empty
+            | Self::Ref(_)
+            | Self::Children(_)
+            | Self::Slice(_)
+            | Self::Status(None) => 0,
+        }
+    }
+
+    /// The children that it lists.
+    pub(super) fn children(&self) -> &[NodeKey] {
+        match self {
+            Self::Children(children) => children,
+            Self::Slice(slice) => std::slice::from_ref(&slice.child),
+            _ => &[],
         }
     }
 }
@@ -88,6 +112,7 @@ impl Piece {
 pub(super) enum Kind {
     Unknown,
     Leaf,
+    /// Where the dialect mixes them (EV-740), there may be chunks between its children.
     Tree,
 }
 
@@ -227,10 +252,7 @@ impl Node {
     ) -> impl Iterator<Item = NodeKey> + '_ {
         let skipped = (piece as usize).saturating_sub(self.log.released());
         let pieces = self.log.iter().skip(skipped).chain(self.early.values());
-        let all = pieces.flat_map(|piece| match piece {
-            Piece::Children(list) => list.iter().copied(),
-            _ => [].iter().copied(),
-        });
+        let all = pieces.flat_map(|piece| piece.children().iter().copied());
         // A place inside of a piece is a place inside of a list of children.
         all.skip(child as usize)
     }
@@ -246,15 +268,23 @@ impl Node {
 
     /// Every child that any accepted fragment lists, held ones included.
     pub(super) fn children(&self) -> impl Iterator<Item = NodeKey> + '_ {
+        self.edges().flatten()
+    }
+
+    /// The same, with `None` for each piece that lists nothing: whoever looks at them within a budget pays for these too.
+    pub(super) fn edges(&self) -> impl Iterator<Item = Option<NodeKey>> + '_ {
         let ahead = self.early.values();
         let pieces = if self.kind == Kind::Tree {
             Some(self.log.iter().chain(ahead))
         } else {
             None
         };
-        pieces.into_iter().flatten().flat_map(|piece| match piece {
-            Piece::Children(list) => list.iter().copied(),
-            _ => [].iter().copied(),
+        pieces.into_iter().flatten().flat_map(|piece| {
+            let children = piece.children();
+            let nothing = children.is_empty().then_some(None);
+            nothing
+                .into_iter()
+                .chain(children.iter().copied().map(Some))
         })
     }
 }
@@ -493,10 +523,8 @@ impl Store {
     /// Counts a piece that is to be held, and what it lists.
     pub(super) fn hold(&mut self, seq: u32, piece: &Piece, limits: &Limits) -> Result<(), Status> {
         self.retain(piece.cost(seq), limits)?;
-        if let Piece::Children(children) = piece {
-            for child in children {
-                self.get_mut(*child).listed += 1;
-            }
+        for child in piece.children() {
+            self.get_mut(*child).listed += 1;
         }
         Ok(())
     }

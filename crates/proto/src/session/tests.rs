@@ -9,6 +9,7 @@ mod lifecycle;
 mod limits;
 mod metadata;
 mod nodes;
+mod parts;
 mod properties;
 mod reading;
 mod reference;

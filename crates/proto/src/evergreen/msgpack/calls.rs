@@ -167,6 +167,7 @@ fn ending(id: Id, seq: i32, status: &Arc<Status>) -> Fragment {
         seq,
         last: true,
         children: Vec::new(),
+        range: None,
         chunk: Some(Chunk {
             metadata: None,
             payload: Some(Payload::Status(Some(Arc::clone(status)))),

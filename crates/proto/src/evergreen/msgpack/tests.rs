@@ -297,8 +297,52 @@ fn ev_731_what_is_nothing_is_refused() {
         refused(holding(chunk), chunk);
     }
     refused(around(&hex("02 c4 00 c2 a1 71 00")), "variant 2");
-    let part = decode(sample("node-ref")).unwrap_err();
-    assert_eq!(part.known(), Some(Reason::Unimplemented));
+    // Offsets and lengths below nothing.
+    for range in ["ff c0", "00 ff", "a1 78 c0"] {
+        let child = bin(&[&hex("a1 63"), &hex(range)]);
+        refused(
+            around(&[&hex("01")[..], &child, &hex("c2 a1 71 00")].concat()),
+            range,
+        );
+    }
+}
+
+#[test]
+fn ev_740_a_node_ref_says_which_bytes_are_meant() {
+    let read = decode(sample("node-ref")).unwrap().message;
+    let fragment = &read.fragments[0];
+    assert_eq!(
+        (&*fragment.id, fragment.seq, fragment.last),
+        ("n1", APPEND, true)
+    );
+    assert_eq!(fragment.children, ["child"]);
+    assert_eq!(fragment.range.as_deref(), Some(&(3..8)));
+    for (range, offset_and_len) in [
+        (None, "00 c0"),
+        (Some(0..7), "00 07"),
+        (Some(3..u64::MAX), "03 c0"),
+        (Some(200..200), "d1 00c8 00"),
+        (Some(70_000..140_000), "d2 00011170 d2 00011170"),
+    ] {
+        let message = fragments(vec![Fragment {
+            children: vec!["child".into()],
+            range: range.map(Box::new),
+            ..leaf("n1", 5, true, None)
+        }]);
+        let child = bin(&[&hex("a5 6368696c64"), &hex(offset_and_len)]);
+        let around = [&hex("01")[..], &child, &hex("c2 a2 6e31 05")].concat();
+        let bytes = bin(&[&[0x91], &bin(&[&around]), &[0x90, 0x00]]);
+        assert_eq!(written(&message, &[]), bytes, "{offset_and_len}");
+        let wire_bytes = bytes.len();
+        let read = decode(bytes).unwrap().message;
+        assert_eq!(
+            read,
+            Message {
+                wire_bytes,
+                ..message
+            }
+        );
+    }
 }
 
 #[test]

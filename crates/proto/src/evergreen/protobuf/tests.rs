@@ -37,6 +37,7 @@ fn fragment(fragment: wire::NodeFragment) -> Fragment {
         seq: fragment.seq,
         last,
         children: fragment.child_ids.into_iter().map(Into::into).collect(),
+        range: None,
         chunk,
     }
 }

@@ -62,6 +62,7 @@ fn fragment() -> impl Strategy<Value = Fragment> {
             seq: if ends { seq } else { 0 },
             last: last || ends,
             children: Vec::new(),
+            range: None,
             chunk,
         }
     })

@@ -54,7 +54,7 @@ pub(crate) fn tree(id: &str, seq: i32, children: &[&str]) -> Fragment {
         seq,
         last: true,
         children,
-        chunk: None,
+        ..Fragment::default()
     }
 }
 
