@@ -241,6 +241,8 @@ pub(crate) struct Limits {
     pub(crate) server_retained_bytes: u64,
     /// Evergreen sessions at a time that can be come back to; 0 is none.
     pub(crate) resumable_sessions: usize,
+    /// How many of those one key, or one address without a key, may have.
+    pub(crate) resumable_sessions_each: usize,
     /// How long such a session waits for its client.
     pub(crate) resume_grace: Span,
     /// A client that is asked to run a function that it has offered may take this long.
@@ -266,6 +268,7 @@ impl Default for Limits {
             sessions: 20_000,
             server_retained_bytes: 4 << 30,
             resumable_sessions: 1_000,
+            resumable_sessions_each: 250,
             resume_grace: Span::seconds(60),
             reverse_timeout: Span::seconds(60),
             queue_requests: 1_024,

@@ -132,6 +132,9 @@ pub struct Key {
     pub allowance: Option<Arc<Allowance>>,
 }
 
+/// The name of whoever needed no key.
+pub(crate) const ANONYMOUS: &str = "anonymous";
+
 /// Whoever sent a request, as far as the server knows. Stands in the extensions of every request that passed the gate.
 #[derive(Clone, Debug)]
 pub struct Caller {
@@ -256,7 +259,7 @@ impl Auth {
     ) -> Result<Caller, Refusal> {
         let keys = self.keys();
         if keys.is_empty() || self.is_open(method, path, headers) {
-            let name = subject.map_or_else(|| Arc::from("anonymous"), |subject| subject.0.clone());
+            let name = subject.map_or_else(|| Arc::from(ANONYMOUS), |subject| subject.0.clone());
             let scopes = Scopes::ALL;
             return Ok(Caller {
                 name,

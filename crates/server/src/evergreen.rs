@@ -45,6 +45,8 @@ pub struct Config {
     /// Sessions at a time that can be come back to after their connection was lost (EV-940), with or without one now; those
     /// above are sessions without resume. 0 turns that off.
     pub resumable_sessions: usize,
+    /// How many of those one key may have, or one network address where no key is needed: nobody takes all.
+    pub resumable_sessions_each: usize,
     /// Ready fragments are joined into messages (EV-706); off for the gated bench alone (D-33).
     pub coalesce: bool,
 }
@@ -58,6 +60,7 @@ impl Default for Config {
             default_target: None,
             references: None,
             resumable_sessions: 1_000,
+            resumable_sessions_each: 250,
             coalesce: true,
         }
     }
@@ -66,7 +69,8 @@ impl Default for Config {
 impl Config {
     /// What is on in a dialect.
     fn extensions(&self, dialect: Dialect) -> &'static [&'static str] {
-        let resume = dialect.resumes() && self.resumable_sessions > 0;
+        let places = self.resumable_sessions.min(self.resumable_sessions_each);
+        let resume = dialect.resumes() && places > 0;
         session::extensions(resume, dialect != Dialect::Msgpack)
     }
 

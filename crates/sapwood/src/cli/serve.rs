@@ -253,6 +253,7 @@ fn evergreen_config(
         retained_bytes: config.limits.server_retained_bytes,
         default_target: config.default_model.clone().or_else(only),
         resumable_sessions: config.limits.resumable_sessions,
+        resumable_sessions_each: config.limits.resumable_sessions_each,
         limits: Arc::new(Limits {
             resume_grace: config.limits.resume_grace.get(),
             reverse_timeout: config.limits.reverse_timeout.get(),

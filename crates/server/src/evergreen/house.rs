@@ -35,7 +35,10 @@ impl House {
         Self {
             shared,
             kernel,
-            held: Arc::new(Held::new(config.resumable_sessions)),
+            held: Arc::new(Held::new(
+                config.resumable_sessions,
+                config.resumable_sessions_each,
+            )),
             config,
             places,
         }

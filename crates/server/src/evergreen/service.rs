@@ -28,9 +28,9 @@ use tonic::metadata::MetadataValue;
 use tonic::server::{Grpc, StreamingService};
 use tonic::{Request, Response, Streaming};
 
+use super::held::Visitor;
 use super::house::House;
 use super::options::{Malformed, Options, TOKEN};
-use crate::auth::Caller;
 use crate::refusal::Refusal;
 use crate::trail;
 
@@ -92,13 +92,12 @@ fn start(
     let (metadata, extensions, incoming) = request.into_parts();
     let headers: HeaderMap = metadata.into_headers();
     let options = Options::read(&headers).map_err(|malformed| refused(&malformed))?;
-    let caller = extensions.get::<Caller>().map(|caller| &caller.name);
-    let caller = caller.map_or_else(|| Arc::from(""), Arc::clone);
+    let visitor = Visitor::of(&extensions);
     if let Some(token) = &options.token {
         let incoming = following(incoming);
         let messages = house
             .held
-            .connect(token, &caller, Dialect::Grpc, incoming)?;
+            .connect(token, &visitor, Dialect::Grpc, incoming)?;
         let outgoing = Outgoing {
             messages,
             _task: None,
@@ -106,7 +105,7 @@ fn start(
         return answer(house, outgoing, Some(token));
     }
     let place = house.admit()?;
-    let issued = options.resume.then(|| house.held.issue(&caller)).flatten();
+    let issued = options.resume.then(|| house.held.issue(&visitor)).flatten();
     let Some((token, stay)) = issued else {
         let (session, messages) = house.open(Dialect::Grpc, options, None);
         let orders = house.orders();

@@ -23,10 +23,9 @@ use sapwood_proto::evergreen::{Detected, Dialect, Frame, Reason, Status, socket}
 use tokio::sync::OwnedSemaphorePermit;
 
 use self::conversation::Wire;
-use super::held::{Stay, Token, gone};
+use super::held::{Stay, Token, Visitor, gone};
 use super::house::House;
 use super::options::{Options, TOKEN};
-use crate::auth::Caller;
 use crate::drain::Phase;
 use crate::metrics;
 use crate::reception::{Invited, Protocol};
@@ -75,15 +74,14 @@ impl Protocol for Sockets {
                 malformed.to_string(),
             )
         })?;
-        let caller = request.extensions().get::<Caller>();
-        let caller = caller.map_or_else(|| Arc::from(""), |caller| Arc::clone(&caller.name));
+        let visitor = Visitor::of(request.extensions());
         let chosen = chosen.and_then(Dialect::of_subprotocol);
         let entry = match &options.token {
             Some(token) => Entry::Back(Arc::clone(token)),
             None => {
                 let room = house.admit().map_err(|status| refusal(&status))?;
                 let resumes = options.resume && chosen.is_none_or(Dialect::resumes);
-                let issued = resumes.then(|| house.held.issue(&caller)).flatten();
+                let issued = resumes.then(|| house.held.issue(&visitor)).flatten();
                 Entry::New(room, issued)
             }
         };
@@ -101,7 +99,7 @@ impl Protocol for Sockets {
             decided: matches!(entry, Entry::Back(_)),
             serve: Box::new(move |socket, heard| {
                 let guest = Guest {
-                    caller,
+                    visitor,
                     options,
                     entry,
                 };
@@ -113,7 +111,7 @@ impl Protocol for Sockets {
 
 /// Who has come, and for what.
 struct Guest {
-    caller: Arc<str>,
+    visitor: Visitor,
     options: Options,
     entry: Entry,
 }
@@ -149,7 +147,7 @@ async fn begin(
     }
     // A connection that comes back has no place among the sessions: without a session it must not wait for its first words.
     let knocks =
-        matches!(&guest.entry, Entry::Back(token) if !house.held.knows(token, &guest.caller));
+        matches!(&guest.entry, Entry::Back(token) if !house.held.knows(token, &guest.visitor));
     if knocks {
         let (code, status) = (1008, gone());
         return socket
@@ -172,7 +170,7 @@ async fn begin(
 /// Lets the guest into its session.
 async fn serve(house: &House, guest: Guest, wire: Box<Wire>) {
     let Guest {
-        caller,
+        visitor,
         options,
         entry,
     } = guest;
@@ -193,7 +191,7 @@ async fn serve(house: &House, guest: Guest, wire: Box<Wire>) {
             let held = dialect.resumes().then_some(&house.held);
             let outgoing = held
                 .ok_or_else(gone)
-                .and_then(|held| held.connect(&token, &caller, dialect, incoming.boxed()));
+                .and_then(|held| held.connect(&token, &visitor, dialect, incoming.boxed()));
             match outgoing {
                 Ok(outgoing) => conversation::apart(inbox, outgoing, wire).await,
                 Err(status) => Box::pin(wire.end(Some(&Arc::new(status)))).await,
