@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 use futures::Stream;
 use prometheus::IntCounterVec;
 use sapwood_kernel::{Call, Chunk, Chunks, Error, Layer, Name, Next, Result, Usage};
+use sapwood_proto::code::Code;
 use tokio::time::Instant;
 
 use crate::metrics::{Face, Metrics};
@@ -45,7 +46,7 @@ impl Layer for Counting {
         let end = End {
             counting: self.clone(),
             model,
-            code: "cancelled",
+            code: None,
             trail,
             began: None,
             answered: false,
@@ -73,15 +74,16 @@ impl Stream for Counted {
         match &item {
             Some(Ok(chunk)) => self.end.see(chunk),
             Some(Err(error)) => {
-                self.end.code = error.code().name();
+                self.end.code.get_or_insert_with(|| error.code().name());
                 // What an upstream says of its own limits is another error.
                 if matches!(error, Error::RateLimited { .. }) {
                     let rejected = &self.end.counting.rejected;
                     rejected.with_label_values(&["key"]).inc();
                 }
             }
-            None if self.end.code == "cancelled" => self.end.code = "ok",
-            None => {}
+            None => {
+                self.end.code.get_or_insert("ok");
+            }
         }
         Poll::Ready(item)
     }
@@ -91,7 +93,8 @@ impl Stream for Counted {
 struct End {
     counting: Counting,
     model: Name,
-    code: &'static str,
+    /// How it ended; nothing as long as it has not.
+    code: Option<&'static str>,
     trail: Option<Trail>,
     /// When it was first polled.
     began: Option<Instant>,
@@ -135,7 +138,9 @@ impl Drop for End {
             trail.note(|entry| entry.sums.cost(usage));
         }
         if self.began.is_some() {
-            let labels = [self.counting.face.name(), self.model.as_str(), self.code];
+            // What goes before its end was dropped.
+            let code = self.code.unwrap_or(Code::Cancelled.name());
+            let labels = [self.counting.face.name(), self.model.as_str(), code];
             self.counting.requests.with_label_values(&labels).inc();
         }
     }
@@ -170,6 +175,9 @@ mod tests {
             }))
             .unwrap();
         kernel
+            .add(model("stopped", || vec![Err(Error::Cancelled)]))
+            .unwrap();
+        kernel
             .add(model("hangs", || vec![Ok(Chunk::text("a"))]))
             .unwrap();
         let refused = || {
@@ -184,6 +192,12 @@ mod tests {
         assert_eq!(kernel.run::<String>("good", ()).await.unwrap(), "a");
         assert!(kernel.run::<String>("bad", ()).await.is_err());
         drop(kernel.run::<String>("good", ()));
+        // Nobody has dropped it, and nothing after its error makes it well.
+        let call = |name| {
+            let chunks = kernel.run::<Chunk>(name, ());
+            chunks.map(|chunk| chunk.is_ok()).collect::<Vec<_>>()
+        };
+        assert_eq!(call("stopped").await, [false]);
         let mut cut = kernel.run::<String>("hangs", ());
         cut.next().await.unwrap().unwrap();
         drop(cut);
@@ -197,10 +211,11 @@ mod tests {
             [
                 count("good", "ok"),
                 count("bad", "deadline-exceeded"),
-                count("hangs", "cancelled")
+                count("hangs", "cancelled"),
+                count("stopped", "cancelled"),
             ],
-            [1; 3]
+            [1; 4]
         );
-        assert_eq!(count("good", "cancelled"), 0);
+        assert_eq!((count("good", "cancelled"), count("stopped", "ok")), (0, 0));
     }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 use futures::Stream;
 use sapwood_engine::api;
 use sapwood_kernel::{Call, Chunk, Chunks, Layer, Name, Next, Port, Result, Usage, Witness};
+use sapwood_proto::code::Code;
 use tokio::time::Instant;
 
 use super::span::{Asked, CONTENT_BYTES_MAX, Generation};
@@ -55,8 +56,7 @@ impl Layer for Spans {
             finish: Vec::new(),
             usage: None,
             output: self.content.then(String::new),
-            // Until it says how it ended, it was dropped.
-            error: Some("cancelled"),
+            ended: None,
         };
         let chunks = next.call(call);
         Box::pin(Watched { chunks, watch })
@@ -107,9 +107,8 @@ impl Stream for Watched {
         let item = ready!(self.chunks.as_mut().poll_next(cx));
         match &item {
             Some(Ok(chunk)) => self.watch.see(chunk),
-            Some(Err(error)) => self.watch.error = Some(error.code().name()),
-            None if self.watch.error == Some("cancelled") => self.watch.error = None,
-            None => {}
+            Some(Err(error)) => self.watch.end(Err(error.code())),
+            None => self.watch.end(Ok(())),
         }
         Poll::Ready(item)
     }
@@ -127,10 +126,16 @@ struct Watch {
     finish: Vec<String>,
     usage: Option<Usage>,
     output: Option<String>,
-    error: Option<&'static str>,
+    /// How it ended; nothing as long as it has not.
+    ended: Option<std::result::Result<(), Code>>,
 }
 
 impl Watch {
+    /// The first end is the end.
+    fn end(&mut self, how: std::result::Result<(), Code>) {
+        self.ended.get_or_insert(how);
+    }
+
     fn see(&mut self, chunk: &Chunk) {
         if let Some(meta) = &chunk.meta {
             if meta.usage != Usage::default() {
@@ -173,7 +178,12 @@ impl Drop for Watch {
             finish: std::mem::take(&mut self.finish),
             usage: self.usage,
             phases,
-            error: self.error,
+            // What goes before its end was dropped.
+            error: self
+                .ended
+                .unwrap_or(Err(Code::Cancelled))
+                .err()
+                .map(Code::name),
             output: self.output.take(),
         };
         self.outlet.put(generation.into_span());

@@ -73,7 +73,7 @@ impl Asked {
             attributes.push(count("gen_ai.request.max_tokens", u64::from(max)));
         }
         if let Some(seed) = sampling.seed {
-            attributes.push(count("gen_ai.request.seed", seed));
+            attributes.push(whole("gen_ai.request.seed", seed));
         }
         if !request.stop.is_empty() {
             attributes.push(list("gen_ai.request.stop_sequences", &request.stop));
@@ -226,6 +226,14 @@ fn count(key: &str, value: u64) -> KeyValue {
     )
 }
 
+/// A number of 64 bits, every one of which counts: as text where the integers of the wire end.
+fn whole(key: &str, value: u64) -> KeyValue {
+    match i64::try_from(value) {
+        Ok(value) => pair(key, Value::IntValue(value)),
+        Err(_) => attribute(key, value.to_string()),
+    }
+}
+
 fn list(key: &str, values: &[String]) -> KeyValue {
     let value = |text: &String| AnyValue {
         value: Some(Value::StringValue(text.clone())),
@@ -238,3 +246,21 @@ fn list(key: &str, values: &[String]) -> KeyValue {
 pub(super) const CONTENT_BYTES_MAX: usize = 64 * 1024;
 /// About what a message takes beside its role and its text.
 const MESSAGE_BYTES: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oa_803_a_seed_is_told_as_it_was_however_large() {
+        for (seed, expect) in [
+            (7, Value::IntValue(7)),
+            (i64::MAX as u64, Value::IntValue(i64::MAX)),
+            (1 << 63, Value::StringValue("9223372036854775808".into())),
+            (u64::MAX, Value::StringValue("18446744073709551615".into())),
+        ] {
+            let told = whole("gen_ai.request.seed", seed);
+            assert_eq!(told.value.unwrap().value, Some(expect));
+        }
+    }
+}
