@@ -8,7 +8,9 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::IntoResponse;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use sapwood_net::evergreen::grpc::to_grpc;
 use sapwood_proto::code::{Code, Retry};
+use sapwood_proto::evergreen::{Reason, Status};
 
 /// Why a request is answered before any face sees it, or by a route that is no face's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,10 +75,28 @@ impl Refusal {
     }
 
     fn grpc(&self) -> Response<Body> {
-        let code = tonic::Code::from_i32(i32::from(self.code.grpc()));
-        tonic::Status::new(code, self.message.clone())
+        let mut status = Status::other(self.code, self.wire_reason(), self.message.clone());
+        if status.retry_after.is_some() {
+            status.retry_after = Some(self.wait());
+        }
+        to_grpc(&status)
             .into_http::<tonic::body::Body>()
             .map(Body::new)
+    }
+
+    /// The reason as sessions spell it (D-30); what has no name there is told in capitals, as is the custom of gRPC.
+    fn wire_reason(&self) -> String {
+        match self.reason {
+            "draining" => Reason::GoingAway.name().to_owned(),
+            "server_overloaded" => Reason::EngineBusy.name().to_owned(),
+            other => other.to_ascii_uppercase(),
+        }
+    }
+
+    /// When to come back.
+    fn wait(&self) -> Duration {
+        let wait = self.retry_after.unwrap_or(LEAST_WAIT);
+        wait.clamp(LEAST_WAIT, MOST_WAIT)
     }
 
     fn json(&self) -> Response<Body> {
@@ -92,10 +112,7 @@ impl Refusal {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if self.code.retry() == Retry::Later {
-            let wait = self
-                .retry_after
-                .unwrap_or(LEAST_WAIT)
-                .clamp(LEAST_WAIT, MOST_WAIT);
+            let wait = self.wait();
             // OA-202: whole seconds, and the finer header that official clients prefer.
             let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -126,6 +143,9 @@ pub fn is_grpc(headers: &HeaderMap) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD_NO_PAD;
+
     use super::*;
 
     #[tokio::test]
@@ -177,5 +197,49 @@ mod tests {
         let answer = Refusal::new(Code::Unauthenticated, "invalid_api_key", "no").answer(&asked);
         assert_eq!(answer.status(), StatusCode::OK);
         assert_eq!(answer.headers()["grpc-status"], "16");
+    }
+
+    #[test]
+    fn ev_902_a_grpc_client_reads_why_and_when_to_come_back() {
+        let grpc = HeaderValue::from_static("application/grpc");
+        let asked = HeaderMap::from_iter([(header::CONTENT_TYPE, grpc)]);
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        for (code, reason, wait, told) in [
+            (
+                Code::Unauthenticated,
+                "invalid_api_key",
+                None,
+                ("INVALID_API_KEY", None),
+            ),
+            (
+                Code::Unavailable,
+                "draining",
+                None,
+                ("GOING_AWAY", seconds(1)),
+            ),
+            (
+                Code::Overloaded,
+                "server_overloaded",
+                seconds(7),
+                ("ENGINE_BUSY", seconds(7)),
+            ),
+            (
+                Code::RateLimited,
+                "rate_limited",
+                seconds(600),
+                ("RATE_LIMITED", seconds(60)),
+            ),
+        ] {
+            let mut refusal = Refusal::new(code, reason, "why");
+            refusal.retry_after = wait;
+            let answer = refusal.answer(&asked);
+            let headers = answer.headers();
+            assert_eq!(headers["grpc-status"], code.grpc().to_string());
+            let details = headers["grpc-status-details-bin"].as_bytes();
+            let details = STANDARD_NO_PAD.decode(details.trim_ascii_end()).unwrap();
+            let status = Status::decode(&details).unwrap().unwrap();
+            assert_eq!((&*status.reason, status.retry_after), told);
+            assert_eq!((status.code.grpc(), &*status.message), (code.grpc(), "why"));
+        }
     }
 }
