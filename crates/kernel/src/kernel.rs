@@ -38,6 +38,8 @@ pub struct Kernel {
 #[derive(Default)]
 struct Registry {
     parent: Option<Arc<Self>>,
+    /// Whether the parent's functions come first.
+    yields: bool,
     /// Functions that panicked, those of every scope together (OA-913).
     panics: Arc<AtomicU64>,
     // Held only to look up or to change, never while anything runs.
@@ -152,16 +154,7 @@ impl Kernel {
     #[must_use]
     pub fn specs(&self) -> Vec<Arc<Spec>> {
         let mut all = BTreeMap::new();
-        let mut level = Some(&self.registry);
-        while let Some(registry) = level {
-            registry.look(|tables| {
-                for (name, entry) in &tables.functions {
-                    all.entry(name.clone())
-                        .or_insert_with(|| entry.spec.clone());
-                }
-            });
-            level = registry.parent.as_ref();
-        }
+        self.registry.list(&mut all);
         all.into_values().collect()
     }
 
@@ -185,7 +178,21 @@ impl Kernel {
             registry: Arc::new(Registry {
                 parent: Some(self.registry.clone()),
                 panics: self.registry.panics.clone(),
-                tables: RwLock::default(),
+                ..Registry::default()
+            }),
+            caller: self.caller.clone(),
+        }
+    }
+
+    /// A child kernel for functions of strangers: they never stand in the way of this one's, also not of those that are
+    /// added to it later.
+    pub(crate) fn annex(&self) -> Self {
+        Self {
+            registry: Arc::new(Registry {
+                parent: Some(self.registry.clone()),
+                yields: true,
+                panics: self.registry.panics.clone(),
+                ..Registry::default()
             }),
             caller: self.caller.clone(),
         }
@@ -312,8 +319,30 @@ impl Registry {
     }
 
     fn find(&self, name: &str) -> Option<Entry> {
-        self.look(|tables| tables.functions.get(name).cloned())
-            .or_else(|| self.parent.as_ref()?.find(name))
+        let own = || self.look(|tables| tables.functions.get(name).cloned());
+        let above = || self.parent.as_ref()?.find(name);
+        if self.yields {
+            above().or_else(own)
+        } else {
+            own().or_else(above)
+        }
+    }
+
+    /// Adds what this level and those above have; what is found first stays.
+    fn list(&self, all: &mut BTreeMap<Name, Arc<Spec>>) {
+        let parent = self.parent.as_ref();
+        if let Some(parent) = parent.filter(|_| self.yields) {
+            parent.list(all);
+        }
+        self.look(|tables| {
+            for (name, entry) in &tables.functions {
+                all.entry(name.clone())
+                    .or_insert_with(|| entry.spec.clone());
+            }
+        });
+        if let Some(parent) = parent.filter(|_| !self.yields) {
+            parent.list(all);
+        }
     }
 
     fn layers(&self, name: &str) -> Arc<[Arc<dyn Layer>]> {

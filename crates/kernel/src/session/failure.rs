@@ -6,6 +6,7 @@
 use sapwood_proto::code::Retry;
 use sapwood_proto::evergreen::{Reason, Status};
 
+use super::offers::{MAX_OFFER_BYTES, MAX_OFFERS};
 use crate::error::Error;
 use crate::name::Name;
 
@@ -60,7 +61,7 @@ pub(super) fn lost() -> Status {
 }
 
 /// `FUNCTION`, unless the page has a closer reason.
-const fn closest(error: &Error) -> Reason {
+fn closest(error: &Error) -> Reason {
     match error {
         Error::Cancelled => Reason::Cancelled,
         Error::Deadline => Reason::Deadline,
@@ -69,6 +70,9 @@ const fn closest(error: &Error) -> Reason {
         Error::Truncated { .. } => Reason::Truncated,
         Error::Unsupported { .. } => Reason::UnsupportedMimetype,
         Error::Gone => Reason::NodeReleased,
+        // Of offers: so many actions, and a document of so many bytes.
+        Error::Limit { name, .. } if *name == MAX_OFFERS => Reason::ActionLimit,
+        Error::Limit { name, .. } if *name == MAX_OFFER_BYTES => Reason::FlattenLimit,
         _ => Reason::Function,
     }
 }

@@ -60,7 +60,7 @@ impl Offers {
     pub(super) fn new(link: Link, server: Kernel, limits: Arc<Limits>) -> Self {
         Self(Arc::new(Inner {
             link,
-            scope: server.scope(),
+            scope: server.annex(),
             server,
             limits,
             held: AtomicU64::new(0),
@@ -123,7 +123,7 @@ impl Inner {
             text.extend_from_slice(&chunk?.data);
             if text.len() > self.limits.max_offer_bytes {
                 return Err(Error::Limit {
-                    name: "max_offer_bytes",
+                    name: MAX_OFFER_BYTES,
                     max: self.limits.max_offer_bytes as u64,
                 });
             }
@@ -174,7 +174,7 @@ impl Inner {
         let max = self.limits.max_offers;
         if specs.len() > max {
             return Err(Error::Limit {
-                name: "max_offers",
+                name: MAX_OFFERS,
                 max: max as u64,
             });
         }
@@ -217,6 +217,9 @@ fn gone_with(client: &Peer, function: Fun) -> Fun {
     })
 }
 
+/// The limits, as errors name them.
+pub(super) const MAX_OFFERS: &str = "max_offers";
+pub(super) const MAX_OFFER_BYTES: &str = "max_offer_bytes";
 /// Two characters of a schema may become a value of 72 bytes.
 const BYTES_PER_BYTE: u64 = 40;
 const ACTIONS: &str = "actions";

@@ -207,6 +207,26 @@ async fn ev_810_what_cannot_be_offered_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn ev_812_a_function_that_the_server_gets_later_is_not_hidden_by_an_offer() {
+    let kernel = Kernel::new();
+    kernel.add(ask()).unwrap();
+    let mut probe = Probe::over(
+        kernel.clone(),
+        Options::default(),
+        stream::pending().boxed(),
+    );
+    assert!(probe.offer("", WEATHER).await.is_ok());
+    let spec = Spec::new("weather", "Knows.").inputs([Input::new("city")]);
+    let known = |_| stream::iter([Ok(Chunk::text("known here"))]).boxed();
+    kernel.add(raw(spec, known)).unwrap();
+    probe.ask("a", "Bergen").await;
+    assert_eq!(probe.text("a").await, "it is known here");
+    kernel.remove("weather").unwrap();
+    probe.ask("b", "Bergen").await;
+    assert_eq!(probe.asked().await.name, "weather");
+}
+
+#[tokio::test(start_paused = true)]
 async fn ev_810_offers_are_limited_in_number_and_bytes() {
     let many = |count: usize| {
         let list: Vec<_> = (0..count)
@@ -216,20 +236,15 @@ async fn ev_810_offers_are_limited_in_number_and_bytes() {
     };
     let mut probe = session(|_, limits| limits.max_offers = 3);
     assert!(probe.offer("1", &many(3)).await.is_ok());
-    assert_eq!(probe.offer("2", &many(4)).await, Err("FUNCTION".into()));
-    assert!(
-        probe.nodes["offered2"]
-            .status
-            .as_ref()
-            .unwrap()
-            .detail("max")
-            .is_some()
-    );
+    assert_eq!(probe.offer("2", &many(4)).await, Err("ACTION_LIMIT".into()));
+    let status = probe.nodes["offered2"].status.as_ref().unwrap();
+    let limit = (status.detail("limit"), status.detail("max"));
+    assert_eq!(limit, (Some("max_offers"), Some("3")));
     let mut probe = session(|_, limits| limits.max_offer_bytes = WEATHER.len());
     assert!(probe.offer("1", WEATHER).await.is_ok());
     assert_eq!(
         probe.offer("2", &format!("{WEATHER} ")).await,
-        Err("FUNCTION".into())
+        Err("FLATTEN_LIMIT".into())
     );
 }
 
