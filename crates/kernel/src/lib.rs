@@ -75,7 +75,7 @@ pub use self::layer::{Layer, Next, layered};
 pub use self::meta::{Meta, Reason, Usage};
 pub use self::model::{CONFIG_CONTEXT, Facts, GenerateConfig, PromptMode, model};
 pub use self::name::{Mime, Name, Port};
-pub use self::node::{Keep, Node, NodeWriter};
+pub use self::node::{Keep, Node, NodeWriter, source_panics};
 pub use self::payer::Payer;
 pub use self::run::{Folding, Run, Settled};
 pub use self::spec::{Effect, InnerType, Input, Output, Spec};

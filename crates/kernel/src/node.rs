@@ -30,6 +30,7 @@ use futures::{Stream, StreamExt};
 pub use self::channel::NodeWriter;
 pub(crate) use self::convert::finite;
 pub(crate) use self::local::panic_text;
+pub use self::local::source_panics;
 use crate::call::Ports;
 use crate::chunk::Chunk;
 use crate::from_chunks::FromChunks;

@@ -214,7 +214,8 @@ impl Metrics {
             text.sample(names::CANCELLED, &[("reason", reason)], count);
         }
         let functions: u64 = watched.kernels.iter().map(Kernel::panics).sum();
-        let panics = self.panics.get() + functions + sum(|stats| stats.panics.get());
+        let code = functions + sapwood_kernel::source_panics();
+        let panics = self.panics.get() + code + sum(|stats| stats.panics.get());
         text.family(names::PANICS, "counter", "What panicked and was caught.");
         text.sample(names::PANICS, &[], panics);
     }

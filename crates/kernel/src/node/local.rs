@@ -6,6 +6,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use futures::Stream;
@@ -111,10 +112,9 @@ impl Stream for Guarded {
             Ok(Poll::Pending) => return Poll::Pending,
             Ok(Poll::Ready(item)) => item,
             Err(payload) => {
-                tracing::error!(
-                    panic = panic_text(&*payload),
-                    "the source of a node panicked"
-                );
+                let panic = panic_text(&*payload);
+                PANICS.fetch_add(1, Ordering::Relaxed);
+                tracing::error!(panic, "the source of a node panicked");
                 Some(Err(Error::Panicked {
                     function: "the source of a node".into(),
                 }))
@@ -145,6 +145,15 @@ impl FusedStream for Guarded {
         self.source.is_none()
     }
 }
+
+/// How many sources of nodes have panicked in this process so far (OA-913). A node belongs to no kernel, so they are counted
+/// together; each ended its node alone.
+#[must_use]
+pub fn source_panics() -> u64 {
+    PANICS.load(Ordering::Relaxed)
+}
+
+static PANICS: AtomicU64 = AtomicU64::new(0);
 
 /// What a panic said, for the log.
 pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {

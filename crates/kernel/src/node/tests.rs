@@ -267,6 +267,7 @@ fn ke_126_a_panicking_source_ends_the_node_and_poisons_nothing() {
         0 => Ok(Chunk::text("a")),
         _ => panic!("secret"),
     }));
+    let before = source_panics();
     for _ in 0..2 {
         let items: Vec<_> = block_on(node.read().collect());
         assert!(
@@ -275,6 +276,8 @@ fn ke_126_a_panicking_source_ends_the_node_and_poisons_nothing() {
         );
         assert!(!format!("{items:?}").contains("secret"));
     }
+    // However many read it. Other tests may make theirs panic meanwhile.
+    assert!(source_panics() > before);
 }
 
 #[test]
