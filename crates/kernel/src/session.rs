@@ -172,6 +172,10 @@ pub trait Observe: Send + 'static {
     fn action_ended(&mut self, failure: Option<&Status>) {
         let _ = failure;
     }
+    /// An action was refused before it began, for this reason.
+    fn action_refused(&mut self, refusal: &Status) {
+        let _ = refusal;
+    }
     /// What was counted since the session began.
     fn counted(&mut self, stats: &Stats) {
         let _ = stats;

@@ -400,10 +400,11 @@ impl Session {
         if !matches!(accepted, Accepted::Held(_)) {
             self.wake(key);
         }
-        if let (Accepted::Complete(_), Owner::Peer(Some(action))) =
-            (accepted, self.store.get(key).owner)
-        {
-            self.output_complete(action);
+        if let Owner::Peer(Some(action)) = self.store.get(key).owner {
+            self.is_answered(action);
+            if matches!(accepted, Accepted::Complete(_)) {
+                self.output_complete(action);
+            }
         }
         Ok(())
     }

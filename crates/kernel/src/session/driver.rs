@@ -139,6 +139,7 @@ where
             match self.link.with(|live| live.poll_chore(cx)) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Output::Start(start)) => self.start(&start),
+                Poll::Ready(Output::Refused(status)) => self.observer.action_refused(&status),
                 Poll::Ready(Output::Cancel { action, by }) => self.runs.cancel(action, by),
                 Poll::Ready(Output::Close(status)) => return Poll::Ready(status),
                 // Reading goes on with the next round; the rest concerns clients.

@@ -199,19 +199,15 @@ fn fragment(mut from: Reader, budget: &mut Budget) -> Result<Fragment, Stop> {
     };
     match variant {
         0 => fragment.chunk = chunk(content, !continued, budget)?,
-        1 => {
-            let (child, range) = node_ref(content)?;
-            fragment.children = vec![child];
-            fragment.range = range;
-        }
+        1 => node_ref(content, &mut fragment)?,
         _ => return Err(Stop::Malformed),
     }
     Ok(fragment)
 }
 
 /// A child, and which bytes of it are meant if not all.
-fn node_ref(mut from: Reader) -> Result<(Id, Option<Box<Range<u64>>>), Stop> {
-    let id = from.text()?;
+fn node_ref(mut from: Reader, into: &mut Fragment) -> Result<(), Stop> {
+    into.children = vec![from.text()?];
     let offset = from.int()?;
     let len = from.optional(Reader::int)?;
     ended(&from)?;
@@ -222,7 +218,8 @@ fn node_ref(mut from: Reader) -> Result<(Id, Option<Box<Range<u64>>>), Stop> {
         None => u64::MAX,
     };
     let part = begin > 0 || len.is_some();
-    Ok((id, part.then(|| Box::new(begin..end))))
+    into.range = part.then(|| Box::new(begin..end));
+    Ok(())
 }
 
 /// A chunk; `None` is the null chunk, which says that nothing more comes (EV-734).

@@ -40,6 +40,8 @@ pub(super) struct Entry {
     pub(super) incomplete: usize,
     /// Inputs that it has not begun to read, where that decides what is kept (EV-955).
     pub(super) unopened: Vec<NodeKey>,
+    /// How many actions of ours were sent up to it, where that is remembered (EV-942).
+    pub(super) ordinal: usize,
     /// How long its answer may take once there is a connection, of an action that we asked for (EV-811).
     patience: Option<Duration>,
     /// What the shell holds for it as long as it runs: its configs, and what it says besides.
@@ -61,6 +63,7 @@ impl Entry {
             cancelled: false,
             incomplete: 0,
             unopened: Vec::new(),
+            ordinal: 0,
             patience: None,
             aside_bytes: 0,
         }

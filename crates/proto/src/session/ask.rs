@@ -72,6 +72,10 @@ impl Session {
         };
         self.ask(action)?;
         let mut entry = Entry::new(call.name, false);
+        entry.ordinal = self
+            .resume
+            .as_ref()
+            .map_or(0, |resume| resume.asked_so_far());
         entry.inputs = call.inputs.iter().map(|(_, node)| *node).collect();
         entry.outputs = call.outputs.iter().map(|(_, node)| *node).collect();
         entry.incomplete = entry.outputs.len();

@@ -415,6 +415,7 @@ impl<'a> Play<'a> {
                 | Output::Resume
                 | Output::Timed
                 | Output::Done(_)
+                | Output::Refused(_)
                 | Output::HalfClose => {}
             }
         }

@@ -114,6 +114,8 @@ impl Default for Config {
 pub enum Output {
     /// Run this action. It ends with [`super::Session::finish`] or [`super::Session::fail`].
     Start(Box<Start>),
+    /// An action of the peer's ended badly before there was anything to run. There is nothing to do but to count it.
+    Refused(Arc<Status>),
     /// Stop this action's work.
     Cancel {
         /// The action.

@@ -121,7 +121,13 @@ impl Session {
                 self.send_again(node);
                 self.finish(key);
             }
-            Err(status) => self.fail(key, status),
+            // Of a session that is over nothing is told any more.
+            Err(_) if self.is_closed() => {}
+            Err(status) => {
+                let status = Arc::new(status);
+                self.fail(key, Arc::clone(&status));
+                self.refused(status);
+            }
         }
     }
 

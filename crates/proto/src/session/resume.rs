@@ -42,7 +42,8 @@ pub(super) enum Line {
 #[derive(Debug)]
 pub(super) struct Resume {
     pub(super) line: Line,
-    /// Actions of ours that the other side may not have, in order; the quota counts them.
+    /// Actions of ours that the other side may not have, in order; the quota counts them. It has what it has answered, and
+    /// what was sent before that.
     asked: Vec<Action>,
     /// How many stood before those: the other side has said that it has them.
     known: usize,
@@ -67,6 +68,19 @@ impl Resume {
             theirs: None,
             half_closed: false,
         }
+    }
+
+    /// How many actions of ours there were.
+    pub(super) fn asked_so_far(&self) -> usize {
+        self.known + self.asked.len()
+    }
+
+    /// The other side has the first `known` of them. Gives what those counted that were remembered until now.
+    fn forget_asked(&mut self, known: usize) -> u64 {
+        let news = known.saturating_sub(self.known).min(self.asked.len());
+        self.known += news;
+        let bytes = self.asked.drain(..news);
+        bytes.map(|action| action_bytes(&action) as u64).sum()
     }
 }
 
@@ -155,6 +169,20 @@ impl Session {
         }
         self.outbound.push_action(action);
         Ok(())
+    }
+
+    /// The other side has written an output of `action`: it has that one, and all that were sent before it.
+    pub(super) fn is_answered(&mut self, action: ActionKey) {
+        let Some(resume) = self
+            .resume
+            .as_mut()
+            .filter(|resume| !resume.asked.is_empty())
+        else {
+            return;
+        };
+        if let Some(entry) = self.actions.get(action) {
+            self.store.give_back(resume.forget_asked(entry.ordinal));
+        }
     }
 
     /// Notes an action that has come, unless it is RESUME, which must come first.
@@ -273,11 +301,7 @@ impl Session {
         let Some(theirs) = resume.theirs.take() else {
             return;
         };
-        let known = theirs.actions.saturating_sub(resume.known);
-        let known = resume.asked.drain(..known.min(resume.asked.len()));
-        let known: Vec<usize> = known.map(|action| action_bytes(&action)).collect();
-        resume.known += known.len();
-        self.store.give_back(known.iter().sum::<usize>() as u64);
+        self.store.give_back(resume.forget_asked(theirs.actions));
         let asked = resume.asked.clone();
         self.sending_finished |= resume.half_closed;
         self.outbound.clear();

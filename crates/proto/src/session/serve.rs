@@ -210,7 +210,9 @@ impl Session {
             Ok(own) => own,
             Err(status) => {
                 // Also a drain ends this action alone (D-31).
-                self.fail_within(key, Arc::new(status), Scope::Action);
+                let status = Arc::new(status);
+                self.fail_within(key, Arc::clone(&status), Scope::Action);
+                self.refused(status);
                 return Ok(());
             }
         };
@@ -238,6 +240,11 @@ impl Session {
             deadline,
         })));
         Ok(())
+    }
+
+    /// Tells of an action that was never started, also where that has ended the session: before it says so.
+    pub(super) fn refused(&mut self, status: Arc<Status>) {
+        self.events.push_front(Output::Refused(status));
     }
 
     /// EV-510 and EV-960; what is about actions and nodes that are there is no new work.

@@ -91,6 +91,15 @@ impl Observe for Tally {
             .dec();
     }
 
+    fn action_refused(&mut self, refusal: &Status) {
+        let numbers = &self.metrics;
+        let failures = &numbers.evergreen.failures;
+        failures.with_label_values(&[label(refusal)]).inc();
+        if refusal.known() == Some(Reason::GoingAway) {
+            numbers.rejected.with_label_values(&["drain"]).inc();
+        }
+    }
+
     fn retains(&mut self, bytes: u64) -> Result<(), Status> {
         let before = self.retained;
         self.retain(i64::try_from(bytes).unwrap_or(i64::MAX));
@@ -220,6 +229,28 @@ mod tests {
                 assert_eq!(count(&metrics, known), expect, "{over:?}: {known}");
             }
             assert_eq!(metrics.evergreen.actions_open.get(), 0);
+        }
+    }
+
+    #[test]
+    fn ev_904_what_is_refused_before_it_begins_is_a_failure_and_a_drain_turns_work_away() {
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let mut tally = Tally::begin(Arc::clone(&metrics), Drain::default(), u64::MAX);
+        for reason in [Reason::ActionLimit, Reason::ActionLimit, Reason::GoingAway] {
+            tally.action_refused(&Status::new(reason, ""));
+        }
+        tally.over(None);
+        drop(tally);
+        let failures = &metrics.evergreen.failures;
+        assert_eq!(failures.with_label_values(&["ACTION_LIMIT"]).get(), 2);
+        assert_eq!(failures.with_label_values(&["GOING_AWAY"]).get(), 1);
+        assert_eq!(metrics.rejected.with_label_values(&["drain"]).get(), 1);
+        for reason in ["client", "drain"] {
+            assert_eq!(
+                count(&metrics, reason),
+                0,
+                "what never began did not end early"
+            );
         }
     }
 

@@ -169,3 +169,36 @@ async fn ev_803_a_peer_that_does_not_read_stops_the_run_and_ends_the_session() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(reason(probe.failure().await), "SLOW_READER");
 }
+
+/// EV-510
+#[tokio::test(start_paused = true)]
+async fn ev_904_an_observer_is_told_of_actions_that_were_refused_before_they_began() {
+    struct Refused(Arc<std::sync::Mutex<Vec<String>>>);
+    impl Observe for Refused {
+        fn action_refused(&mut self, refusal: &Status) {
+            self.0.lock().unwrap().push(refusal.reason.to_string());
+        }
+    }
+    let told = Arc::default();
+    let kernel = Kernel::new();
+    kernel.add_all(test_functions()).unwrap();
+    let limits = Limits {
+        max_actions: 1,
+        ..Limits::default()
+    };
+    let options = Options {
+        limits: Arc::new(limits),
+        ..Options::default()
+    };
+    let (mut send, incoming) = mpsc::channel(4);
+    let (session, _outgoing) = open(kernel, options, Refused(Arc::clone(&told)));
+    let slow = ["1", "2"].map(|id| action("slow", &[], &[("response", id)]));
+    let message = Message {
+        actions: slow.into(),
+        ..Message::default()
+    };
+    send.send(Ok(message)).await.unwrap();
+    let ended = session.run(incoming, stream::pending()).await;
+    assert_eq!(reason(ended), "ACTION_LIMIT");
+    assert_eq!(*told.lock().unwrap(), ["ACTION_LIMIT"]);
+}

@@ -378,6 +378,41 @@ fn ev_904_the_session_counts_what_goes_through_it() {
     assert!(stats.bytes_out >= 6);
 }
 
+/// EV-510, EV-960
+#[test]
+fn ev_904_what_was_refused_before_it_ran_is_told_to_be_counted() {
+    for partial in [true, false] {
+        for drains in [true, false] {
+            let mut session = server_with(|config, limits| {
+                config.partial_failure = partial;
+                limits.max_actions = 1;
+            });
+            act(&mut session, action("f", "", "o=1")).unwrap();
+            start(&mut session);
+            if drains {
+                session.drain();
+            }
+            let refused = act(&mut session, action("g", "", "o=2"));
+            assert_eq!(refused.is_ok(), partial);
+            let told: Vec<Output> = outputs(&mut session);
+            let expect = if drains {
+                Reason::GoingAway
+            } else {
+                Reason::ActionLimit
+            };
+            assert!(matches!(&told[0], Output::Refused(status) if reason(status) == expect));
+            let closes = told.iter().any(|output| matches!(output, Output::Close(_)));
+            assert_eq!((told.len(), closes), (1 + usize::from(!partial), !partial));
+        }
+    }
+    let mut session = partial();
+    act(&mut session, action("DROP", "what=x", "result=r")).unwrap();
+    let told = outputs(&mut session);
+    assert!(
+        matches!(&told[..], [Output::Refused(status)] if reason(status) == Reason::UnknownParam)
+    );
+}
+
 /// EV-903
 #[test]
 fn ev_901_ev_902_the_table_of_reasons_is_as_the_page_has_it() {

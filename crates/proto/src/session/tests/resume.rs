@@ -638,3 +638,51 @@ fn ev_942_actions_are_remembered_until_the_other_side_has_them_and_counted() {
             .unwrap();
     }
 }
+
+#[test]
+fn ev_942_what_was_answered_is_remembered_no_longer() {
+    let mut client = Session::new(Side::Client, config(1), T0);
+    let call = |client: &mut Session| {
+        let node = client.expect().unwrap();
+        let outputs = vec![("response".into(), node)];
+        let name = "f".into();
+        client
+            .call(Call {
+                name,
+                outputs,
+                ..Call::default()
+            })
+            .unwrap();
+        client.id(node).unwrap().to_string()
+    };
+    let asked = |client: &Session| client.resume.as_ref().unwrap().asked_bytes();
+    let ids: Vec<String> = (0..4).map(|_| call(&mut client)).collect();
+    let each = asked(&client) / 4;
+    let before = client.retained_bytes();
+    // Who has begun to answer the third has the first two as well.
+    feed(&mut client, [more(&ids[2], 0, "x")]).unwrap();
+    assert_eq!(asked(&client), each);
+    let held = (64 + 1 + "text/plain".len()) as u64;
+    assert_eq!(client.retained_bytes(), before + held - 3 * each);
+    feed(&mut client, [leaf(&ids[0], 0, "x"), leaf(&ids[2], 1, "y")]).unwrap();
+    assert_eq!(asked(&client), each);
+    // What it says of itself later goes on from there.
+    outputs(&mut client);
+    while client.next_message(T0).is_some() {}
+    client.lost(T0);
+    client.returned(T0);
+    let hello = client.next_message(T0).unwrap();
+    let answer = hello.actions[0].outputs[0].id.clone();
+    feed(&mut client, [leaf(&answer, 0, r#"{"actions":3}"#)]).unwrap();
+    outputs(&mut client);
+    let again = client.next_message(T0).unwrap();
+    assert_eq!(again.actions.len(), 1);
+    assert_eq!(again.actions[0].outputs[0].id, ids[3]);
+    // A session that lasts holds what is under way, and nothing of what was.
+    for _ in 0..1_000 {
+        let id = call(&mut client);
+        feed(&mut client, [leaf(&id, 0, "x")]).unwrap();
+        outputs(&mut client);
+        assert_eq!(asked(&client), 0);
+    }
+}
