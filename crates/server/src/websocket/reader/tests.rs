@@ -1,3 +1,5 @@
+mod library;
+
 use super::*;
 
 /// A frame of a client, under this mask.
