@@ -395,3 +395,42 @@ async fn ev_416_fetched_bytes_count_among_what_the_server_holds() {
     drop(outgoing);
     assert!(most.load(Ordering::SeqCst) >= 5000);
 }
+
+#[tokio::test(start_paused = true)]
+async fn ev_740_of_a_part_of_what_is_fetched_no_more_is_fetched_than_is_meant() {
+    let pieces = ["0123", "4567"].map(Bytes::from).to_vec();
+    let uris = [
+        ("file:///a", Item::Whole(pieces, None)),
+        ("file:///stuck", Item::Stuck("0123456789")),
+        ("file:///short", whole("01")),
+    ];
+    let (mut options, shelf) = options(uris, |_| {});
+    options.dialect = Dialect::Msgpack;
+    options.metadata = Dialect::Msgpack.metadata();
+    let mut probe = Probe::open([], options);
+    let part = |seq: i32, child: &str, range| Fragment {
+        range: Some(Box::new(range)),
+        seq,
+        last: false,
+        ..tree("m", &[child])
+    };
+    let nodes = vec![
+        refers("a", 0, true, "file:///a"),
+        refers("stuck", 0, true, "file:///stuck"),
+        refers("short", 0, true, "file:///short"),
+        part(0, "a", 2..6),
+        part(1, "short", 7..9),
+        part(2, "stuck", 5..7),
+        Fragment {
+            seq: 3,
+            ..leaf("m", 0, true, ".")
+        },
+    ];
+    probe.send(nodes, vec![echo("m", "r")]).await;
+    let read = probe.complete("r").await;
+    assert_eq!(read.data, b"234556.");
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(shelf.live.load(Ordering::SeqCst), 0, "nobody waits for the rest");
+}

@@ -2,12 +2,14 @@
 
 use std::sync::Mutex;
 
+use futures::future::BoxFuture;
 use sapwood_proto::evergreen::{Limits, Reason};
 use tokio::sync::oneshot;
 
 use super::*;
 use crate::call::Call;
 use crate::error::Error;
+use crate::session::reference::{Content, Resolve};
 use crate::{Fun, Run, args};
 
 /// What a plain client writes.
@@ -434,4 +436,40 @@ async fn ev_812_offers_vanish_with_the_session_and_calls_in_flight_are_cancelled
     let (in_flight, after) = told.await.unwrap();
     assert!(matches!(in_flight, Error::Cancelled), "{in_flight:?}");
     assert_eq!(after.reason(), "UNKNOWN_ACTION", "{after:?}");
+}
+
+/// EV-410, EV-812
+#[tokio::test(start_paused = true)]
+async fn ev_811_a_reference_in_an_answer_is_not_followed_and_what_stands_in_it_is_read() {
+    #[derive(Debug)]
+    struct Never;
+    impl Resolve for Never {
+        fn open<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Content, Status>> {
+            panic!("nothing is fetched for an answer")
+        }
+    }
+    for follows in [false, true] {
+        let mut probe = session(|options, _| {
+            options.references = follows.then(|| Arc::new(Never) as Arc<dyn Resolve>);
+        });
+        assert!(probe.offer("", WEATHER).await.is_ok());
+        for (output, uri, expect) in [
+            ("a", "data:text/plain,wet", Ok("it is wet")),
+            ("b", "file:///etc/weather", Err("REF_DENIED")),
+            ("c", "https://weather.example/", Err("REF_DENIED")),
+        ] {
+            probe.ask(output, "Bergen").await;
+            let report = probe.asked().await.outputs[0].id.to_string();
+            let mut answer = leaf(&report, 0, true, "");
+            if let Some(chunk) = &mut answer.chunk {
+                chunk.payload = Some(Payload::Ref(uri.into()));
+            }
+            probe.send(vec![answer], vec![]).await;
+            match expect {
+                Ok(text) => assert_eq!(probe.text(output).await, text),
+                Err(reason) => assert_eq!(probe.refusal(output).await, reason, "{uri}"),
+            }
+        }
+        assert_eq!(reason(probe.end().await), "OK");
+    }
 }
