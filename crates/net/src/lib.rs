@@ -3,7 +3,9 @@
 //! Owns: transports and typed clients of every protocol, reconnecting, balancing; what references name.
 //! Refuses to know: kernels, engines, servers.
 
+mod connection;
 pub mod evergreen;
+pub mod lmtp;
 #[cfg(feature = "otlp")]
 pub mod otlp;
 pub mod references;

@@ -16,6 +16,10 @@ mod serving;
 mod telling;
 mod upstreams;
 
+/// Keeps the memory of a large message for the next one; the C library's asks the system each time.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> std::process::ExitCode {
     let exit = cli::main().unwrap_or_else(|failure| {
         output::complain(&failure);

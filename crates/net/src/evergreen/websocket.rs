@@ -19,15 +19,11 @@ use futures::stream::{SplitSink, SplitStream};
 use futures::{Sink, SinkExt, Stream, StreamExt};
 use http::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
 use http::{HeaderMap, Uri};
-use rustls::pki_types::ServerName;
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::socket::{Codec, Heard, status_of_close};
 use sapwood_proto::evergreen::{Dialect, Frame, Message, Reason, Status};
 use sapwood_proto::session::Side;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
-use tokio_rustls::TlsConnector;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{self, Utf8Bytes};
@@ -37,7 +33,7 @@ use tokio_util::task::AbortOnDropHandle;
 use self::listening::{Ear, Listening};
 use super::grpc::MESSAGE_BYTES_MAX;
 use super::transport::{Address, Incoming, Opened, TOKEN, bad_address};
-use crate::tls;
+use crate::connection::{self, Io, Unreached};
 
 /// Where a server is, and in which dialect it is spoken to.
 #[derive(Clone, Debug)]
@@ -47,8 +43,6 @@ pub(super) struct Place {
     secure: bool,
 }
 
-trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 type Wire = WebSocketStream<Listening>;
 
 impl Place {
@@ -123,28 +117,15 @@ impl Place {
     }
 
     async fn connect(&self, address: &Address) -> Result<Box<dyn Io>, Status> {
-        let host = self
-            .uri
-            .host()
-            .ok_or_else(|| bad_address("it has no host"))?;
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        let default = if self.secure { 443 } else { 80 };
-        let port = self.uri.port_u16().unwrap_or(default);
-        let gone = |cause: std::io::Error| {
-            tracing::debug!(%cause, "cannot connect");
-            unavailable(address, "is the server running there?")
-        };
-        let tcp = TcpStream::connect((host, port)).await.map_err(gone)?;
-        tcp.set_nodelay(true).map_err(gone)?;
-        if !self.secure {
-            return Ok(Box::new(tcp));
-        }
-        let name = ServerName::try_from(host.to_owned())
-            .map_err(|_| bad_address("its host is no name that a certificate could have"))?;
-        let config =
-            tls::client(address.authorities.as_deref()).map_err(|bad| bad_address(bad.why()))?;
-        let tls = TlsConnector::from(Arc::new(config));
-        Ok(Box::new(tls.connect(name, tcp).await.map_err(gone)?))
+        let authorities = address.authorities.as_deref();
+        let connecting = connection::connect(&self.uri, self.secure, authorities);
+        connecting.await.map_err(|why| match why {
+            Unreached::Bad(why) => bad_address(why),
+            Unreached::Gone(cause) => {
+                tracing::debug!(%cause, "cannot connect");
+                unavailable(address, "is the server running there?")
+            }
+        })
     }
 
     async fn upgrade(

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::Io;
+use crate::connection::Io;
 
 /// The connection.
 pub(super) struct Listening {

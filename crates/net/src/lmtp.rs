@@ -1,0 +1,283 @@
+//! Peers that speak LMTP: models of token streams elsewhere, the reference server's included (LM-701 to LM-713).
+//!
+//! Owns: [`Client`]: one connection for any number of calls, kept and made anew; [`Items`], what comes of one. Refuses to
+//! know: what is sent and how it is read (`proto::lmtp::Client`), tokenizers, functions.
+//!
+//! ```text
+//!   generate · score ─► asks, bounded ─► keeper: one task, the machine, one connection ─► Items
+//! ```
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), sapwood_proto::lmtp::Fault> {
+//! use futures::StreamExt;
+//! use sapwood_net::lmtp::{Address, Client, Options};
+//! use sapwood_proto::lmtp::Generate;
+//!
+//! let client = Client::connect(Address::parse("localhost:8080")?, Options::default()).await?;
+//! let wanted = Generate { prompt: vec![1, 2, 3], max_tokens: 16, ..Generate::default() };
+//! let mut items = client.generate("tiny", wanted).await?;
+//! while let Some(item) = items.next().await {
+//!     println!("{:?}", item?.token);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod address;
+mod keeper;
+mod wire;
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures::Stream;
+use sapwood_proto::lmtp::{self as machine, Fault, Generate, Received, Score};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+pub use self::address::Address;
+use self::keeper::{Ask, Dial, Keeper, Told, What};
+use self::wire::{Wire, lost, until};
+
+/// How patient a client is; `None` waits for ever (LM-709).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// For a connection, and for how long a call waits for one.
+    pub connect_timeout: Option<Duration>,
+    /// To the first item of a stream. The reference server takes its time.
+    pub first_item_timeout: Option<Duration>,
+    /// From one item of a stream to the next.
+    pub item_timeout: Option<Duration>,
+    /// To the answer to MODEL_INFO.
+    pub request_timeout: Option<Duration>,
+    /// How often a peer behind a WebSocket is pinged.
+    pub ping: Option<Duration>,
+    /// How long such a peer may be silent, pongs included, until it counts as lost.
+    pub silence: Option<Duration>,
+    /// Bytes of a message to the peer (LM-703).
+    pub max_message_out: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let usual = machine::Options::default();
+        Self {
+            connect_timeout: Some(Duration::from_secs(5)),
+            first_item_timeout: usual.first_item_timeout,
+            item_timeout: usual.item_timeout,
+            request_timeout: usual.request_timeout,
+            ping: Some(Duration::from_secs(20)),
+            silence: Some(Duration::from_secs(60)),
+            max_message_out: usual.max_message_out,
+        }
+    }
+}
+
+impl Options {
+    /// What the machine has to know of it.
+    const fn patience(&self) -> machine::Options {
+        machine::Options {
+            first_item_timeout: self.first_item_timeout,
+            item_timeout: self.item_timeout,
+            request_timeout: self.request_timeout,
+            max_message_out: self.max_message_out,
+        }
+    }
+}
+
+/// A peer, connected. Clones share the connection; when the last of them and of its streams is dropped, it ends.
+#[derive(Clone)]
+pub struct Client(Arc<Shared>);
+
+struct Shared {
+    asks: mpsc::Sender<Ask>,
+    connect_timeout: Option<Duration>,
+    seen: Arc<Seen>,
+    _keeper: AbortOnDropHandle<()>,
+}
+
+/// What the keeper has seen of the peer.
+#[derive(Default)]
+struct Seen {
+    outstanding: AtomicUsize,
+    raw_logprobs: AtomicBool,
+}
+
+impl Client {
+    /// Connects. A connection that is lost later is made anew; its calls are not repeated (LM-713).
+    ///
+    /// # Errors
+    /// `connection_lost`, `invalid_value`, or what the peer refuses the connection with.
+    pub async fn connect(address: Address, options: Options) -> Result<Self, Fault> {
+        let peer = Peer(address, options.clone());
+        let wire = peer.dial().await?;
+        Ok(Self::keeping(peer, wire, options))
+    }
+
+    /// Speaks lines over `io`, until that ends.
+    pub fn over(io: impl AsyncRead + AsyncWrite + Send + 'static, options: Options) -> Self {
+        Self::keeping(Once, Wire::over(io), options)
+    }
+
+    fn keeping(dial: impl Dial, wire: Wire, options: Options) -> Self {
+        let (send, asks) = mpsc::channel(ASKS_MAX);
+        let seen = Arc::<Seen>::default();
+        let connect_timeout = options.connect_timeout;
+        let keeper = Keeper::new(dial, options, asks, Arc::clone(&seen));
+        Self(Arc::new(Shared {
+            asks: send,
+            connect_timeout,
+            seen,
+            _keeper: AbortOnDropHandle::new(tokio::spawn(keeper.keep(wire))),
+        }))
+    }
+
+    /// Asks a model for tokens. What the peer cannot do is the stream's first item, and nothing was sent then (LM-704).
+    ///
+    /// # Errors
+    /// `connection_lost` if there is no connection in time.
+    pub async fn generate(&self, model: &str, wanted: Generate) -> Result<Items, Fault> {
+        self.ask(What::Generate(model.to_owned(), wanted), ITEMS_MAX)
+            .await
+    }
+
+    /// Asks a model how likely tokens are.
+    ///
+    /// # Errors
+    /// As [`Self::generate`].
+    pub async fn score(&self, model: &str, wanted: Score) -> Result<Items, Fault> {
+        self.ask(What::Score(model.to_owned(), wanted), ITEMS_MAX)
+            .await
+    }
+
+    /// What a model is: the JSON of `model_info`, which reference servers make what they like.
+    ///
+    /// # Errors
+    /// What the peer says; `timeout` if it says nothing.
+    pub async fn model_info(&self, model: &str) -> Result<String, Fault> {
+        let mut items = self.ask(What::ModelInfo(model.to_owned()), 1).await?;
+        match items.told.recv().await {
+            Some(Ok(Told::ModelInfo(facts))) => Ok(facts),
+            Some(Err(fault)) => Err(fault),
+            Some(Ok(Told::Item(_))) | None => Err(lost(GONE)),
+        }
+    }
+
+    /// Calls whose end has not been seen, abandoned ones included (LM-702).
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.0.seen.outstanding.load(Ordering::Relaxed)
+    }
+
+    /// Whether the peer has sent log-probabilities that are none (LM-711).
+    #[must_use]
+    pub fn raw_logprobs(&self) -> bool {
+        self.0.seen.raw_logprobs.load(Ordering::Relaxed)
+    }
+
+    /// Resolves when the connection is gone for good; one that is made anew never is.
+    pub async fn closed(&self) {
+        self.0.asks.closed().await;
+    }
+
+    async fn ask(&self, what: What, items_max: usize) -> Result<Items, Fault> {
+        let (tell, told) = mpsc::channel(items_max);
+        let by = self.0.connect_timeout.map(|limit| Instant::now() + limit);
+        let ask = Ask {
+            what,
+            told: tell,
+            by,
+        };
+        // Both arms may be cancelled: what is not handed over is not asked.
+        tokio::select! {
+            sent = self.0.asks.send(ask) => sent.map_err(|_| lost(GONE))?,
+            () = until(by) => return Err(lost("the upstream takes no more calls at the moment")),
+        }
+        Ok(Items {
+            told,
+            ended: false,
+            _client: self.clone(),
+        })
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("outstanding", &self.outstanding())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The items of one stream; the last has a finish, or is an error. Dropping it abandons the stream: the peer is not told,
+/// for the base protocol has no words for it, and its work counts as outstanding until its end is seen.
+///
+/// Who reads slowly does not hold up others; whoever leaves 16,384 items unread is cut off (`stalled`).
+#[must_use = "a stream that is dropped is abandoned"]
+pub struct Items {
+    told: mpsc::Receiver<Result<Told, Fault>>,
+    ended: bool,
+    _client: Client,
+}
+
+impl Stream for Items {
+    type Item = Result<Received, Fault>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let item = match ready!(self.told.poll_recv(cx)) {
+            Some(Ok(Told::Item(item))) => Ok(item),
+            Some(Err(fault)) => Err(fault),
+            Some(Ok(Told::ModelInfo(_))) | None => Err(lost(GONE)),
+        };
+        self.ended = item.as_ref().map_or(true, |item| item.finish.is_some());
+        Poll::Ready(Some(item))
+    }
+}
+
+impl fmt::Debug for Items {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Items")
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A peer at an address.
+struct Peer(Address, Options);
+
+impl Dial for Peer {
+    async fn dial(&self) -> Result<Wire, Fault> {
+        Wire::to(&self.0, &self.1).await
+    }
+}
+
+/// What cannot be dialled.
+struct Once;
+
+impl Dial for Once {
+    async fn dial(&self) -> Result<Wire, Fault> {
+        Err(lost(GONE))
+    }
+
+    fn again(&self) -> bool {
+        false
+    }
+}
+
+/// Calls on their way to the keeper.
+const ASKS_MAX: usize = 64;
+/// Items of one stream that nobody has read yet.
+const ITEMS_MAX: usize = 16_384;
+const GONE: &str = "the connection to the upstream is gone";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,227 @@
+//! Where a peer that speaks LMTP is (LM-701, D-40).
+//!
+//! Owns: [`Address`] and how it is read. Refuses to know: connections.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use http::Uri;
+use percent_encoding::percent_decode_str;
+use sapwood_proto::lmtp::{Fault, Reason};
+
+/// The address of a peer.
+#[derive(Clone)]
+pub struct Address {
+    pub(super) place: Place,
+    pub(super) key: Option<String>,
+    pub(super) authorities: Option<Vec<u8>>,
+}
+
+/// What kind of connection leads there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    WebSocket {
+        uri: Uri,
+        secure: bool,
+    },
+    Unix(PathBuf),
+    /// A program and its arguments.
+    Stdio(String, Vec<String>),
+}
+
+impl Address {
+    /// Reads `host:port`, `ws://`, `wss://` and their `http` spellings, with path and query; `unix:/path`; or
+    /// `stdio:COMMAND ARGS`, cut at white space.
+    ///
+    /// # Errors
+    /// `invalid_value` for anything else.
+    pub fn parse(url: &str) -> Result<Self, Fault> {
+        Ok(Self {
+            place: place(url)?,
+            key: None,
+            authorities: None,
+        })
+    }
+
+    /// Reads `lmtp://host:port/MODEL`: the peer at `ws://host:port/`, and one of its models. A query stays with the
+    /// peer's address.
+    ///
+    /// # Errors
+    /// `invalid_value` for anything else.
+    pub fn of_model(url: &str) -> Result<(Self, String), Fault> {
+        let rest = url.strip_prefix("lmtp://");
+        let rest = rest.ok_or_else(|| bad("it must begin with lmtp://"))?;
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let parts = rest.split_once('/').filter(|(_, model)| !model.is_empty());
+        let (host, model) =
+            parts.ok_or_else(|| bad("it must name a model: lmtp://host:port/MODEL"))?;
+        let model = percent_decode_str(model).decode_utf8();
+        let model = model
+            .map_err(|_| bad("its model is no UTF-8"))?
+            .into_owned();
+        let question = if query.is_empty() { "" } else { "?" };
+        Ok((
+            Self::parse(&format!("ws://{host}/{question}{query}"))?,
+            model,
+        ))
+    }
+
+    /// With a key that is shown to the peer; sent over WebSockets only.
+    #[must_use]
+    pub fn with_key(mut self, key: impl Into<String>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// With authorities (PEM) that are trusted beside the well-known ones.
+    #[must_use]
+    pub fn with_authorities(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.authorities = Some(pem.into());
+        self
+    }
+}
+
+/// Without key and query.
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Place::WebSocket { uri, .. } => {
+                write!(f, "{}", uri.authority().map_or("", |a| a.as_str()))
+            }
+            Place::Unix(path) => write!(f, "unix:{}", path.display()),
+            Place::Stdio(program, _) => write!(f, "stdio:{program}"),
+        }
+    }
+}
+
+fn place(url: &str) -> Result<Place, Fault> {
+    if let Some(path) = url.strip_prefix("unix:") {
+        if !path.starts_with('/') {
+            return Err(bad(
+                "a Unix socket is named by its whole path, as in unix:/run/lmtp.sock",
+            ));
+        }
+        return Ok(Place::Unix(path.into()));
+    }
+    if let Some(command) = url.strip_prefix("stdio:") {
+        let mut words = command.split_whitespace().map(str::to_owned);
+        let program = words.next().ok_or_else(|| bad("it names no command"))?;
+        return Ok(Place::Stdio(program, words.collect()));
+    }
+    let (scheme, rest) = url.split_once("://").unwrap_or(("ws", url));
+    let (scheme, secure) = match scheme {
+        "ws" | "http" => ("ws", false),
+        "wss" | "https" => ("wss", true),
+        _ => {
+            return Err(bad(
+                "it must be host:port, or begin with ws://, wss://, http://, https://, unix: or stdio:",
+            ));
+        }
+    };
+    let uri: Uri = format!("{scheme}://{rest}")
+        .parse()
+        .map_err(|_| bad("it is no URL"))?;
+    match uri.authority() {
+        Some(authority) if authority.as_str().contains('@') => {
+            Err(bad("a key belongs into the key option, not into the URL"))
+        }
+        Some(authority) if !authority.host().is_empty() => Ok(Place::WebSocket { uri, secure }),
+        _ => Err(bad("it has no host")),
+    }
+}
+
+fn bad(why: &'static str) -> Fault {
+    Fault::new(
+        Reason::InvalidValue,
+        format!("the address of an LMTP peer cannot be used: {why}"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lm_701_addresses_are_read() {
+        let web = |uri: &str, secure| {
+            Some(Place::WebSocket {
+                uri: uri.parse().unwrap(),
+                secure,
+            })
+        };
+        for (url, expect) in [
+            ("localhost:8080", web("ws://localhost:8080/", false)),
+            (
+                "http://localhost:8080/lmtp?key=x",
+                web("ws://localhost:8080/lmtp?key=x", false),
+            ),
+            ("ws://[::1]:1/", web("ws://[::1]:1/", false)),
+            ("https://models.example", web("wss://models.example/", true)),
+            (
+                "wss://models.example/a",
+                web("wss://models.example/a", true),
+            ),
+            ("unix:/run/s", Some(Place::Unix("/run/s".into()))),
+            (
+                "stdio:sapwood lmtp  --quiet",
+                Some(Place::Stdio(
+                    "sapwood".into(),
+                    vec!["lmtp".into(), "--quiet".into()],
+                )),
+            ),
+            ("unix:run/s", None),
+            ("stdio: ", None),
+            ("ftp://x", None),
+            ("ws://", None),
+            ("ws://key@host:1", None),
+            ("post+http://host:1", None),
+            ("", None),
+            ("a b", None),
+        ] {
+            let read = Address::parse(url);
+            let refused = read.as_ref().err().map(|fault| fault.reason);
+            assert_eq!(
+                refused,
+                expect.is_none().then_some(Reason::InvalidValue),
+                "{url}"
+            );
+            assert_eq!(read.ok().map(|address| address.place), expect, "{url}");
+        }
+    }
+
+    #[test]
+    fn lm_701_an_upstream_is_a_peer_and_a_model() {
+        for (url, expect) in [
+            ("lmtp://host:1/tiny", Some(("ws://host:1/", "tiny"))),
+            (
+                "lmtp://host/org/name%20x?key=k",
+                Some(("ws://host/?key=k", "org/name x")),
+            ),
+            ("lmtp://host:1/", None),
+            ("lmtp://host:1", None),
+            ("lmtp:///tiny", None),
+            ("ws://host:1/tiny", None),
+        ] {
+            let read = Address::of_model(url).ok();
+            let expect = expect.map(|(uri, model)| {
+                let place = Place::WebSocket {
+                    uri: uri.parse().unwrap(),
+                    secure: false,
+                };
+                (place, model.to_owned())
+            });
+            assert_eq!(
+                read.map(|(address, model)| (address.place, model)),
+                expect,
+                "{url}"
+            );
+        }
+    }
+
+    #[test]
+    fn lm_701_what_is_secret_is_not_shown() {
+        let address = Address::parse("ws://host:1/p?key=secret").unwrap();
+        let shown = format!("{:?}", address.with_key("secret"));
+        assert_eq!(shown, "host:1");
+    }
+}

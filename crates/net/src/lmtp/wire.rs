@@ -1,0 +1,289 @@
+//! A connection that carries messages of LMTP, whatever it is made of.
+//!
+//! Owns: [`Wire`]: WebSockets, Unix sockets, the pipes of a program; pings, and when a silent peer is given up (LM-709).
+//! Refuses to know: what messages mean, and what follows when a connection ends.
+//!
+//! ```text
+//!   outgoing ─► task that writes, and pings ─► peer        a frame or a line for each message
+//!   incoming ◄─ frames, or lines ◄──────────── peer        ends when the peer is lost, for whatever reason
+//! ```
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use bytestring::ByteString;
+use futures::stream::BoxStream;
+use futures::{SinkExt, StreamExt, stream};
+use http::Uri;
+use http::header::{AUTHORIZATION, HeaderValue};
+use sapwood_proto::lmtp::{Fault, Line, Lines, Reason};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::process::Command;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_tungstenite::client_async_with_config;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::tungstenite::{Error, Message, Utf8Bytes};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::Options;
+use super::address::{Address, Place};
+use crate::connection::{self, Unreached};
+
+/// A connection. Dropping it ends it.
+pub(super) struct Wire {
+    /// One message or several in each text.
+    pub(super) incoming: BoxStream<'static, ByteString>,
+    /// A message each, without the end of a line. Closed when nothing can be written any more.
+    pub(super) outgoing: mpsc::Sender<Bytes>,
+    _writing: AbortOnDropHandle<()>,
+}
+
+impl Wire {
+    /// Connects, once.
+    ///
+    /// # Errors
+    /// `connection_lost` where nobody answers, `invalid_value` for an address that cannot be used, and what the peer's
+    /// status says if it does not upgrade.
+    pub(super) async fn to(address: &Address, options: &Options) -> Result<Self, Fault> {
+        let opening = async {
+            match &address.place {
+                Place::WebSocket { uri, secure } => {
+                    Self::websocket(uri, *secure, address, options).await
+                }
+                Place::Unix(path) => {
+                    let socket = UnixStream::connect(path).await.map_err(gone)?;
+                    Ok(Self::over(socket))
+                }
+                Place::Stdio(program, args) => Self::program(program, args),
+            }
+        };
+        match options.connect_timeout {
+            None => opening.await,
+            Some(limit) => {
+                let late = |_| lost("the upstream has not answered in time");
+                timeout(limit, opening).await.map_err(late)?
+            }
+        }
+    }
+
+    /// Lines over whatever carries bytes.
+    pub(super) fn over(io: impl AsyncRead + AsyncWrite + Send + 'static) -> Self {
+        let (read, write) = tokio::io::split(io);
+        Self::lines(read, write, ())
+    }
+
+    fn program(program: &str, args: &[String]) -> Result<Self, Fault> {
+        let mut command = Command::new(program);
+        command.args(args).kill_on_drop(true);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(gone)?;
+        let (Some(write), Some(read)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(lost("the upstream's program has no pipes"));
+        };
+        Ok(Self::lines(read, write, child))
+    }
+
+    /// `kept` goes with what is read.
+    fn lines(
+        read: impl AsyncRead + Send + Unpin + 'static,
+        mut write: impl AsyncWrite + Send + Unpin + 'static,
+        kept: impl Send + 'static,
+    ) -> Self {
+        let (outgoing, mut messages) = mpsc::channel::<Bytes>(WAITING_MAX);
+        let writing = tokio::spawn(async move {
+            let (mut batch, mut text) = (Vec::new(), BytesMut::new());
+            while messages.recv_many(&mut batch, WAITING_MAX).await > 0 {
+                for message in batch.drain(..) {
+                    text.extend_from_slice(&message);
+                    text.extend_from_slice(b"\n");
+                }
+                let written = write.write_all_buf(&mut text).await;
+                if written.is_err() || write.flush().await.is_err() {
+                    return;
+                }
+            }
+        });
+        Self {
+            incoming: read_lines(read, kept),
+            outgoing,
+            _writing: AbortOnDropHandle::new(writing),
+        }
+    }
+
+    async fn websocket(
+        uri: &Uri,
+        secure: bool,
+        address: &Address,
+        options: &Options,
+    ) -> Result<Self, Fault> {
+        let authorities = address.authorities.as_deref();
+        let connecting = connection::connect(uri, secure, authorities);
+        let io = connecting.await.map_err(|why| match why {
+            Unreached::Bad(why) => Fault::new(Reason::InvalidValue, why),
+            Unreached::Gone(error) => gone(error),
+        })?;
+        let bad = |what| Fault::new(Reason::InvalidValue, what);
+        let mut request = uri
+            .into_client_request()
+            .map_err(|_| bad("the address is no URL of a WebSocket"))?;
+        if let Some(key) = &address.key {
+            let mut value = HeaderValue::try_from(format!("Bearer {key}"))
+                .map_err(|_| bad("the key holds characters that no header can carry"))?;
+            value.set_sensitive(true);
+            request.headers_mut().insert(AUTHORIZATION, value);
+        }
+        let config = WebSocketConfig::default()
+            .read_buffer_size(BUFFER_BYTES)
+            .write_buffer_size(BUFFER_BYTES)
+            .max_message_size(Some(MESSAGE_BYTES_MAX))
+            .max_frame_size(Some(MESSAGE_BYTES_MAX));
+        let (socket, _) = client_async_with_config(request, io, Some(config))
+            .await
+            .map_err(|error| refused(&error))?;
+        let (mut sink, frames) = socket.split();
+        let (outgoing, mut messages) = mpsc::channel::<Bytes>(WAITING_MAX);
+        let every = options.ping;
+        let writing = tokio::spawn(async move {
+            let mut ping_at = next(every);
+            loop {
+                // Both arms may be cancelled: no message is lost.
+                let first = tokio::select! {
+                    message = messages.recv() => message,
+                    () = until(ping_at) => {
+                        ping_at = next(every);
+                        if sink.send(Message::Ping(Bytes::new())).await.is_err() {
+                            return;
+                        }
+                        continue;
+                    }
+                };
+                let mut message = first;
+                if message.is_none() {
+                    // Nobody asks any more, and what was asked goes on being heard.
+                    return;
+                }
+                while let Some(bytes) = message {
+                    // JSON is UTF-8.
+                    let text = Utf8Bytes::try_from(bytes).unwrap_or_default();
+                    if sink.feed(Message::Text(text)).await.is_err() {
+                        return;
+                    }
+                    message = messages.try_recv().ok();
+                }
+                if sink.flush().await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self {
+            incoming: read_frames(frames, options.silence),
+            outgoing,
+            _writing: AbortOnDropHandle::new(writing),
+        })
+    }
+}
+
+/// What a peer says in frames; binary ones mean nothing (LM-705).
+fn read_frames(
+    frames: impl stream::Stream<Item = Result<Message, Error>> + Send + Unpin + 'static,
+    silence: Option<Duration>,
+) -> BoxStream<'static, ByteString> {
+    stream::unfold(frames, move |mut frames| async move {
+        loop {
+            let frame = match silence {
+                None => frames.next().await,
+                Some(limit) => timeout(limit, frames.next()).await.ok().flatten(),
+            };
+            match frame?.ok()? {
+                Message::Text(text) => {
+                    // It was checked.
+                    let text = ByteString::try_from(Bytes::from(text)).ok()?;
+                    return Some((text, frames));
+                }
+                Message::Close(_) => return None,
+                _ => {}
+            }
+        }
+    })
+    .boxed()
+}
+
+/// What a peer says in lines. One that is too long or no UTF-8 may have been of any stream: then nothing is certain any
+/// more, and the connection is given up.
+fn read_lines(
+    read: impl AsyncRead + Send + Unpin + 'static,
+    kept: impl Send + 'static,
+) -> BoxStream<'static, ByteString> {
+    let state = (read, kept, Lines::new(MESSAGE_BYTES_MAX), BytesMut::new());
+    stream::unfold(state, |(mut read, kept, mut lines, mut buf)| async move {
+        loop {
+            if let Some(line) = lines.next_line() {
+                let Line::Text(text) = line else {
+                    return None;
+                };
+                return Some((text, (read, kept, lines, buf)));
+            }
+            buf.clear();
+            buf.reserve(BUFFER_BYTES);
+            match read.read_buf(&mut buf).await {
+                Ok(1..) => lines.push(&buf),
+                // What is not ended by now is no message.
+                Ok(0) | Err(_) => return None,
+            }
+        }
+    })
+    .boxed()
+}
+
+fn next(every: Option<Duration>) -> Option<Instant> {
+    every.map(|every| Instant::now() + every)
+}
+
+/// Resolves then, or never.
+pub(super) async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// `connection_lost`, which may be tried again.
+pub(super) fn lost(why: &'static str) -> Fault {
+    Fault::new(Reason::ConnectionLost, why)
+}
+
+fn gone(error: std::io::Error) -> Fault {
+    tracing::debug!(%error, "no connection");
+    lost("the upstream cannot be reached: is it running there?")
+}
+
+/// A peer that does not upgrade says why in its own way; the number is what all have in common.
+fn refused(error: &Error) -> Fault {
+    let Error::Http(answer) = error else {
+        tracing::debug!(%error, "no upgrade");
+        return lost("the upstream speaks no WebSocket there");
+    };
+    let number = answer.status().as_u16();
+    let reason = match number {
+        401 | 403 => Reason::InsufficientScope,
+        429 => Reason::RateLimitExceeded,
+        503 => Reason::ServerOverloaded,
+        500.. => Reason::UpstreamError,
+        _ => Reason::InvalidValue,
+    };
+    Fault::new(
+        reason,
+        format!("the upstream refused the connection ({number})"),
+    )
+}
+
+/// Messages that wait to be written.
+const WAITING_MAX: usize = 64;
+/// What is read or written at once.
+const BUFFER_BYTES: usize = 32 * 1024;
+/// Longer messages of a peer are not read. Its frames should have 4 MiB at most.
+const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
