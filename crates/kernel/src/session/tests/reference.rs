@@ -432,5 +432,9 @@ async fn ev_740_of_a_part_of_what_is_fetched_no_more_is_fetched_than_is_meant() 
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(shelf.live.load(Ordering::SeqCst), 0, "nobody waits for the rest");
+    assert_eq!(
+        shelf.live.load(Ordering::SeqCst),
+        0,
+        "nobody waits for the rest"
+    );
 }
