@@ -2,8 +2,8 @@
 //!
 //! Owns: the grammar and how it is read and written, the closed list of errors ([`Reason`], [`Fault`]), the limits, and
 //! the two machines that speak it: [`Session`] at the server's end, [`Client`] at the other. Refuses to know: sockets,
-//! tasks, clocks, engines, tokenizers. Only the base protocol is built; version 2 is not negotiated, and its messages
-//! are answered `not_negotiated` (LM-904).
+//! tasks, clocks, engines, tokenizers. Version 2 is negotiated feature by feature ([`Features`]); what is not is unknown
+//! or answered `not_negotiated` (LM-904).
 //!
 //! ```text
 //!   bytes ──Lines / frames──► text ──► Session::handle ──► Output::Start ──► work ──► Session::step ──► next_message
@@ -11,6 +11,7 @@
 //! ```
 
 mod client;
+mod features;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod json;
@@ -26,11 +27,14 @@ mod session;
 mod write;
 
 pub use client::{Call, Client, Event, Options, Received};
+pub use features::{Feature, Features};
 pub use limits::Limits;
 pub use lines::{Line, Lines};
 pub use message::{Finish, Generate, Id, Item, Score};
-pub use model::{Model, Models, Tokenizer};
-pub use port::{Carrier, Close, Config, Output, Piece, Start, Stats, StreamKey, Unreadable, Work};
+pub use model::{Load, Model, Models, Tokenizer, Vocabulary};
+pub use port::{
+    Carrier, Close, Config, Output, Piece, Start, Stats, Status, StreamKey, Unreadable, Work,
+};
 pub use reason::{Fault, Reason};
 pub use session::Session;
 

@@ -11,7 +11,8 @@ use std::time::Duration;
 use bytes::{BufMut as _, Bytes, BytesMut};
 
 use super::json::Value;
-use super::{Fault, Finish, Generate, Reason, Score, read, write};
+use super::write::{self, member};
+use super::{Fault, Finish, Generate, Reason, Score, read};
 use crate::steer::Token;
 use crate::time::Time;
 
@@ -552,13 +553,6 @@ fn write_generate(out: &mut BytesMut, id: u64, model: &str, wanted: &Generate) {
         }
     }
     out.put_u8(b'}');
-}
-
-fn member<T: serde::Serialize + ?Sized>(out: &mut BytesMut, name: &str, value: &T) {
-    out.put_u8(b',');
-    write::json(out, name);
-    out.put_u8(b':');
-    write::json(out, value);
 }
 
 /// One reference backend adds up to 0.01 to the sampled token (LM-711).

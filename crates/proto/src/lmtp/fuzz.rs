@@ -8,13 +8,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use bytestring::ByteString;
 use serde_json::Value;
 
 use super::{
-    Carrier, Client, Close, Config, Event, Finish, Generate, Item, Limits, Line, Lines, Model,
-    Models, Options, Output, Piece, Reason, Score, Session, StreamKey, Tokenizer, Unreadable, Work,
+    Carrier, Client, Close, Config, Event, Fault, Finish, Generate, Item, Limits, Line, Lines,
+    Load, Model, Models, Options, Output, Piece, Reason, Score, Session, Status, StreamKey,
+    Tokenizer, Unreadable, Vocabulary, Work,
 };
+use crate::steer::Token;
 use crate::time::Time;
 
 /// The models `tiny`, and `bare` without tokenizer, BOS and EOS; the key may not use `secret`.
@@ -48,6 +51,47 @@ impl Models for Shelf {
             "secret" => Err(Reason::InsufficientScope),
             _ => Err(Reason::ModelNotFound),
         }
+    }
+
+    fn vocabulary(&self, name: &str) -> Option<Arc<dyn Vocabulary>> {
+        (name == "tiny").then(|| Arc::new(ByteTokens) as Arc<dyn Vocabulary>)
+    }
+
+    fn load(&self) -> Load {
+        Load {
+            running: 1,
+            queued: 2,
+            parked: 0,
+        }
+    }
+}
+
+/// A token for every byte; 256 begins a text.
+#[derive(Debug)]
+struct ByteTokens;
+
+impl Vocabulary for ByteTokens {
+    fn tokenize(&self, text: &str) -> Vec<Token> {
+        text.bytes().map(Token::from).collect()
+    }
+
+    fn beginning(&self) -> Option<Token> {
+        Some(256)
+    }
+
+    fn bytes(&self, token: Token) -> Bytes {
+        u8::try_from(token).map_or_else(|_| Bytes::new(), |byte| vec![byte].into())
+    }
+
+    fn chat(&self, messages: &Value, generation: bool) -> Result<Vec<Token>, Fault> {
+        let texts = messages.as_array().into_iter().flatten();
+        let texts = texts.filter_map(|message| message["content"].as_str());
+        let mut tokens = self.tokenize(&texts.collect::<Vec<_>>().join("|"));
+        if tokens.is_empty() {
+            return Err(Fault::new(Reason::InvalidValue, "'messages' say nothing"));
+        }
+        tokens.extend(generation.then_some(Token::from(b'>')));
+        Ok(tokens)
     }
 }
 
@@ -118,10 +162,27 @@ const MESSAGES: &[&str] = &[
     r#"MODEL_INFO {"model":"tiny","stream_id":1}"#,
     "GENERATE {",
     "FROB {}",
+    r#"MODEL_INFO {"model":"tiny","stream_id":1,"data":{"lmtp":{"version":2,"features":"all"}}}"#,
+    r#"MODEL_INFO {"model":"tiny","stream_id":1,"data":{"lmtp":{"version":2,"features":[]}}}"#,
+    r#"GENERATE {"model":"tiny","prompt_text":"a","stream_id":5,"n":3,"max_tokens":3,"deadline_ms":9000}"#,
+    r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":6,"ttft_ms":20,"keep":"b","text":"bytes"}"#,
+    r#"SCORE {"model":"tiny","prefix":{"buffer":"b"},"scored_many":[[1],[2,3]],"stream_id":7}"#,
+    r#"CANCEL {"model":"tiny","stream_id":8,"streams":[1,5,6,77]}"#,
+    r#"CANCEL {"model":"tiny","stream_id":8,"streams":"all"}"#,
+    r#"BUFFER {"model":"tiny","stream_id":8,"buffer":"b","append":[1,2],"ttl_s":30}"#,
+    r#"MASK {"model":"tiny","stream_id":8,"mask":"k","allow":[[1,9]]}"#,
+    r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":9,"mask":"k","zzz":1}"#,
+    r#"TOKENIZE {"model":"tiny","stream_id":8,"text":"abc"}"#,
 ];
 
 /// What streams that were accepted end with here; requests are refused with anything else.
-const FAILURES: &[&str] = &["engine_error", "draining", "malformed", "message_too_large"];
+const FAILURES: &[&str] = &[
+    "engine_error",
+    "draining",
+    "malformed",
+    "message_too_large",
+    "timeout",
+];
 
 /// A session with an engine that gives every stream a piece a step, and everything it said.
 #[derive(Debug)]
@@ -199,6 +260,12 @@ impl Desk {
                     self.gone = true;
                     self.session.hang_up();
                 }
+                64..96 => {
+                    if let Some((stream, _)) = self.running.first() {
+                        let news = Status::Prefill { progress: 0.5 };
+                        self.session.status(*stream, &news, self.now);
+                    }
+                }
                 32..64 if self.session.wants_input() => {
                     let what = Unreadable::TooLarge;
                     self.session.handle_unreadable(what, self.now);
@@ -245,7 +312,7 @@ impl Desk {
         for (stream, work) in self.running.iter().rev() {
             let dice = self.steps.wrapping_mul(31) + stream.0 as u32 * 7;
             let piece = match (work, dice % 23) {
-                (_, 3) => Piece::Failed(super::Fault::new(Reason::EngineError, "a step failed")),
+                (_, 3) => Piece::Failed(Fault::new(Reason::EngineError, "a step failed")),
                 (Work::Score(_), _) | (_, 0..12) => Piece::Item(item(dice, None)),
                 (_, 12) => Piece::Item(Item {
                     logprob: f32::NAN,
@@ -309,6 +376,7 @@ impl Desk {
             match output {
                 Output::Start(start) => {
                     match self.session.id(start.stream) {
+                        _ if start.sample > 0 => {}
                         Some(id) => *self.open.entry(id.as_json().to_owned()).or_default() += 1,
                         None => self.brief += 1,
                     }
@@ -358,7 +426,19 @@ impl Desk {
             let item: Value = serde_json::from_str(raw.get()).expect("JSON");
             assert!(item.is_object());
             if word == "MSG" {
-                assert!(item.get("error").is_some() || item.get("model_info").is_some());
+                let answers = [
+                    "error",
+                    "model_info",
+                    "cancelled",
+                    "buffer",
+                    "mask",
+                    "tokens",
+                ];
+                assert!(answers.iter().any(|name| item.get(name).is_some()));
+                continue;
+            }
+            if word == "STATUS" {
+                assert!(item["event"].is_string());
                 continue;
             }
             assert_eq!(word, "TOKEN");
@@ -412,6 +492,7 @@ pub fn hear(bytes: &[u8]) {
     let score = Score {
         prompt: vec![1],
         scored: vec![2, 3],
+        ..Score::default()
     };
     let calls = [
         client.model_info("tiny", Time::ZERO),

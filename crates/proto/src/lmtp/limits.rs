@@ -32,6 +32,30 @@ pub struct Limits {
     pub max_stop_lists: usize,
     /// Ids in one of them.
     pub max_stop_ids: usize,
+    /// Samples of one GENERATE; over it `invalid_value` (version 2).
+    pub max_samples: u32,
+    /// Lists of one SCORE; over it `invalid_value` (version 2).
+    pub max_scored_many: usize,
+    /// Bytes of a text that becomes tokens, `messages` included; over it `invalid_value` (version 2).
+    pub max_text_bytes: usize,
+    /// Buffers of a connection; over it the least recently used goes (version 2).
+    pub max_buffers: usize,
+    /// Their tokens together, in contexts of their model; over it the same.
+    pub max_buffer_contexts: usize,
+    /// How long a buffer is kept from its last use, if its client does not say.
+    pub buffer_ttl: Duration,
+    /// The same, at most; more is cut.
+    pub max_buffer_ttl: Duration,
+    /// Masks of a connection; over it the least recently used goes (version 2).
+    pub max_masks: usize,
+    /// Their bytes together; over it the same.
+    pub max_mask_bytes: usize,
+    /// Bytes of the name of a buffer or mask; over it `invalid_value`.
+    pub max_name_bytes: usize,
+    /// From one STATUS of a stream to the next (version 2).
+    pub status_interval: Duration,
+    /// How long a stream waits before it is told so.
+    pub status_after: Duration,
     /// Bytes of an error's text; what is longer is cut.
     pub max_error_bytes: usize,
     /// Unsent bytes above which streams are parked and nothing is read (LM-607).
@@ -61,6 +85,18 @@ impl Default for Limits {
             max_stop_bytes: 1_024,
             max_stop_lists: 64,
             max_stop_ids: 64,
+            max_samples: 64,
+            max_scored_many: 256,
+            max_text_bytes: 1 << 20,
+            max_buffers: 64,
+            max_buffer_contexts: 8,
+            buffer_ttl: Duration::from_secs(60),
+            max_buffer_ttl: Duration::from_secs(3_600),
+            max_masks: 256,
+            max_mask_bytes: 4 << 20,
+            max_name_bytes: 64,
+            status_interval: Duration::from_millis(250),
+            status_after: Duration::from_millis(100),
             max_error_bytes: 4_096,
             outbox_bytes: 1 << 20,
             outbox_low_bytes: 256 << 10,

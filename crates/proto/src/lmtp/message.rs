@@ -104,6 +104,8 @@ pub struct Score {
     pub prompt: Vec<Token>,
     /// Token ids; the stream has one item for each.
     pub scored: Vec<Token>,
+    /// How many of the most likely tokens each item shows beside the scored one; 0 shows none (version 2, LM-974).
+    pub top_logprobs: u32,
 }
 
 /// One token of a stream.

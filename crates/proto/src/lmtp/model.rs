@@ -5,9 +5,10 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use serde::Serialize;
 
-use super::Reason;
+use super::{Fault, Reason};
 use crate::steer::Token;
 
 /// One model, as MODEL_INFO describes it and as requests are checked against it. The members go out in this order (LM-331).
@@ -49,4 +50,47 @@ pub trait Models {
     /// # Errors
     /// [`Reason::ModelNotFound`], or [`Reason::InsufficientScope`] if the caller may not use it.
     fn find(&self, name: &str) -> Result<Arc<Model>, Reason>;
+
+    /// The vocabulary of this model, if its tokenizer is at hand; without one version 2 has no text of it.
+    fn vocabulary(&self, _name: &str) -> Option<Arc<dyn Vocabulary>> {
+        None
+    }
+
+    /// How busy the server is (LM-902).
+    fn load(&self) -> Load {
+        Load::default()
+    }
+}
+
+/// From text to tokens and back: what text mode needs of a model (LM-911). Answers at once, on the connection's task.
+pub trait Vocabulary: Send + Sync {
+    /// The tokens of a text, in which control tokens are not looked for.
+    fn tokenize(&self, text: &str) -> Vec<Token>;
+
+    /// The token that the tokenizer puts before a text, if it does.
+    fn beginning(&self) -> Option<Token>;
+
+    /// The bytes of a token; none for control tokens.
+    fn bytes(&self, token: Token) -> Bytes;
+
+    /// The tokens of a conversation, in the shape of OpenAI's `messages`, by the model's template.
+    ///
+    /// # Errors
+    /// `unsupported_operation` without a template; `invalid_value` for a conversation that it does not take.
+    fn chat(
+        &self,
+        messages: &serde_json::Value,
+        add_generation_prompt: bool,
+    ) -> Result<Vec<Token>, Fault>;
+}
+
+/// Streams of the server, or of a pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Load {
+    /// In the batch.
+    pub running: u64,
+    /// Waiting for a place.
+    pub queued: u64,
+    /// Waiting for their readers.
+    pub parked: u64,
 }

@@ -55,8 +55,13 @@ impl Outbound {
 
     /// A MSG; each goes out alone (LM-406).
     pub(super) fn notice(&mut self, write: impl FnOnce(&mut BytesMut)) {
+        self.alone(b"MSG [", write);
+    }
+
+    /// A message that is no TOKEN.
+    pub(super) fn alone(&mut self, opening: &[u8], write: impl FnOnce(&mut BytesMut)) {
         self.end_items();
-        let mut message = BytesMut::from(&b"MSG ["[..]);
+        let mut message = BytesMut::from(opening);
         write(&mut message);
         message.put_u8(b']');
         self.bytes += message.len();

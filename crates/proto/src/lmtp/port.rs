@@ -3,10 +3,11 @@
 //! Owns: the plain data between the machine and its shell. Refuses to know: how either works.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytestring::ByteString;
 
-use super::{Fault, Generate, Item, Limits, Model, Reason, Score};
+use super::{Fault, Features, Generate, Item, Limits, Model, Reason, Score};
 
 /// A stream of one session, in order of admission. Stale once the stream has ended; never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,6 +37,12 @@ pub struct Config {
     pub coalesce: bool,
     /// Whether a malformed message ends the connection, as at the reference server (LM-201).
     pub close_on_malformed: bool,
+    /// What may be negotiated of version 2.
+    pub features: Features,
+    /// Whether it is in force from the first message on: subprotocol `lmtp.v2` (LM-905).
+    pub negotiated: bool,
+    /// What the client may call this session later; empty if it cannot come back.
+    pub session: ByteString,
 }
 
 impl Default for Config {
@@ -47,6 +54,9 @@ impl Default for Config {
             strict_parameters: false,
             coalesce: true,
             close_on_malformed: false,
+            features: Features::BUILT,
+            negotiated: false,
+            session: ByteString::new(),
         }
     }
 }
@@ -71,8 +81,10 @@ pub enum Output {
 /// Work for one accepted stream.
 #[derive(Clone, Debug)]
 pub struct Start {
-    /// The stream.
+    /// The stream, or one sample of it: each has work of its own.
     pub stream: StreamKey,
+    /// Which sample; 0 for most streams.
+    pub sample: u32,
     /// What the client called the model.
     pub name: ByteString,
     /// The model.
@@ -97,6 +109,66 @@ pub enum Piece {
     Item(Item),
     /// The end, badly.
     Failed(Fault),
+}
+
+/// News of a stream or of the connection (LM-921).
+#[derive(Clone, Debug, PartialEq)]
+pub enum Status {
+    /// Its model is being loaded.
+    Loading {
+        /// From 0 to 1.
+        progress: f32,
+        /// How long it may still take.
+        eta: Option<Duration>,
+    },
+    /// It waits for a place.
+    Queued {
+        /// How many wait before it.
+        position: u64,
+        /// How long that may take.
+        eta: Option<Duration>,
+    },
+    /// Its prompt is being computed.
+    Prefill {
+        /// From 0 to 1.
+        progress: f32,
+    },
+    /// It runs, after it waited.
+    Running,
+    /// It is slower than it might be.
+    Throttled {
+        /// When that may be over.
+        retry_after: Duration,
+    },
+    /// Something about it is not as its client may think.
+    Warning {
+        /// What.
+        message: String,
+    },
+    /// New streams are refused from here on.
+    Draining {
+        /// How long running ones have.
+        deadline: Option<Duration>,
+    },
+    /// The connection ends.
+    Shutdown,
+}
+
+impl Status {
+    /// The event's name on the wire.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Loading { .. } => "loading",
+            Self::Queued { .. } => "queued",
+            Self::Prefill { .. } => "prefill",
+            Self::Running => "running",
+            Self::Throttled { .. } => "throttled",
+            Self::Warning { .. } => "warning",
+            Self::Draining { .. } => "draining",
+            Self::Shutdown => "shutdown",
+        }
+    }
 }
 
 /// What the transport could not make a text of.

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::json::{Malformed, Value, is_space, value};
-use super::{Fault, Generate, Id, Limits, Model, Reason, Score};
+use super::{Fault, Feature, Features, Generate, Id, Limits, Model, Reason, Score};
 use crate::steer::Token;
 
 /// One `TYPE JSON` unit.
@@ -39,6 +39,10 @@ pub(super) fn command(text: &str) -> Result<(Command<'_>, &str), Malformed> {
 #[derive(Debug)]
 pub(super) struct Members<'a> {
     known: [Option<Value<'a>>; NAMES.len()],
+    /// Those of version 2 whose feature was negotiated; for everybody else they are unknown (LM-207).
+    added: Vec<(&'static str, Value<'a>)>,
+    /// A controller is asked for.
+    controller: bool,
     /// The first unknown name, and how many there are.
     unknown: Option<(Cow<'a, str>, u64)>,
 }
@@ -68,17 +72,66 @@ const NAMES: [&str; 22] = [
     "data",
 ];
 
+/// Members of version 2 and what opens them.
+const ADDED: [(&str, Feature); 32] = [
+    ("prompt_text", Feature::Text),
+    ("messages", Feature::Text),
+    ("add_generation_prompt", Feature::Text),
+    ("add_bos", Feature::Text),
+    ("text", Feature::Text),
+    ("skip_special", Feature::Text),
+    ("echo_prompt_tokens", Feature::Text),
+    ("top_text", Feature::Text),
+    ("scored_text", Feature::Text),
+    ("tokens", Feature::Text),
+    ("buffer", Feature::Buffers),
+    ("from", Feature::Buffers),
+    ("append", Feature::Buffers),
+    ("append_text", Feature::Buffers),
+    ("ttl_s", Feature::Buffers),
+    ("drop", Feature::Buffers),
+    ("prefix", Feature::Buffers),
+    ("keep", Feature::Buffers),
+    ("mask", Feature::Masks),
+    ("allow", Feature::Masks),
+    ("deny", Feature::Masks),
+    ("bitmap", Feature::Masks),
+    ("streams", Feature::Cancel),
+    ("deadline_ms", Feature::Cancel),
+    ("ttft_ms", Feature::Cancel),
+    ("priority", Feature::Cancel),
+    ("n", Feature::Samples),
+    ("scored_many", Feature::Samples),
+    ("prompt_logprobs", Feature::Samples),
+    ("retry_of", Feature::Resume),
+    ("window", Feature::Window),
+    ("seq", Feature::Window),
+];
+
 impl<'a> Members<'a> {
     /// The members of an object; nothing else has any.
-    pub(super) fn of(payload: Value<'a>) -> Option<Self> {
+    pub(super) fn of(payload: Value<'a>, features: Features) -> Option<Self> {
         let mut members = Self {
             known: [None; NAMES.len()],
+            added: Vec::new(),
+            controller: false,
             unknown: None,
+        };
+        let added = |name: &str| {
+            let added = ADDED.iter().filter(|_| !features.is_empty());
+            let mut added = added.filter(|(_, feature)| features.has(*feature));
+            added
+                .find(|(added, _)| *added == name)
+                .map(|(name, _)| *name)
         };
         for (name, value) in payload.members()? {
             if let Some(at) = NAMES.iter().position(|known| *known == name) {
                 members.known[at] = Some(value);
+            } else if let Some(name) = added(&name) {
+                members.added.retain(|(earlier, _)| *earlier != name);
+                members.added.push((name, value));
             } else {
+                members.controller |= name == "controller" && !value.is_null();
                 let (_, count) = members.unknown.get_or_insert((name, 0));
                 *count += 1;
             }
@@ -87,9 +140,26 @@ impl<'a> Members<'a> {
     }
 
     /// A member that is there and not null.
-    fn get(&self, name: &str) -> Option<Value<'a>> {
-        let at = NAMES.iter().position(|known| *known == name)?;
-        self.known[at].filter(|value| !value.is_null())
+    pub(super) fn value(&self, name: &str) -> Option<Value<'a>> {
+        let value = match NAMES.iter().position(|known| *known == name) {
+            Some(at) => self.known[at],
+            None => self
+                .added
+                .iter()
+                .find(|(added, _)| *added == name)
+                .map(|(_, value)| *value),
+        };
+        value.filter(|value| !value.is_null())
+    }
+
+    /// Whether a controller is asked for, which is known here though it cannot be negotiated.
+    pub(super) fn names_controller(&self) -> bool {
+        self.controller
+    }
+
+    /// The first unknown name.
+    pub(super) fn first_unknown(&self) -> Option<&str> {
+        self.unknown.as_ref().map(|(name, _)| &**name)
     }
 
     /// How many unknown members there are.
@@ -97,27 +167,52 @@ impl<'a> Members<'a> {
         self.unknown.as_ref().map_or(0, |(_, count)| *count)
     }
 
-    /// The id to echo. JSON alone can be echoed: the bare words cannot, nor raw line ends inside a list.
+    /// The id to echo.
     pub(super) fn id(&self, limits: &Limits) -> Result<Id, Fault> {
         let value = self
-            .get("stream_id")
+            .value("stream_id")
             .ok_or_else(|| Fault::new(Reason::MissingRequiredParameter, "'stream_id'"))?;
-        let json = value.as_str();
-        if json.len() > limits.max_id_bytes {
-            let message = format!("'stream_id' has more than {} bytes", limits.max_id_bytes);
-            return Err(Fault::new(Reason::InvalidValue, message));
+        id(value, limits)
+    }
+
+    /// True or false; `None` where the member is absent.
+    pub(super) fn flag(&self, name: &str) -> Result<Option<bool>, Fault> {
+        let Some(value) = self.value(name) else {
+            return Ok(None);
+        };
+        let flag = value.boolean();
+        flag.map(Some)
+            .ok_or_else(|| wrong_type(name, "true or false"))
+    }
+
+    /// The name of something that the client has named.
+    pub(super) fn name(&self, name: &str, limits: &Limits) -> Result<Option<String>, Fault> {
+        let Some(value) = self.value(name) else {
+            return Ok(None);
+        };
+        let text = value.string().ok_or_else(|| wrong_type(name, "a name"))?;
+        if text.is_empty() || text.len() > limits.max_name_bytes {
+            let range = format!("a name of 1 to {} bytes", limits.max_name_bytes);
+            return Err(out_of_range(name, &range));
         }
-        let strict = serde_json::from_str::<serde::de::IgnoredAny>(json).is_ok();
-        if !strict || json.bytes().any(|byte| byte < b' ') {
-            let message = "'stream_id' must be JSON on one line, without NaN and Infinity";
-            return Err(Fault::new(Reason::InvalidValue, message));
+        Ok(Some(text.into_owned()))
+    }
+
+    /// How many of the most likely tokens to show.
+    pub(super) fn top_logprobs(&self, limits: &Limits) -> Result<Option<u32>, Fault> {
+        let count = self.count("top_logprobs", "0 or more", 0)?;
+        match count {
+            Some(count) if count > limits.max_top_logprobs => {
+                let message = format!("'top_logprobs' must be at most {}", limits.max_top_logprobs);
+                Err(Fault::new(Reason::InvalidValue, message))
+            }
+            count => Ok(count),
         }
-        Ok(Id::new(json))
     }
 
     /// The model's name, if one is given.
     pub(super) fn model(&self, limits: &Limits) -> Result<Option<Cow<'a, str>>, Fault> {
-        let Some(value) = self.get("model") else {
+        let Some(value) = self.value("model") else {
             return Ok(None);
         };
         let name = value
@@ -136,7 +231,7 @@ impl<'a> Members<'a> {
         range: &'static str,
         is_in: impl Fn(f32) -> bool,
     ) -> Result<Option<f32>, Fault> {
-        let Some(value) = self.get(name) else {
+        let Some(value) = self.value(name) else {
             return Ok(None);
         };
         let number = value.number().ok_or_else(|| wrong_type(name, "a number"))? as f32;
@@ -148,13 +243,13 @@ impl<'a> Members<'a> {
     }
 
     /// An integer in range; `None` where the member is absent.
-    fn integer(
+    pub(super) fn integer(
         &self,
         name: &str,
         range: &'static str,
         is_in: impl Fn(i128) -> bool,
     ) -> Result<Option<i128>, Fault> {
-        let Some(value) = self.get(name) else {
+        let Some(value) = self.value(name) else {
             return Ok(None);
         };
         let number = integer(value).ok_or_else(|| wrong_type(name, "an integer"))?;
@@ -173,8 +268,8 @@ impl<'a> Members<'a> {
     }
 
     /// Token ids; `[null]` is `[]` in a prompt (LM-303).
-    fn tokens(&self, name: &str, model: &Model) -> Result<Vec<Token>, Fault> {
-        let value = self.get(name).ok_or_else(|| {
+    pub(super) fn tokens(&self, name: &str, model: &Model) -> Result<Vec<Token>, Fault> {
+        let value = self.value(name).ok_or_else(|| {
             Fault::new(
                 Reason::MissingRequiredParameter,
                 format!("'{name}' is required: a list of token ids"),
@@ -183,17 +278,15 @@ impl<'a> Members<'a> {
         let elements = value
             .elements()
             .ok_or_else(|| wrong_type(name, "a list of token ids"))?;
-        let mut ids = Vec::new();
-        for (index, element) in elements.enumerate() {
-            if name == "prompt"
-                && element.is_null()
-                && value.elements().into_iter().flatten().nth(1).is_none()
-            {
-                return Ok(Vec::new());
-            }
-            ids.push(token(name, index, element, model)?);
+        let mut first_two = value.elements().into_iter().flatten();
+        let only = first_two.next().filter(|_| first_two.next().is_none());
+        if name == "prompt" && only.is_some_and(Value::is_null) {
+            return Ok(Vec::new());
         }
-        Ok(ids)
+        let ids = elements
+            .zip(0..)
+            .map(|(element, index)| token(name, index, element, model));
+        ids.collect()
     }
 }
 
@@ -203,9 +296,10 @@ pub(super) fn generate(
     model: &Model,
     limits: &Limits,
     strict: bool,
+    prompt: Vec<Token>,
 ) -> Result<Generate, Fault> {
     let default = Generate::default();
-    let prompt = opened(members.tokens("prompt", model)?, model)?;
+    let prompt = opened(prompt, model)?;
     let penalty = |number: f32| (-100.0..=100.0).contains(&number);
     let generate = Generate {
         max_tokens: members
@@ -214,7 +308,9 @@ pub(super) fn generate(
         temperature: members
             .number("temperature", "0 to 100", |t| (0.0..=100.0).contains(&t))?
             .unwrap_or(default.temperature),
-        top_logprobs: top_logprobs(members, limits)?.unwrap_or(default.top_logprobs),
+        top_logprobs: members
+            .top_logprobs(limits)?
+            .unwrap_or(default.top_logprobs),
         logit_bias: biases(members, model, limits)?,
         top_p: members
             .number("top_p", "above 0 and at most 1", |p| p > 0.0 && p <= 1.0)?
@@ -244,7 +340,7 @@ pub(super) fn generate(
         min_tokens: members
             .count("min_tokens", "at least 0", 0)?
             .unwrap_or(default.min_tokens),
-        ignore_eos: ignore_eos(members)?,
+        ignore_eos: members.flag("ignore_eos")?.unwrap_or(default.ignore_eos),
         priority: default.priority,
         prompt,
     };
@@ -270,15 +366,111 @@ pub(super) fn generate(
 }
 
 /// SCORE; other members are ignored.
-pub(super) fn score(members: &Members<'_>, model: &Model) -> Result<Score, Fault> {
-    let prompt = members.tokens("prompt", model)?;
-    let scored = members.tokens("scored", model)?;
-    if scored.is_empty() {
-        return Err(out_of_range("scored", "a list with at least one token id"));
+pub(super) fn score(
+    members: &Members<'_>,
+    model: &Model,
+    prompt: Vec<Token>,
+) -> Result<Score, Fault> {
+    let score = Score {
+        prompt,
+        scored: members.tokens("scored", model)?,
+        top_logprobs: 0,
+    };
+    score.checked(model)
+}
+
+impl Score {
+    /// Whether there is something to score, and room for it (LM-313).
+    pub(super) fn checked(self, model: &Model) -> Result<Self, Fault> {
+        if self.scored.is_empty() {
+            return Err(out_of_range("scored", "a list with at least one token id"));
+        }
+        let length = self.prompt.len() + self.scored.len();
+        fits(length <= model.max_context, length, model)?;
+        Ok(self)
     }
-    let length = prompt.len() + scored.len();
-    fits(length <= model.max_context, length, model)?;
-    Ok(Score { prompt, scored })
+}
+
+/// Lists of token ids under one name.
+pub(super) fn token_lists(
+    members: &Members<'_>,
+    name: &str,
+    model: &Model,
+    max: usize,
+) -> Result<Vec<Vec<Token>>, Fault> {
+    let wrong = || wrong_type(name, "a list of lists of token ids");
+    let lists = members
+        .value(name)
+        .and_then(Value::elements)
+        .ok_or_else(wrong)?;
+    let mut all = Vec::new();
+    for list in lists {
+        if all.len() == max {
+            return Err(out_of_range(name, &format!("at most {max} lists")));
+        }
+        let ids = list.elements().ok_or_else(wrong)?.zip(0..);
+        let ids = ids.map(|(element, index)| token(name, index, element, model));
+        all.push(ids.collect::<Result<_, _>>()?);
+    }
+    if all.is_empty() {
+        return Err(out_of_range(name, "at least one list"));
+    }
+    Ok(all)
+}
+
+/// The tokens in a list of inclusive ranges, ascending; ids outside the vocabulary are left out (LM-945). However the
+/// ranges overlap, this costs no more than they and the vocabulary are long.
+pub(super) fn ranges(
+    members: &Members<'_>,
+    name: &str,
+    model: &Model,
+) -> Result<impl Iterator<Item = Token> + use<>, Fault> {
+    let wrong = || wrong_type(name, "a list of [first, last]");
+    let lists = members
+        .value(name)
+        .and_then(Value::elements)
+        .ok_or_else(wrong)?;
+    let size = model.vocab_size;
+    let mut changes = vec![0_i32; size as usize + 1];
+    for list in lists {
+        let ends: Option<Vec<_>> = list
+            .elements()
+            .ok_or_else(wrong)?
+            .map(Value::integer)
+            .collect();
+        let Some([first, last]) = ends.as_deref() else {
+            return Err(wrong());
+        };
+        // Below the vocabulary's size, both are small.
+        let first = usize::try_from((*first).max(0)).unwrap_or(usize::MAX);
+        let behind = usize::try_from(last.saturating_add(1).clamp(0, i128::from(size)));
+        let behind = behind.unwrap_or_default();
+        if first < behind {
+            changes[first] += 1;
+            changes[behind] -= 1;
+        }
+    }
+    let inside = changes.into_iter().scan(0, |open, change| {
+        *open += change;
+        Some(*open > 0)
+    });
+    let inside = (0..size).zip(inside).filter(|(_, inside)| *inside);
+    Ok(inside.map(|(token, _)| token))
+}
+
+/// An id to echo. JSON alone can be echoed: the bare words cannot, nor raw line ends inside a list.
+pub(super) fn id(value: Value<'_>, limits: &Limits) -> Result<Id, Fault> {
+    let json = value.as_str();
+    if json.len() > limits.max_id_bytes {
+        let message = format!("'stream_id' has more than {} bytes", limits.max_id_bytes);
+        return Err(Fault::new(Reason::InvalidValue, message));
+    }
+    let strict = serde_json::from_str::<serde::de::IgnoredAny>(json).is_ok();
+    if !strict || json.bytes().any(|byte| byte < b' ') {
+        let message = "'stream_id' must be JSON on one line, without NaN and Infinity";
+        return Err(Fault::new(Reason::InvalidValue, message));
+    }
+    Ok(Id::new(json))
 }
 
 /// The prompt that generation starts from: an empty one begins a text (LM-303).
@@ -305,24 +497,13 @@ fn fits(does: bool, length: usize, model: &Model) -> Result<(), Fault> {
     Err(Fault::new(Reason::ContextLengthExceeded, message))
 }
 
-fn top_logprobs(members: &Members<'_>, limits: &Limits) -> Result<Option<u32>, Fault> {
-    let count = members.count("top_logprobs", "0 or more", 0)?;
-    match count {
-        Some(count) if count > limits.max_top_logprobs => {
-            let message = format!("'top_logprobs' must be at most {}", limits.max_top_logprobs);
-            Err(Fault::new(Reason::InvalidValue, message))
-        }
-        count => Ok(count),
-    }
-}
-
 /// Ascending, of each id the last, ids outside the vocabulary left out (LM-305).
 fn biases(
     members: &Members<'_>,
     model: &Model,
     limits: &Limits,
 ) -> Result<Arc<[(Token, f32)]>, Fault> {
-    let Some(value) = members.get("logit_bias") else {
+    let Some(value) = members.value("logit_bias") else {
         return Ok(Arc::default());
     };
     let refused = |what: &'static str| Fault::new(Reason::InvalidValue, what);
@@ -375,22 +556,13 @@ fn seed(members: &Members<'_>) -> Result<Option<u64>, Fault> {
     Ok(number.and_then(bits))
 }
 
-fn ignore_eos(members: &Members<'_>) -> Result<bool, Fault> {
-    match members.get("ignore_eos") {
-        None => Ok(false),
-        Some(value) => value
-            .boolean()
-            .ok_or_else(|| wrong_type("ignore_eos", "true or false")),
-    }
-}
-
 fn stop_tokens(
     members: &Members<'_>,
     model: &Model,
     limits: &Limits,
 ) -> Result<Vec<Vec<Token>>, Fault> {
     let name = "stop_tokens";
-    let Some(value) = members.get(name) else {
+    let Some(value) = members.value(name) else {
         return Ok(Vec::new());
     };
     let lists = value
@@ -426,7 +598,7 @@ fn stop_tokens(
 fn stops(members: &Members<'_>, model: &Model, limits: &Limits) -> Result<Vec<String>, Fault> {
     let name = "stop";
     let wrong = || wrong_type(name, "a string or a list of strings");
-    let Some(value) = members.get(name) else {
+    let Some(value) = members.value(name) else {
         return Ok(Vec::new());
     };
     let mut stops = Vec::new();

@@ -15,20 +15,30 @@
 //!
 //! After every call the shell drains [`Session::poll`] and asks [`Session::wake_at`].
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+mod buffers;
+mod cancel;
+mod extended;
+mod masks;
+mod negotiation;
+mod opening;
+mod samples;
+mod status;
+mod text;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use bytestring::ByteString;
 
 use super::json::Malformed;
 use super::outbound::Outbound;
-use super::port::{
-    Carrier, Close, Config, Output, Piece, Start, Stats, StreamKey, Unreadable, Work,
-};
+use super::port::{Carrier, Close, Config, Output, Piece, Stats, Status, StreamKey, Unreadable};
 use super::read::{self, Members};
-use super::{Fault, Finish, Id, Item, Model, Models, Reason, write};
+use super::{Fault, Features, Finish, Id, Item, Models, Reason, write};
 use crate::time::Time;
+use buffers::Buffers;
+use extended::{Extended, Part};
+use masks::Masks;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
@@ -40,14 +50,18 @@ enum Phase {
     Closed,
 }
 
-/// What lives under an id.
+/// What lives under an id, or one sample of it.
 #[derive(Debug)]
 struct Stream {
     id: Id,
     /// Items that may still come; never 0.
     left: u64,
-    /// How many of the most likely tokens an item shows; `None` for SCORE, whose items show none.
+    /// How many of the most likely tokens an item shows; `None` shows not even the member, as for SCORE.
     top: Option<u32>,
+    /// It is a SCORE.
+    scores: bool,
+    /// What version 2 knows of it stands elsewhere; `None` for the base protocol.
+    part: Option<Part>,
 }
 
 /// The machine. See the module's page.
@@ -56,7 +70,16 @@ pub struct Session {
     config: Config,
     phase: Phase,
     streams: BTreeMap<StreamKey, Stream>,
+    /// The first sample of each.
     ids: BTreeMap<Id, StreamKey>,
+    /// What was negotiated (LM-903).
+    features: Features,
+    /// Streams of version 2, by their first samples.
+    extended: BTreeMap<StreamKey, Extended>,
+    /// When they have to have begun or ended.
+    due: BTreeSet<(Time, StreamKey)>,
+    buffers: Buffers,
+    masks: Masks,
     /// How many streams there were.
     admitted: u64,
     outbound: Outbound,
@@ -74,11 +97,21 @@ impl Session {
     /// A session that begins now. Allocates next to nothing until something is sent.
     #[must_use]
     pub fn new(config: Config) -> Self {
+        let features = if config.negotiated {
+            config.features
+        } else {
+            Features::NONE
+        };
         Self {
             config,
             phase: Phase::Open,
             streams: BTreeMap::new(),
             ids: BTreeMap::new(),
+            features,
+            extended: BTreeMap::new(),
+            due: BTreeSet::new(),
+            buffers: Buffers::default(),
+            masks: Masks::default(),
             admitted: 0,
             outbound: Outbound::default(),
             events: VecDeque::new(),
@@ -109,10 +142,10 @@ impl Session {
             match read::command(rest) {
                 Ok((command, behind)) => {
                     rest = behind;
-                    match Members::of(command.payload) {
+                    match Members::of(command.payload, self.features) {
                         Some(members) => {
                             self.malformed = 0;
-                            self.command(command.word, &members, models);
+                            self.command(command.word, &members, models, now);
                         }
                         None => self.refuse_malformed("the payload is not an object", now),
                     }
@@ -156,8 +189,8 @@ impl Session {
         pieces.sort_by_key(|(stream, _)| *stream);
         for (stream, piece) in pieces {
             match piece {
-                Piece::Item(item) => self.item(stream, item),
-                Piece::Failed(fault) => self.fail(stream, &fault),
+                Piece::Item(item) => self.item(stream, item, now),
+                Piece::Failed(fault) => self.fail(stream, &fault, now),
             }
         }
         self.park(now);
@@ -166,10 +199,8 @@ impl Session {
 
     /// The work of a stream is over. If it has not said how, the stream fails rather than hang (LM-501).
     pub fn finished(&mut self, stream: StreamKey, now: Time) {
-        self.fail(
-            stream,
-            &Fault::new(Reason::EngineError, "the work ended without an end"),
-        );
+        let fault = Fault::new(Reason::EngineError, "the work ended without an end");
+        self.fail(stream, &fault, now);
         self.park(now);
         self.settle();
     }
@@ -192,7 +223,9 @@ impl Session {
 
     /// New streams are refused from here on (LM-509).
     pub fn drain(&mut self) {
-        self.draining = true;
+        if !std::mem::replace(&mut self.draining, true) && self.phase == Phase::Open {
+            self.announce(&Status::Draining { deadline: None });
+        }
     }
 
     /// Ends every open stream with an error item, and then the connection (LM-505).
@@ -200,11 +233,13 @@ impl Session {
         if !matches!(self.phase, Phase::Open | Phase::HalfClosed) {
             return;
         }
+        if close == Close::SHUTDOWN {
+            self.announce(&Status::Shutdown);
+        }
         let fault = Fault::new(close.reason, close.message);
-        let open: Vec<_> = self.streams.keys().copied().collect();
-        for stream in open {
+        while let Some((&stream, _)) = self.streams.first_key_value() {
             self.events.push_back(Output::Cancel(stream));
-            self.fail(stream, &fault);
+            self.fail(stream, &fault, now);
         }
         self.phase = Phase::LastWords(close, now + self.config.limits.last_words);
         self.settle();
@@ -254,9 +289,10 @@ impl Session {
     #[must_use]
     pub fn wake_at(&self) -> Option<Time> {
         match self.phase {
-            Phase::Open | Phase::HalfClosed => self
-                .parked
-                .map(|since| since + self.config.limits.stall_timeout),
+            Phase::Open | Phase::HalfClosed => {
+                let due = self.due.first().map(|(due, _)| *due);
+                self.stalls_at().into_iter().chain(due).min()
+            }
             Phase::LastWords(_, until) => Some(until),
             Phase::Closed => None,
         }
@@ -269,12 +305,22 @@ impl Session {
         }
         match self.phase {
             Phase::LastWords(close, _) => self.end(Output::Close(close)),
-            _ => {
+            _ if self.stalls_at().is_some_and(|at| at <= now) => {
                 // Who does not read cannot be told (LM-607).
                 self.cancel_all();
                 self.end(Output::Reset);
             }
+            _ => {
+                self.expire(now);
+                self.park(now);
+                self.settle();
+            }
         }
+    }
+
+    fn stalls_at(&self) -> Option<Time> {
+        let timeout = self.config.limits.stall_timeout;
+        self.parked.map(|since| since + timeout)
     }
 
     /// What the client calls a live stream.
@@ -301,125 +347,7 @@ impl Session {
         self.stats
     }
 
-    fn command(&mut self, word: &str, members: &Members<'_>, models: &dyn Models) {
-        let id = members.id(&self.config.limits);
-        match word {
-            "GENERATE" | "SCORE" | "MODEL_INFO" => match id {
-                Err(fault) => self.notice(None, &fault),
-                Ok(id) if word == "MODEL_INFO" => self.model_info(&id, members, models),
-                Ok(id) if self.ids.contains_key(&id) => {
-                    let fault = Fault::new(Reason::DuplicateStream, "stream_id is in use");
-                    self.notice(Some(&id), &fault);
-                }
-                Ok(id) => self.open(word, id, members, models),
-            },
-            "CANCEL" | "TOKENIZE" | "DETOKENIZE" | "BUFFER" | "MASK" | "RESUME" | "ACK" => {
-                let message = "version 2 was not negotiated on this connection";
-                let fault = Fault::new(Reason::NotNegotiated, message);
-                self.notice(id.ok().as_ref(), &fault);
-            }
-            unknown => {
-                let shown: String = unknown.chars().take(WORD_CHARS).collect();
-                let message = format!("Unknown command: {shown}");
-                let fault = Fault::new(Reason::UnknownCommand, message);
-                self.notice(id.ok().as_ref(), &fault);
-            }
-        }
-    }
-
-    /// Answered from memory, at once (LM-332).
-    fn model_info(&mut self, id: &Id, members: &Members<'_>, models: &dyn Models) {
-        let max = self.config.limits.max_error_bytes;
-        match self.model(members, models) {
-            Ok((name, model)) => self
-                .outbound
-                .notice(|out| write::model_info(out, id, &name, &model)),
-            // With the members of an error item (LM-504).
-            Err(fault) => self
-                .outbound
-                .notice(|out| write::failure(out, id, &fault, max)),
-        }
-    }
-
-    /// A stream begins, or is refused with the first rule that it breaks (LM-302).
-    fn open(&mut self, word: &str, id: Id, members: &Members<'_>, models: &dyn Models) {
-        match self.admit(word, members, models) {
-            Ok((name, model, work)) => {
-                let stream = StreamKey(self.admitted);
-                self.admitted += 1;
-                self.stats.streams += 1;
-                let (left, top) = match &work {
-                    Work::Generate(wanted) => {
-                        (u64::from(wanted.max_tokens), Some(wanted.top_logprobs))
-                    }
-                    Work::Score(wanted) => (wanted.scored.len() as u64, None),
-                };
-                self.ids.insert(id.clone(), stream);
-                self.streams.insert(stream, Stream { id, left, top });
-                self.events.push_back(Output::Start(Box::new(Start {
-                    stream,
-                    name,
-                    model,
-                    work,
-                })));
-            }
-            Err(fault) => {
-                self.stats.refused += 1;
-                self.failure(&id, &fault);
-            }
-        }
-    }
-
-    fn admit(
-        &mut self,
-        word: &str,
-        members: &Members<'_>,
-        models: &dyn Models,
-    ) -> Result<(ByteString, Arc<Model>, Work), Fault> {
-        let (name, model) = self.model(members, models)?;
-        let limits = &self.config.limits;
-        let work = if word == "SCORE" {
-            Work::Score(read::score(members, &model)?)
-        } else {
-            self.stats.unknown_parameters += members.unknown();
-            let strict = self.config.strict_parameters;
-            Work::Generate(read::generate(members, &model, limits, strict)?)
-        };
-        if self.draining {
-            let message = "the server is shutting down; ask another";
-            return Err(Fault::new(Reason::Draining, message));
-        }
-        if self.streams.len() >= limits.max_streams {
-            let message = format!(
-                "{} streams are open on this connection; wait for one to end",
-                limits.max_streams
-            );
-            return Err(Fault {
-                retry_after: Some(limits.retry_after),
-                ..Fault::new(Reason::ServerOverloaded, message)
-            });
-        }
-        Ok((name, model, work))
-    }
-
-    fn model(
-        &self,
-        members: &Members<'_>,
-        models: &dyn Models,
-    ) -> Result<(ByteString, Arc<Model>), Fault> {
-        let named = members.model(&self.config.limits)?;
-        let named = named.map(|name| ByteString::from(&*name));
-        let name = named
-            .or_else(|| self.config.default_model.clone())
-            .ok_or_else(|| {
-                let message = "'model' is required: the name of a model";
-                Fault::new(Reason::MissingRequiredParameter, message)
-            })?;
-        let model = models.find(&name).map_err(Fault::model)?;
-        Ok((name, model))
-    }
-
-    fn item(&mut self, key: StreamKey, mut item: Item) {
+    fn item(&mut self, key: StreamKey, mut item: Item, now: Time) {
         let Some(stream) = self.streams.get_mut(&key) else {
             return;
         };
@@ -427,57 +355,128 @@ impl Session {
         if nan {
             self.events.push_back(Output::Cancel(key));
             let message = "the engine gave a probability that is no number";
-            return self.fail(key, &Fault::new(Reason::EngineError, message));
+            return self.fail(key, &Fault::new(Reason::EngineError, message), now);
         }
         let work_goes_on = item.finish.is_none();
         stream.left -= 1;
-        if stream.top.is_none() {
+        if stream.scores {
             // One item for each token, and the last says so (LM-311).
             item.finish = (stream.left == 0).then_some(Finish::Stop);
         } else if stream.left == 0 {
             // Exact, whatever the engine does (LM-602).
             item.finish.get_or_insert(Finish::Length);
         }
+        let ends = item.finish.is_some();
         let max = self.config.limits.max_frame_out;
-        self.outbound.item(max, |out| {
-            write::item(out, &stream.id, &item, stream.top);
-        });
+        let (top, part) = (stream.top, stream.part);
+        let extended = part.and_then(|part| Some((part, self.extended.get_mut(&part.first)?)));
+        match extended {
+            None => self.outbound.item(max, |out| {
+                write::item(out, &stream.id, &item, top, |_| {});
+            }),
+            Some((part, extended)) => {
+                extended.take(&item);
+                self.outbound
+                    .item(max, |out| extended.item(out, item, top, part.index));
+                extended.fresh = false;
+                if let Some(due) = extended.first_due.take() {
+                    self.due.remove(&(due, part.first));
+                }
+            }
+        }
         if !self.config.coalesce {
             self.outbound.end_items();
         }
         self.stats.items_out += 1;
-        if item.finish.is_some() {
-            self.forget(key);
+        if ends {
+            self.forget(key, now);
             if work_goes_on {
                 self.events.push_back(Output::Cancel(key));
             }
         }
     }
 
-    /// A stream ends badly, unless it has ended.
-    fn fail(&mut self, key: StreamKey, fault: &Fault) {
-        if let Some(id) = self.forget(key) {
-            self.failure(&id, fault);
+    /// A stream ends badly, unless it has ended; the work of this sample of it is over.
+    fn fail(&mut self, key: StreamKey, fault: &Fault, now: Time) {
+        if let Some(stream) = self.streams.get(&key) {
+            let first = stream.part.map_or(key, |part| part.first);
+            self.fail_all_of(first, Some(key), fault, now);
         }
     }
 
-    fn failure(&mut self, id: &Id, fault: &Fault) {
+    /// A stream ends badly, by its first sample.
+    fn fail_all_of(&mut self, first: StreamKey, but: Option<StreamKey>, fault: &Fault, now: Time) {
+        if let Some((id, extended)) = self.dissolve(first, but, now) {
+            self.failure(&id, fault, extended.as_ref());
+        }
+    }
+
+    fn failure(&mut self, id: &Id, fault: &Fault, extended: Option<&Extended>) {
         let (frame, error) = (
             self.config.limits.max_frame_out,
             self.config.limits.max_error_bytes,
         );
-        self.outbound
-            .item(frame, |out| write::failure(out, id, fault, error));
+        self.outbound.item(frame, |out| {
+            write::failure(out, id, fault, error, |out| {
+                if let Some(extended) = extended {
+                    extended.closing(out);
+                }
+            });
+        });
         if !self.config.coalesce {
             self.outbound.end_items();
         }
     }
 
-    /// Its id may be used again (LM-508).
-    fn forget(&mut self, key: StreamKey) -> Option<Id> {
-        let stream = self.streams.remove(&key)?;
+    /// A sample has ended. With its last one a stream has, and its id may be used again (LM-508).
+    fn forget(&mut self, key: StreamKey, now: Time) {
+        let Some(stream) = self.streams.remove(&key) else {
+            return;
+        };
+        let first = stream.part.map_or(key, |part| part.first);
+        if let Some(extended) = self.extended.get_mut(&first) {
+            extended.open -= 1;
+            if extended.open > 0 {
+                return;
+            }
+        }
+        let _ = self.dissolve(first, None, now);
         self.ids.remove(&stream.id);
-        Some(stream.id)
+    }
+
+    /// Takes a stream out of everything, by its first sample; work that goes on, but for one, is cancelled.
+    fn dissolve(
+        &mut self,
+        first: StreamKey,
+        but: Option<StreamKey>,
+        now: Time,
+    ) -> Option<(Id, Option<Extended>)> {
+        let Some(extended) = self.extended.remove(&first) else {
+            let stream = self.streams.remove(&first)?;
+            if but != Some(first) {
+                self.events.push_back(Output::Cancel(first));
+            }
+            self.ids.remove(&stream.id);
+            return Some((stream.id, None));
+        };
+        for key in extended.keys(first) {
+            if self.streams.remove(&key).is_some() && but != Some(key) {
+                self.events.push_back(Output::Cancel(key));
+            }
+        }
+        self.ids.remove(&extended.id);
+        for due in extended.deadline.into_iter().chain(extended.first_due) {
+            self.due.remove(&(due, first));
+        }
+        self.kept(&extended, now);
+        Some((extended.id.clone(), Some(extended)))
+    }
+
+    /// A request gets the error that answers it, with the members of an error item (LM-504).
+    fn request_failed(&mut self, id: &Id, fault: &Fault) {
+        let max = self.config.limits.max_error_bytes;
+        self.outbound
+            .notice(|out| write::failure(out, id, fault, max, |_| {}));
     }
 
     fn notice(&mut self, id: Option<&Id>, fault: &Fault) {
@@ -529,9 +528,8 @@ impl Session {
     fn cancel_all(&mut self) {
         let streams = std::mem::take(&mut self.streams);
         self.ids.clear();
+        self.extended.clear();
+        self.due.clear();
         self.events.extend(streams.into_keys().map(Output::Cancel));
     }
 }
-
-/// Characters of an unknown type that are shown (LM-203).
-const WORD_CHARS: usize = 64;

@@ -1,7 +1,12 @@
 //! The server's machine against the rules, by tables and by hand.
 
+mod cancel;
 mod flow;
+mod held;
+mod negotiation;
+mod samples;
 mod streams;
+mod text;
 mod transcripts;
 
 use std::sync::Arc;
@@ -96,6 +101,16 @@ impl Server {
         }
     }
 
+    /// One that has negotiated these features.
+    pub(super) fn agreed(features: &str) -> Self {
+        let mut server = Self::new();
+        let answer = server.ask(&format!(
+            r#"MODEL_INFO {{"stream_id":0,"model":"tiny","data":{{"lmtp":{{"version":2,"features":{features}}}}}}}"#
+        ));
+        assert!(answer.contains(r#""lmtp":{"version":2"#), "{answer}");
+        server
+    }
+
     /// What the shell was asked beside starting, in short.
     pub(super) fn outputs(&mut self) -> Vec<String> {
         let outputs = std::mem::take(&mut self.outputs);
@@ -116,6 +131,12 @@ pub(super) fn item(token: u32, logprob: f32, finish: Option<Finish>) -> Item {
         finish,
         ..Item::default()
     }
+}
+
+/// What follows the first of these names in a message, up to its end.
+pub(super) fn after<'a>(message: &'a str, name: &str) -> &'a str {
+    let rest = message.split_once(name);
+    rest.unwrap_or_else(|| panic!("no {name} in {message}")).1
 }
 
 pub(super) fn piece(token: u32) -> Piece {

@@ -8,11 +8,18 @@ use std::fmt::Write as _;
 use bytes::{BufMut as _, BytesMut};
 use serde::Serialize;
 
-use super::{Fault, Id, Item, Model};
+use super::{Fault, Finish, Id, Item, Model};
 use crate::steer::Token;
 
 /// An item with a token; `top` is how many of the most likely are shown, and `None` leaves that member out (SCORE).
-pub(super) fn item(out: &mut BytesMut, id: &Id, item: &Item, top: Option<u32>) {
+/// `more` writes what version 2 adds, each member with a comma before it.
+pub(super) fn item(
+    out: &mut BytesMut,
+    id: &Id,
+    item: &Item,
+    top: Option<u32>,
+    more: impl FnOnce(&mut BytesMut),
+) {
     out.put_slice(b"{\"token\":");
     integer(out, item.token);
     out.put_slice(b",\"stream_id\":");
@@ -35,11 +42,36 @@ pub(super) fn item(out: &mut BytesMut, id: &Id, item: &Item, top: Option<u32>) {
         }
         out.put_u8(b'}');
     }
+    more(out);
     out.put_u8(b'}');
 }
 
+/// An end without a token (LM-961).
+pub(super) fn end(out: &mut BytesMut, id: &Id, finish: &Finish, more: impl FnOnce(&mut BytesMut)) {
+    out.put_slice(b"{\"stream_id\":");
+    out.put_slice(id.as_json().as_bytes());
+    out.put_slice(b",\"finish_reason\":");
+    json(out, finish.name());
+    more(out);
+    out.put_u8(b'}');
+}
+
+/// A member, with the comma before it.
+pub(super) fn member<T: Serialize + ?Sized>(out: &mut BytesMut, name: &str, value: &T) {
+    out.put_u8(b',');
+    json(out, name);
+    out.put_u8(b':');
+    json(out, value);
+}
+
 /// An item that ends its stream badly (LM-502).
-pub(super) fn failure(out: &mut BytesMut, id: &Id, fault: &Fault, max_bytes: usize) {
+pub(super) fn failure(
+    out: &mut BytesMut,
+    id: &Id,
+    fault: &Fault,
+    max_bytes: usize,
+    more: impl FnOnce(&mut BytesMut),
+) {
     error(out, Some(id), fault, max_bytes);
     out.put_slice(b",\"retryable\":");
     json(out, &fault.reason.is_retryable());
@@ -47,6 +79,15 @@ pub(super) fn failure(out: &mut BytesMut, id: &Id, fault: &Fault, max_bytes: usi
         out.put_slice(b",\"retry_after_ms\":");
         integer(out, u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
     }
+    more(out);
+    out.put_u8(b'}');
+}
+
+/// The answer to a request of version 2; `body` writes its members, each with a comma before it.
+pub(super) fn answer(out: &mut BytesMut, id: &Id, body: impl FnOnce(&mut BytesMut)) {
+    out.put_slice(b"{\"stream_id\":");
+    out.put_slice(id.as_json().as_bytes());
+    body(out);
     out.put_u8(b'}');
 }
 
@@ -57,7 +98,13 @@ pub(super) fn notice(out: &mut BytesMut, id: Option<&Id>, fault: &Fault, max_byt
 }
 
 /// What MODEL_INFO is answered with (LM-331); `name` is the model's as asked.
-pub(super) fn model_info(out: &mut BytesMut, id: &Id, name: &str, model: &Model) {
+pub(super) fn model_info(
+    out: &mut BytesMut,
+    id: &Id,
+    name: &str,
+    model: &Model,
+    more: impl FnOnce(&mut BytesMut),
+) {
     #[derive(Serialize)]
     struct Info<'a> {
         model: &'a str,
@@ -69,6 +116,7 @@ pub(super) fn model_info(out: &mut BytesMut, id: &Id, name: &str, model: &Model)
     out.put_slice(b",\"model_info\":");
     let facts = model;
     json(out, &Info { model: name, facts });
+    more(out);
     out.put_u8(b'}');
 }
 

@@ -56,6 +56,7 @@ impl House {
             strict_parameters: self.config.strict_parameters,
             coalesce: self.config.coalesce,
             close_on_malformed: self.config.close_on_malformed,
+            ..lmtp::Config::default()
         })
     }
 }

@@ -57,6 +57,7 @@ impl Work {
         let Score {
             mut prompt,
             mut scored,
+            top_logprobs,
         } = wanted;
         let mut ahead = VecDeque::new();
         if prompt.is_empty() && !scored.is_empty() {
@@ -66,7 +67,7 @@ impl Work {
         if scored.is_empty() {
             return Self { run: None, ahead };
         }
-        Self::calling(kernel, name, tokens(&prompt), score(scored), ahead)
+        Self::calling(kernel, name, tokens(&prompt), score(scored, top_logprobs), ahead)
     }
 
     fn calling(
@@ -197,10 +198,10 @@ fn generate(wanted: Generate) -> GenerateConfig {
     }
 }
 
-/// The same for a SCORE, whose items show no alternatives.
-fn score(scored: Vec<Token>) -> GenerateConfig {
+/// The same for a SCORE.
+fn score(scored: Vec<Token>, top_logprobs: u32) -> GenerateConfig {
     GenerateConfig {
-        top_logprobs: Some(0),
+        top_logprobs: Some(top_logprobs),
         scored: Some(scored),
         prompt_mode: PromptMode::Raw,
         ..GenerateConfig::default()

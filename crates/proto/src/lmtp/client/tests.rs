@@ -16,6 +16,7 @@ fn busy() -> Client {
     let score = Score {
         prompt: vec![1],
         scored: vec![7, 8],
+        ..Score::default()
     };
     client.score("tiny", &score, Time::ZERO).unwrap();
     client
@@ -100,6 +101,7 @@ fn lm_703_messages_are_those_of_lmqls_own_client() {
     let score = Score {
         prompt: vec![],
         scored: vec![1],
+        ..Score::default()
     };
     let (_, message) = client.score("m", &score, Time::ZERO).unwrap();
     assert_eq!(

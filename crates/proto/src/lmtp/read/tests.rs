@@ -5,17 +5,18 @@ use crate::lmtp::fuzz::Shelf;
 fn with(word: &str, model: &str, members: &str, limits: &Limits) -> Result<Generate, Fault> {
     let text = format!("{word} {{{members}}}");
     let (command, _) = command(&text).expect("a message");
-    let members = Members::of(command.payload).expect("an object");
+    let members = Members::of(command.payload, Features::NONE).expect("an object");
     let model = Shelf.find(model).unwrap();
+    let prompt = members.tokens("prompt", &model)?;
     if word == "SCORE" {
-        let Score { prompt, scored } = score(&members, &model)?;
+        let Score { prompt, scored, .. } = score(&members, &model, prompt)?;
         return Ok(Generate {
             prompt,
             stop_tokens: vec![scored],
             ..Generate::default()
         });
     }
-    generate(&members, &model, limits, false)
+    generate(&members, &model, limits, false, prompt)
 }
 
 fn read(members: &str) -> Result<Generate, Fault> {

@@ -1,0 +1,282 @@
+//! Token sequences that a client names once and continues again and again (LM-941 to LM-943).
+//!
+//! Owns: [`Buffers`], their quota and their time. Refuses to know: caches of the engine; equal prefixes are found there
+//! without names.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use bytestring::ByteString;
+use serde::Serialize;
+
+use super::Session;
+use super::extended::{Extended, Keep};
+use super::text::About;
+use crate::lmtp::json::Value;
+use crate::lmtp::read::Members;
+use crate::lmtp::write::{self, member};
+use crate::lmtp::{Fault, Id, Limits, Model, Models, Reason};
+use crate::steer::Token;
+use crate::time::Time;
+
+#[derive(Debug)]
+struct Buffer {
+    model: ByteString,
+    tokens: Vec<Token>,
+    ttl: Duration,
+    expires: Time,
+    used: u64,
+}
+
+/// The buffers of one connection.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    named: HashMap<String, Buffer>,
+    uses: u64,
+}
+
+/// What is said of a buffer that was made.
+#[derive(Serialize)]
+struct Made<'a> {
+    id: &'a str,
+    len: usize,
+    /// Nothing is computed before it is asked for.
+    cached: usize,
+    expires_s: u64,
+}
+
+#[derive(Serialize)]
+struct Dropped<'a> {
+    id: &'a str,
+    dropped: bool,
+}
+
+/// What a BUFFER did.
+enum Done {
+    Made { len: usize, ttl: Duration },
+    Dropped(bool),
+}
+
+impl Buffers {
+    /// The tokens of a buffer, which are used now.
+    fn get(&mut self, name: &str, model: &str, now: Time) -> Result<&[Token], Fault> {
+        self.named.retain(|_, buffer| buffer.expires > now);
+        let buffer = self.named.get_mut(name).ok_or_else(|| {
+            let message = "there is no buffer of this name; send the full prompt";
+            Fault::new(Reason::BufferNotFound, message)
+        })?;
+        if buffer.model != model {
+            let message = "the buffer belongs to another model";
+            return Err(Fault::new(Reason::InvalidValue, message));
+        }
+        self.uses += 1;
+        buffer.used = self.uses;
+        buffer.expires = now + buffer.ttl;
+        Ok(&buffer.tokens)
+    }
+
+    fn put(&mut self, name: String, mut buffer: Buffer, quota: usize, limits: &Limits) {
+        self.uses += 1;
+        buffer.used = self.uses;
+        self.named.insert(name, buffer);
+        let tokens = |all: &HashMap<String, Buffer>| -> usize {
+            all.values().map(|buffer| buffer.tokens.len()).sum()
+        };
+        while self.named.len() > limits.max_buffers || tokens(&self.named) > quota {
+            let oldest = self.named.iter().min_by_key(|(_, buffer)| buffer.used);
+            let Some(oldest) = oldest.map(|(name, _)| name.clone()) else {
+                return;
+            };
+            self.named.remove(&oldest);
+        }
+    }
+}
+
+impl Session {
+    /// Makes, replaces or drops a buffer.
+    pub(super) fn buffer(
+        &mut self,
+        id: &Id,
+        members: &Members<'_>,
+        models: &dyn Models,
+        now: Time,
+    ) {
+        let done = self.about(members, models, |session, about| {
+            let name = members.name("buffer", &session.config.limits)?;
+            let name = name.ok_or_else(|| {
+                let message = "'buffer' is required: a name for it";
+                Fault::new(Reason::MissingRequiredParameter, message)
+            })?;
+            let done = session.change_buffer(members, about, &name, now)?;
+            Ok((name, done))
+        });
+        match done {
+            Err(fault) => self.request_failed(id, &fault),
+            Ok((name, done)) => self.outbound.notice(|out| {
+                write::answer(out, id, |out| match done {
+                    Done::Dropped(dropped) => {
+                        member(out, "buffer", &Dropped { id: &name, dropped });
+                    }
+                    Done::Made { len, ttl } => {
+                        let made = Made {
+                            id: &name,
+                            len,
+                            cached: 0,
+                            expires_s: ttl.as_secs(),
+                        };
+                        member(out, "buffer", &made);
+                    }
+                });
+            }),
+        }
+    }
+
+    fn change_buffer(
+        &mut self,
+        members: &Members<'_>,
+        about: About<'_>,
+        name: &str,
+        now: Time,
+    ) -> Result<Done, Fault> {
+        if members.flag("drop")? == Some(true) {
+            return Ok(Done::Dropped(self.buffers.named.remove(name).is_some()));
+        }
+        let mut tokens = self
+            .part_of(members, "from", about, now)?
+            .unwrap_or_default();
+        if members.value("append").is_some() && members.value("append_text").is_some() {
+            let message = "'append' and 'append_text' exclude each other; send one";
+            return Err(Fault::new(Reason::InvalidValue, message));
+        }
+        if members.value("append_text").is_some() {
+            let begins = tokens.is_empty();
+            tokens.extend(self.text(members, "append_text", about, begins)?);
+        } else if members.value("append").is_some() {
+            tokens.extend(members.tokens("append", about.model)?);
+        }
+        let limits = &self.config.limits;
+        let quota = self.buffer_quota(about.model);
+        if tokens.len() > quota {
+            let message = format!("a buffer must have at most {quota} tokens");
+            return Err(Fault::new(Reason::InvalidValue, message));
+        }
+        let asked = members.integer("ttl_s", "at least 1", |ttl| ttl >= 1)?;
+        let asked = asked.map(|ttl| Duration::from_secs(u64::try_from(ttl).unwrap_or(u64::MAX)));
+        let ttl = asked
+            .unwrap_or(limits.buffer_ttl)
+            .min(limits.max_buffer_ttl);
+        let len = tokens.len();
+        self.put_buffer(
+            name.to_owned(),
+            about.name.clone(),
+            tokens,
+            (ttl, quota),
+            now,
+        );
+        Ok(Done::Made { len, ttl })
+    }
+
+    fn put_buffer(
+        &mut self,
+        name: String,
+        model: ByteString,
+        tokens: Vec<Token>,
+        (ttl, quota): (Duration, usize),
+        now: Time,
+    ) {
+        let buffer = Buffer {
+            model,
+            tokens,
+            ttl,
+            expires: now + ttl,
+            used: 0,
+        };
+        self.buffers.put(name, buffer, quota, &self.config.limits);
+    }
+
+    fn buffer_quota(&self, model: &Model) -> usize {
+        model
+            .max_context
+            .saturating_mul(self.config.limits.max_buffer_contexts)
+    }
+
+    /// The prefix of a request, if it has one.
+    pub(super) fn prefix(
+        &mut self,
+        members: &Members<'_>,
+        about: About<'_>,
+        now: Time,
+    ) -> Result<Option<Vec<Token>>, Fault> {
+        self.part_of(members, "prefix", about, now)
+    }
+
+    /// `{"buffer": name, "len": n}` under this name: so many tokens of that buffer, or all.
+    fn part_of(
+        &mut self,
+        members: &Members<'_>,
+        name: &str,
+        about: About<'_>,
+        now: Time,
+    ) -> Result<Option<Vec<Token>>, Fault> {
+        let Some(value) = members.value(name) else {
+            return Ok(None);
+        };
+        let wrong = |reason, what: &str| Fault::new(reason, format!("'{name}' must be {what}"));
+        let shape = "{\"buffer\": name, \"len\": number}";
+        let entries = value
+            .members()
+            .ok_or_else(|| wrong(Reason::InvalidType, shape))?;
+        let (mut buffer, mut len): (Option<Value<'_>>, Option<Value<'_>>) = (None, None);
+        for (key, value) in entries {
+            match &*key {
+                "buffer" => buffer = Some(value),
+                "len" => len = Some(value),
+                _ => {}
+            }
+        }
+        let buffer = buffer.and_then(Value::string);
+        let buffer = buffer.ok_or_else(|| wrong(Reason::InvalidType, shape))?;
+        let tokens = self.buffers.get(&buffer, about.name, now)?;
+        let len = match len.filter(|len| !len.is_null()) {
+            None => tokens.len(),
+            Some(len) => {
+                let len = len.integer().and_then(|len| usize::try_from(len).ok());
+                let len = len.filter(|len| *len <= tokens.len());
+                let range = "a part of the buffer: 'len' from 0 to its length";
+                len.ok_or_else(|| wrong(Reason::InvalidValue, range))?
+            }
+        };
+        Ok(Some(tokens[..len].to_vec()))
+    }
+
+    /// The buffer that a stream leaves behind, if it asked for one.
+    pub(super) fn keep(
+        &self,
+        members: &Members<'_>,
+        about: About<'_>,
+        samples: usize,
+    ) -> Result<Option<Keep>, Fault> {
+        let Some(buffer) = members.name("keep", &self.config.limits)? else {
+            return Ok(None);
+        };
+        if samples > 1 {
+            let message = "'keep' is for streams of one sample";
+            return Err(Fault::new(Reason::InvalidValue, message));
+        }
+        Ok(Some(Keep {
+            buffer,
+            model: about.name.clone(),
+            quota: self.buffer_quota(about.model),
+        }))
+    }
+
+    /// A stream that asked for it has ended, however it did.
+    pub(super) fn kept(&mut self, extended: &Extended, now: Time) {
+        let Some(keep) = &extended.keep else {
+            return;
+        };
+        let tokens = [&*extended.prompt, &*extended.output].concat();
+        let life = (self.config.limits.buffer_ttl, keep.quota);
+        self.put_buffer(keep.buffer.clone(), keep.model.clone(), tokens, life, now);
+    }
+}

@@ -1,0 +1,148 @@
+//! Streams that end before their work does: CANCEL, deadlines (LM-961, LM-962).
+//!
+//! Owns: ends without a token. Refuses to know: how work stops; the shell is told, and what still comes is dropped.
+
+use std::time::Duration;
+
+use bytes::{BufMut as _, BytesMut};
+
+use super::{Phase, Session};
+use crate::lmtp::port::StreamKey;
+use crate::lmtp::read::{self, Members};
+use crate::lmtp::{Fault, Finish, Id, Models, Reason, write};
+use crate::time::Time;
+
+/// The longest deadline (LM-962).
+const DEADLINE_MS_MAX: i128 = 86_400_000;
+const DEADLINE_RANGE: &str = "1 to 86400000";
+
+impl Session {
+    /// Each live stream ends at once, and then the request is answered.
+    pub(super) fn cancel(
+        &mut self,
+        id: &Id,
+        members: &Members<'_>,
+        models: &dyn Models,
+        now: Time,
+    ) {
+        let named = match self.model(members, models) {
+            Ok(_) => self.named_streams(members),
+            Err(fault) => Err(fault),
+        };
+        let named = match named {
+            Ok(named) => named,
+            Err(fault) => return self.request_failed(id, &fault),
+        };
+        let (mut cancelled, mut unknown) = (Vec::new(), Vec::new());
+        for stream in named {
+            match self.ids.get(&stream).copied() {
+                Some(key) => {
+                    self.end_early(key, &Finish::Cancelled, now);
+                    cancelled.push(stream);
+                }
+                None => unknown.push(stream),
+            }
+        }
+        self.outbound.notice(|out| {
+            write::answer(out, id, |out| {
+                ids(out, "cancelled", &cancelled);
+                ids(out, "unknown", &unknown);
+            });
+        });
+    }
+
+    fn named_streams(&self, members: &Members<'_>) -> Result<Vec<Id>, Fault> {
+        let wrong = |reason, what: &str| {
+            let message = format!("'streams' must be {what}");
+            Fault::new(reason, message)
+        };
+        let value = members.value("streams").ok_or_else(|| {
+            let message = "'streams' is required: a list of stream ids, or \"all\"";
+            Fault::new(Reason::MissingRequiredParameter, message)
+        })?;
+        if value.string().as_deref() == Some("all") {
+            let mut all: Vec<_> = self
+                .ids
+                .iter()
+                .map(|(id, key)| (*key, id.clone()))
+                .collect();
+            all.sort_by_key(|(key, _)| *key);
+            return Ok(all.into_iter().map(|(_, id)| id).collect());
+        }
+        let limits = &self.config.limits;
+        let elements = value
+            .elements()
+            .ok_or_else(|| wrong(Reason::InvalidType, "a list of stream ids, or \"all\""))?;
+        let mut named = Vec::new();
+        for element in elements {
+            if named.len() == limits.max_streams {
+                let most = format!("at most {} ids", limits.max_streams);
+                return Err(wrong(Reason::InvalidValue, &most));
+            }
+            named.push(read::id(element, limits)?);
+        }
+        Ok(named)
+    }
+
+    /// Ends a stream with what it has said.
+    fn end_early(&mut self, first: StreamKey, finish: &Finish, now: Time) {
+        let Some((id, extended)) = self.dissolve(first, None, now) else {
+            return;
+        };
+        let max = self.config.limits.max_frame_out;
+        self.outbound.item(max, |out| match &extended {
+            Some(extended) => extended.end(out, finish),
+            None => write::end(out, &id, finish, |_| {}),
+        });
+        if !self.config.coalesce {
+            self.outbound.end_items();
+        }
+    }
+
+    /// When a stream has to have ended, and when to have begun.
+    pub(super) fn deadlines(
+        members: &Members<'_>,
+        now: Time,
+    ) -> Result<(Option<Time>, Option<Time>), Fault> {
+        let read = |name: &str| {
+            let in_range = |ms| (1..=DEADLINE_MS_MAX).contains(&ms);
+            let ms = members.integer(name, DEADLINE_RANGE, in_range)?;
+            let ms = ms.and_then(|ms| u64::try_from(ms).ok());
+            Ok(ms.map(|ms| now + Duration::from_millis(ms)))
+        };
+        Ok((read("deadline_ms")?, read("ttft_ms")?))
+    }
+
+    /// Ends what has had its time.
+    pub(super) fn expire(&mut self, now: Time) {
+        while let Some((due, first)) = self.due.first().copied() {
+            if due > now || !matches!(self.phase, Phase::Open | Phase::HalfClosed) {
+                return;
+            }
+            self.due.pop_first();
+            let Some(extended) = self.extended.get_mut(&first) else {
+                continue;
+            };
+            if extended.deadline == Some(due) {
+                self.end_early(first, &Finish::Deadline, now);
+            } else if extended.first_due.take() == Some(due) {
+                let message = "no token came within 'ttft_ms'";
+                let fault = Fault::new(Reason::Timeout, message);
+                self.fail_all_of(first, None, &fault, now);
+            }
+        }
+    }
+}
+
+fn ids(out: &mut BytesMut, name: &str, ids: &[Id]) {
+    out.put_u8(b',');
+    write::json(out, name);
+    out.put_slice(b":[");
+    for (at, id) in ids.iter().enumerate() {
+        if at > 0 {
+            out.put_u8(b',');
+        }
+        out.put_slice(id.as_json().as_bytes());
+    }
+    out.put_u8(b']');
+}

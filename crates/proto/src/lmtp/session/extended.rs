@@ -1,0 +1,195 @@
+//! What version 2 knows of a stream beside its id and its items to come.
+//!
+//! Owns: [`Extended`] and the members that its items have more than others. Refuses to know: how streams begin and end.
+//! A stream of the base protocol has none of this, and costs nothing for it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::{BufMut as _, BytesMut};
+use bytestring::ByteString;
+use serde::Serialize;
+
+use crate::lmtp::write::{self, member};
+use crate::lmtp::{Feature, Features, Finish, Id, Item, StreamKey, Vocabulary};
+use crate::steer::Token;
+use crate::time::Time;
+
+/// Which sample of which stream a key stands for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    /// The stream, by its first sample.
+    pub(super) first: StreamKey,
+    pub(super) index: u32,
+}
+
+/// What text of its items a stream wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Shown {
+    pub(super) text: bool,
+    pub(super) bytes: bool,
+    /// Of the most likely tokens.
+    pub(super) top: bool,
+    /// The prompt's tokens, with the first item.
+    pub(super) prompt: bool,
+}
+
+/// A buffer to be made of a stream (LM-942).
+#[derive(Clone, Debug)]
+pub(super) struct Keep {
+    pub(super) buffer: String,
+    pub(super) model: ByteString,
+    /// Tokens of all buffers of this model together.
+    pub(super) quota: usize,
+}
+
+/// A stream of a connection that has negotiated something, under the key of its first sample.
+pub(super) struct Extended {
+    pub(super) id: Id,
+    /// What was negotiated when it began (LM-903).
+    pub(super) features: Features,
+    /// Samples in all, and those that go on.
+    pub(super) samples: u32,
+    pub(super) open: u32,
+    /// Items say which sample they are of.
+    pub(super) numbered: bool,
+    pub(super) shown: Shown,
+    pub(super) vocabulary: Option<Arc<dyn Vocabulary>>,
+    pub(super) prompt: Vec<Token>,
+    /// Tokens sent, of all samples.
+    pub(super) sent: u64,
+    pub(super) cached: u32,
+    /// Nothing was sent yet.
+    pub(super) fresh: bool,
+    pub(super) began: Time,
+    pub(super) deadline: Option<Time>,
+    /// When the first token has to be there.
+    pub(super) first_due: Option<Time>,
+    pub(super) keep: Option<Keep>,
+    /// The output, where it is to be kept.
+    pub(super) output: Vec<Token>,
+    /// When its client was last told how it is.
+    pub(super) told: Option<Time>,
+    /// Its client was told that it waits.
+    pub(super) waited: bool,
+}
+
+#[derive(Serialize)]
+struct Usage {
+    prompt_tokens: usize,
+    cached_tokens: u32,
+    completion_tokens: u64,
+}
+
+#[derive(Serialize)]
+struct Kept<'a> {
+    id: &'a str,
+    len: usize,
+}
+
+impl Extended {
+    /// The keys of its samples, ended ones included.
+    pub(super) fn keys(&self, first: StreamKey) -> impl Iterator<Item = StreamKey> + use<> {
+        let end = first.0 + u64::from(self.samples);
+        (first.0..end).map(StreamKey)
+    }
+
+    /// Books an item.
+    pub(super) fn take(&mut self, item: &Item) {
+        self.sent += 1;
+        self.cached = self.cached.max(item.cached_tokens);
+        if self.keep.is_some() {
+            self.output.push(item.token);
+        }
+    }
+
+    /// An item of one of its samples. That the last sample ends is said of the stream as well (LM-973).
+    pub(super) fn item(&self, out: &mut BytesMut, mut item: Item, top: Option<u32>, index: u32) {
+        let last = item.finish.is_some() && self.open == 1;
+        let sample_end = item.finish.clone().filter(|_| self.numbered);
+        if !last {
+            item.finish = item.finish.filter(|_| !self.numbered);
+        }
+        write::item(out, &self.id, &item, top, |out| {
+            self.text(out, &item, top);
+            if self.numbered {
+                member(out, "sample", &index);
+            }
+            if let Some(end) = &sample_end {
+                member(out, "sample_end", end.name());
+            }
+            if last {
+                self.closing(out);
+            }
+        });
+    }
+
+    /// An end without a token.
+    pub(super) fn end(&self, out: &mut BytesMut, finish: &Finish) {
+        write::end(out, &self.id, finish, |out| self.closing(out));
+    }
+
+    /// What the last item says, whatever it is (LM-942, LM-950).
+    pub(super) fn closing(&self, out: &mut BytesMut) {
+        if let Some(keep) = &self.keep {
+            let len = self.prompt.len() + self.output.len();
+            let id = &*keep.buffer;
+            member(out, "buffer", &Kept { id, len });
+        }
+        if self.features.has(Feature::Usage) {
+            let usage = Usage {
+                prompt_tokens: self.prompt.len(),
+                cached_tokens: self.cached,
+                completion_tokens: self.sent,
+            };
+            member(out, "usage", &usage);
+        }
+    }
+
+    fn text(&self, out: &mut BytesMut, item: &Item, top: Option<u32>) {
+        if self.shown.text {
+            member(out, "text", &*item.text);
+            if let Some(stop) = &item.stop {
+                member(out, "stop_match", stop);
+            }
+        }
+        let Some(vocabulary) = &self.vocabulary else {
+            return;
+        };
+        if self.shown.bytes {
+            member(out, "bytes", &STANDARD.encode(vocabulary.bytes(item.token)));
+        }
+        if self.shown.top {
+            out.put_slice(b",\"top_text\":{");
+            let shown = top.map_or(0, |top| usize::try_from(top).unwrap_or(usize::MAX));
+            let others = item.top.iter().take(shown).map(|(token, _)| *token);
+            let tokens = others.filter(|token| *token != item.token);
+            for (at, token) in std::iter::once(item.token).chain(tokens).enumerate() {
+                if at > 0 {
+                    out.put_u8(b',');
+                }
+                write::json(out, &token.to_string());
+                out.put_u8(b':');
+                write::json(out, &*String::from_utf8_lossy(&vocabulary.bytes(token)));
+            }
+            out.put_u8(b'}');
+        }
+        if self.fresh && self.features.has(Feature::Text) {
+            member(out, "prompt_len", &self.prompt.len());
+            if self.shown.prompt {
+                member(out, "prompt_tokens", &self.prompt);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Extended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Extended")
+            .field("id", &self.id)
+            .field("features", &self.features)
+            .finish_non_exhaustive()
+    }
+}

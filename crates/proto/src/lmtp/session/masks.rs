@@ -1,0 +1,200 @@
+//! Masks that a client names once and uses again and again (LM-945).
+//!
+//! Owns: [`Masks`], their quota, and how one becomes part of a bias. Refuses to know: sampling.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytestring::ByteString;
+use serde::Serialize;
+
+use super::Session;
+use super::text::About;
+use crate::lmtp::read::{self, Members};
+use crate::lmtp::write::{self, member};
+use crate::lmtp::{Fault, Generate, Id, Limits, Model, Models, Reason};
+use crate::steer::{Mask, Token};
+
+/// A bias, as requests have it.
+type Biases = Arc<[(Token, f32)]>;
+
+#[derive(Debug)]
+struct Named {
+    model: ByteString,
+    mask: Mask,
+    used: u64,
+}
+
+/// The masks of one connection.
+#[derive(Debug, Default)]
+pub(super) struct Masks {
+    named: HashMap<String, Named>,
+    uses: u64,
+    bytes: usize,
+    /// The last one used, as a bias: clients use one many times in a row (LM-1307).
+    spelled: Option<(String, Biases)>,
+}
+
+#[derive(Serialize)]
+struct Made<'a> {
+    id: &'a str,
+    allowed: usize,
+}
+
+impl Masks {
+    fn put(&mut self, name: String, model: ByteString, mask: Mask, limits: &Limits) {
+        self.remove(&name);
+        self.bytes += bytes(&mask);
+        self.uses += 1;
+        let used = self.uses;
+        self.named.insert(name, Named { model, mask, used });
+        while self.named.len() > limits.max_masks || self.bytes > limits.max_mask_bytes {
+            let oldest = self.named.iter().min_by_key(|(_, named)| named.used);
+            let Some(oldest) = oldest.map(|(name, _)| name.clone()) else {
+                return;
+            };
+            self.remove(&oldest);
+        }
+    }
+
+    fn remove(&mut self, name: &str) {
+        if let Some(old) = self.named.remove(name) {
+            self.bytes -= bytes(&old.mask);
+        }
+        if self
+            .spelled
+            .as_ref()
+            .is_some_and(|(spelled, _)| spelled == name)
+        {
+            self.spelled = None;
+        }
+    }
+
+    /// What a mask forbids, as a bias; for the model of this name.
+    fn spell(&mut self, name: &str, model: &str) -> Result<Biases, Fault> {
+        let named = self.named.get_mut(name).ok_or_else(|| {
+            let message = "there is no mask of this name; send it again";
+            Fault::new(Reason::MaskNotFound, message)
+        })?;
+        if named.model != model {
+            let message = "'mask' was made for another model";
+            return Err(Fault::new(Reason::InvalidValue, message));
+        }
+        self.uses += 1;
+        named.used = self.uses;
+        if let Some((spelled, biases)) = &self.spelled
+            && spelled == name
+        {
+            return Ok(Arc::clone(biases));
+        }
+        let size = Token::try_from(named.mask.vocabulary()).unwrap_or(Token::MAX);
+        let forbidden = (0..size).filter(|token| !named.mask.allows(*token));
+        let biases: Biases = forbidden.map(|token| (token, f32::NEG_INFINITY)).collect();
+        self.spelled = Some((name.to_owned(), Arc::clone(&biases)));
+        Ok(biases)
+    }
+}
+
+fn bytes(mask: &Mask) -> usize {
+    size_of_val(mask.words())
+}
+
+impl Session {
+    /// Makes or replaces a mask.
+    pub(super) fn mask(&mut self, id: &Id, members: &Members<'_>, models: &dyn Models) {
+        let made = self.about(members, models, |session, about| {
+            let name = members.name("mask", &session.config.limits)?;
+            let name = name.ok_or_else(|| {
+                let message = "'mask' is required: a name for it";
+                Fault::new(Reason::MissingRequiredParameter, message)
+            })?;
+            let mask = read(members, about.model)?;
+            let allowed = mask.count();
+            if allowed == 0 {
+                let message = "the mask allows no token; allow at least one";
+                return Err(Fault::new(Reason::InvalidValue, message));
+            }
+            let limits = &session.config.limits;
+            let model = about.name.clone();
+            session.masks.put(name.clone(), model, mask, limits);
+            Ok((name, allowed))
+        });
+        match made {
+            Ok((name, allowed)) => self.outbound.notice(|out| {
+                let id_of_mask = &*name;
+                let made = Made {
+                    id: id_of_mask,
+                    allowed,
+                };
+                write::answer(out, id, |out| member(out, "mask", &made));
+            }),
+            Err(fault) => self.request_failed(id, &fault),
+        }
+    }
+
+    /// Puts the mask of a GENERATE, if it names one, into its bias.
+    pub(super) fn masked(
+        &mut self,
+        members: &Members<'_>,
+        about: About<'_>,
+        wanted: &mut Generate,
+    ) -> Result<(), Fault> {
+        let Some(name) = members.name("mask", &self.config.limits)? else {
+            return Ok(());
+        };
+        let mask = self.masks.spell(&name, about.name)?;
+        if wanted.logit_bias.is_empty() {
+            wanted.logit_bias = mask;
+            return Ok(());
+        }
+        // Both are sorted, and each has a token once; minus infinity wins.
+        let mut all: Vec<_> = mask.iter().chain(&*wanted.logit_bias).copied().collect();
+        all.sort_by(|left, right| left.0.cmp(&right.0).then(left.1.total_cmp(&right.1)));
+        all.dedup_by_key(|(token, _)| *token);
+        let forbidden = all.iter().filter(|(_, bias)| *bias == f32::NEG_INFINITY);
+        if forbidden.count() == about.model.vocab_size as usize {
+            let message = "'mask' and 'logit_bias' forbid every token; allow at least one";
+            return Err(Fault::new(Reason::ConstraintFailed, message));
+        }
+        wanted.logit_bias = all.into();
+        Ok(())
+    }
+}
+
+/// The mask that a message describes in one of three ways.
+fn read(members: &Members<'_>, model: &Model) -> Result<Mask, Fault> {
+    let wrong = |message: &'static str| Fault::new(Reason::InvalidValue, message);
+    let ways = ["allow", "deny", "bitmap"];
+    let given: Vec<_> = ways
+        .into_iter()
+        .filter(|way| members.value(way).is_some())
+        .collect();
+    let size = model.vocab_size as usize;
+    match given[..] {
+        ["allow"] => {
+            let mut mask = Mask::none(size);
+            read::ranges(members, "allow", model)?.for_each(|token| mask.allow(token));
+            Ok(mask)
+        }
+        ["deny"] => {
+            let mut mask = Mask::all(size);
+            read::ranges(members, "deny", model)?.for_each(|token| mask.forbid(token));
+            Ok(mask)
+        }
+        ["bitmap"] => {
+            let text = members.value("bitmap").and_then(|value| value.string());
+            let bits = text.and_then(|text| STANDARD.decode(text.as_bytes()).ok());
+            let bits = bits.ok_or_else(|| wrong("'bitmap' must be base64"))?;
+            let mut mask = Mask::none(size);
+            // Bytes behind the vocabulary are ignored, as ids are.
+            for (byte, first) in bits.iter().take(size.div_ceil(8)).zip((0..).step_by(8)) {
+                let set = (0..8).filter(|bit| byte >> bit & 1 == 1);
+                set.for_each(|bit| mask.allow(first + bit));
+            }
+            Ok(mask)
+        }
+        _ => Err(wrong("send one of 'allow', 'deny' and 'bitmap'")),
+    }
+}

@@ -1,0 +1,139 @@
+//! Version 2 is asked for with MODEL_INFO (LM-901 to LM-905).
+//!
+//! Owns: what is asked and what is answered. Refuses to know: what features do.
+
+use bytes::{BufMut as _, BytesMut};
+use serde::Serialize;
+
+use super::Session;
+use crate::lmtp::json::Value;
+use crate::lmtp::read::Members;
+use crate::lmtp::{Fault, Features, Id, Limits, Load, Models, Reason, write};
+
+/// The version that we speak.
+const VERSION: i128 = 2;
+
+/// What `data.lmtp` asks for.
+struct Asked {
+    version: i128,
+    features: Features,
+}
+
+/// What is answered beside the model's facts.
+#[derive(Serialize)]
+struct Answer<'a> {
+    version: u8,
+    features: Vec<&'static str>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    session: &'a str,
+    limits: Shown,
+    load: Load,
+}
+
+/// The limits of a connection by the names of the page (LM-902).
+#[derive(Serialize)]
+struct Shown {
+    max_message_in: usize,
+    max_frame_out: usize,
+    max_streams: usize,
+    top_logprobs: u32,
+    logit_bias: usize,
+    stop: usize,
+    stop_tokens: usize,
+    n: u32,
+    scored_many: usize,
+    outbox_bytes: usize,
+    text: usize,
+    buffers: usize,
+    masks: usize,
+    ttl_s: u64,
+}
+
+impl Shown {
+    fn of(limits: &Limits) -> Self {
+        Self {
+            max_message_in: limits.max_message_in,
+            max_frame_out: limits.max_frame_out,
+            max_streams: limits.max_streams,
+            top_logprobs: limits.max_top_logprobs,
+            logit_bias: limits.max_biases,
+            stop: limits.max_stops,
+            stop_tokens: limits.max_stop_lists,
+            n: limits.max_samples,
+            scored_many: limits.max_scored_many,
+            outbox_bytes: limits.outbox_bytes,
+            text: limits.max_text_bytes,
+            buffers: limits.max_buffers,
+            masks: limits.max_masks,
+            ttl_s: limits.max_buffer_ttl.as_secs(),
+        }
+    }
+}
+
+impl Session {
+    /// Answered from memory, at once (LM-332); what it negotiates takes effect for the messages after it (LM-903).
+    pub(super) fn model_info(&mut self, id: &Id, members: &Members<'_>, models: &dyn Models) {
+        let found = self.model(members, models);
+        let found = found.and_then(|(name, model)| Ok((name, model, asked(members)?)));
+        let (name, model, asked) = match found {
+            Ok(found) => found,
+            Err(fault) => return self.request_failed(id, &fault),
+        };
+        let agreed = asked.map(|asked| {
+            let version = asked.version.min(VERSION);
+            let agreed = asked.features.and(self.config.features);
+            self.features = if version < VERSION {
+                Features::NONE
+            } else {
+                agreed
+            };
+            // Below 2 there are as many versions as there are numbers, and they mean the same.
+            (u8::try_from(version).unwrap_or(1), self.features)
+        });
+        let answer = agreed.map(|(version, features)| Answer {
+            version,
+            features: features.names().collect(),
+            session: &self.config.session,
+            limits: Shown::of(&self.config.limits),
+            load: models.load(),
+        });
+        self.outbound.notice(|out: &mut BytesMut| {
+            write::model_info(out, id, &name, &model, |out| {
+                if let Some(answer) = &answer {
+                    out.put_slice(b",\"lmtp\":");
+                    write::json(out, answer);
+                }
+            });
+        });
+    }
+}
+
+/// What is asked for, if anything is.
+fn asked(members: &Members<'_>) -> Result<Option<Asked>, Fault> {
+    let lmtp = members.value("data").and_then(|data| named(data, "lmtp"));
+    let Some(lmtp) = lmtp.filter(|lmtp| !lmtp.is_null()) else {
+        return Ok(None);
+    };
+    let wrong = || {
+        let message = "'data.lmtp' must be {\"version\": 2, \"features\": [names] or \"all\"}";
+        Fault::new(Reason::InvalidValue, message)
+    };
+    let version = named(lmtp, "version").and_then(Value::integer);
+    let version = version.filter(|version| *version >= 1).ok_or_else(wrong)?;
+    let features = named(lmtp, "features").ok_or_else(wrong)?;
+    let features = match features.elements() {
+        None if features.string().as_deref() == Some("all") => Features::ALL,
+        None => return Err(wrong()),
+        Some(names) => {
+            let names: Option<Vec<_>> = names.map(Value::string).collect();
+            Features::named(names.ok_or_else(wrong)?.iter().map(AsRef::as_ref))
+        }
+    };
+    Ok(Some(Asked { version, features }))
+}
+
+/// The last member of this name.
+fn named<'a>(object: Value<'a>, name: &str) -> Option<Value<'a>> {
+    let members = object.members()?.filter(|(own, _)| own == name);
+    members.last().map(|(_, value)| value)
+}

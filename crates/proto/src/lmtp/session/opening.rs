@@ -1,0 +1,211 @@
+//! Messages find what answers them, and streams begin or are refused.
+//!
+//! Owns: the list of types, and the order in which a request is judged (LM-302). Refuses to know: how streams go on.
+
+use std::sync::Arc;
+
+use bytestring::ByteString;
+
+use super::extended::{Extended, Part};
+use super::{Session, Stream};
+use crate::lmtp::port::{Output, Start, StreamKey, Work};
+use crate::lmtp::read::{self, Members};
+use crate::lmtp::{Fault, Feature, Id, Model, Models, Reason};
+use crate::time::Time;
+
+/// What a request becomes once nothing speaks against it.
+pub(super) struct Admitted {
+    pub(super) name: ByteString,
+    pub(super) model: Arc<Model>,
+    /// One for each sample; at least one.
+    pub(super) works: Vec<Work>,
+    pub(super) extended: Option<Extended>,
+}
+
+impl Session {
+    pub(super) fn command(
+        &mut self,
+        word: &str,
+        members: &Members<'_>,
+        models: &dyn Models,
+        now: Time,
+    ) {
+        let id = members.id(&self.config.limits);
+        let Some(feature) = feature(word) else {
+            let shown: String = word.chars().take(WORD_CHARS).collect();
+            let message = format!("Unknown command: {shown}");
+            let fault = Fault::new(Reason::UnknownCommand, message);
+            return self.notice(id.ok().as_ref(), &fault);
+        };
+        if let Some(feature) = feature.filter(|feature| !self.features.has(*feature)) {
+            let message = if self.features.is_empty() {
+                "version 2 was not negotiated on this connection".into()
+            } else {
+                format!("feature '{}' was not negotiated", feature.name())
+            };
+            let fault = Fault::new(Reason::NotNegotiated, message);
+            return self.notice(id.ok().as_ref(), &fault);
+        }
+        let id = match id {
+            Ok(id) => id,
+            Err(fault) => return self.notice(None, &fault),
+        };
+        match word {
+            "GENERATE" | "SCORE" if self.ids.contains_key(&id) => {
+                let fault = Fault::new(Reason::DuplicateStream, "stream_id is in use");
+                self.notice(Some(&id), &fault);
+            }
+            "GENERATE" | "SCORE" => self.open(word, id, members, models, now),
+            "MODEL_INFO" => self.model_info(&id, members, models),
+            "CANCEL" => self.cancel(&id, members, models, now),
+            "TOKENIZE" => self.tokenize(&id, members, models),
+            "DETOKENIZE" => self.detokenize(&id, members, models),
+            "BUFFER" => self.buffer(&id, members, models, now),
+            "MASK" => self.mask(&id, members, models),
+            // Every other type is of a feature that cannot be negotiated.
+            _ => {}
+        }
+    }
+
+    /// A stream begins, or is refused with the first rule that it breaks (LM-302).
+    fn open(&mut self, word: &str, id: Id, members: &Members<'_>, models: &dyn Models, now: Time) {
+        match self.admit(word, &id, members, models, now) {
+            Ok(admitted) => {
+                self.begin(&id, admitted);
+                self.warn_of_unknown(word, &id, members);
+            }
+            Err(fault) => {
+                self.stats.refused += 1;
+                self.failure(&id, &fault, None);
+            }
+        }
+    }
+
+    fn admit(
+        &mut self,
+        word: &str,
+        id: &Id,
+        members: &Members<'_>,
+        models: &dyn Models,
+        now: Time,
+    ) -> Result<Admitted, Fault> {
+        let (name, model) = self.model(members, models)?;
+        let (works, extended) = if self.features.is_empty() {
+            let prompt = members.tokens("prompt", &model)?;
+            (vec![self.work(word, members, &model, prompt)?], None)
+        } else {
+            self.extended(word, id, members, models, (&name, &model), now)?
+        };
+        if self.draining {
+            let message = "the server is shutting down; ask another";
+            return Err(Fault::new(Reason::Draining, message));
+        }
+        let limits = &self.config.limits;
+        if self.streams.len() + works.len() > limits.max_streams {
+            let message = format!(
+                "{} streams are open on this connection; wait for one to end",
+                limits.max_streams
+            );
+            return Err(Fault {
+                retry_after: Some(limits.retry_after),
+                ..Fault::new(Reason::ServerOverloaded, message)
+            });
+        }
+        Ok(Admitted {
+            name,
+            model,
+            works,
+            extended,
+        })
+    }
+
+    /// The work of a request with this prompt, without samples.
+    pub(super) fn work(
+        &mut self,
+        word: &str,
+        members: &Members<'_>,
+        model: &Model,
+        prompt: Vec<crate::steer::Token>,
+    ) -> Result<Work, Fault> {
+        let limits = &self.config.limits;
+        if word == "SCORE" {
+            return Ok(Work::Score(read::score(members, model, prompt)?));
+        }
+        self.stats.unknown_parameters += members.unknown();
+        let strict = self.config.strict_parameters;
+        let generate = read::generate(members, model, limits, strict, prompt)?;
+        Ok(Work::Generate(generate))
+    }
+
+    fn begin(&mut self, id: &Id, admitted: Admitted) {
+        let first = StreamKey(self.admitted);
+        let is_extended = admitted.extended.is_some();
+        self.ids.insert(id.clone(), first);
+        if let Some(extended) = admitted.extended {
+            let due = extended.deadline.into_iter().chain(extended.first_due);
+            self.due.extend(due.map(|due| (due, first)));
+            self.extended.insert(first, extended);
+        }
+        for (work, index) in admitted.works.into_iter().zip(0..) {
+            let key = StreamKey(self.admitted);
+            self.admitted += 1;
+            self.stats.streams += 1;
+            let (left, top) = match &work {
+                Work::Generate(wanted) => (u64::from(wanted.max_tokens), Some(wanted.top_logprobs)),
+                Work::Score(wanted) => {
+                    let top = Some(wanted.top_logprobs).filter(|top| *top > 0);
+                    (wanted.scored.len() as u64, top)
+                }
+            };
+            let stream = Stream {
+                id: id.clone(),
+                left,
+                top,
+                scores: matches!(work, Work::Score(_)),
+                part: is_extended.then_some(Part { first, index }),
+            };
+            self.streams.insert(key, stream);
+            self.events.push_back(Output::Start(Box::new(Start {
+                stream: key,
+                sample: index,
+                name: admitted.name.clone(),
+                model: Arc::clone(&admitted.model),
+                work,
+            })));
+        }
+    }
+
+    pub(super) fn model(
+        &self,
+        members: &Members<'_>,
+        models: &dyn Models,
+    ) -> Result<(ByteString, Arc<Model>), Fault> {
+        let named = members.model(&self.config.limits)?;
+        let named = named.map(|name| ByteString::from(&*name));
+        let name = named
+            .or_else(|| self.config.default_model.clone())
+            .ok_or_else(|| {
+                let message = "'model' is required: the name of a model";
+                Fault::new(Reason::MissingRequiredParameter, message)
+            })?;
+        let model = models.find(&name).map_err(Fault::model)?;
+        Ok((name, model))
+    }
+}
+
+/// What has to be negotiated for a message of this type; `None` if there is no such type.
+fn feature(word: &str) -> Option<Option<Feature>> {
+    Some(match word {
+        "GENERATE" | "SCORE" | "MODEL_INFO" => None,
+        "CANCEL" => Some(Feature::Cancel),
+        "TOKENIZE" | "DETOKENIZE" => Some(Feature::Text),
+        "BUFFER" => Some(Feature::Buffers),
+        "MASK" => Some(Feature::Masks),
+        "RESUME" => Some(Feature::Resume),
+        "ACK" => Some(Feature::Window),
+        _ => return None,
+    })
+}
+
+/// Characters of an unknown type that are shown (LM-203).
+const WORD_CHARS: usize = 64;

@@ -1,0 +1,141 @@
+//! A request of a connection that has negotiated something becomes work: one for each sample (LM-973).
+//!
+//! Owns: which members of version 2 a stream has, and how one request becomes several works. Refuses to know: what the
+//! works do; that they begin alike is for the engine to see.
+//!
+//! Each sample is work of its own with a seed of its own, so that nobody below has to know of samples.
+
+use std::sync::Arc;
+
+use bytestring::ByteString;
+
+use super::Session;
+use super::extended::Extended;
+use super::text::{self, About};
+use crate::lmtp::port::Work;
+use crate::lmtp::read::Members;
+use crate::lmtp::{Fault, Feature, Id, Model, Models, Reason, Score};
+use crate::steer::Token;
+use crate::time::Time;
+
+impl Session {
+    /// What a request becomes here.
+    pub(super) fn extended(
+        &mut self,
+        word: &str,
+        id: &Id,
+        members: &Members<'_>,
+        models: &dyn Models,
+        (name, model): (&ByteString, &Arc<Model>),
+        now: Time,
+    ) -> Result<(Vec<Work>, Option<Extended>), Fault> {
+        let vocabulary = models.vocabulary(name);
+        let about = About {
+            name,
+            model,
+            vocabulary: vocabulary.as_ref(),
+        };
+        let (prompt, is_text) = self.prompt(members, about, now)?;
+        refuse_controllers(members)?;
+        let (works, numbered) = if word == "SCORE" {
+            self.scores(members, about, prompt)?
+        } else {
+            self.generates(members, about, prompt)?
+        };
+        let is_text = is_text || members.value("scored_text").is_some();
+        let shown = Self::shown(members, about, is_text)?;
+        let (deadline, first_due) = Self::deadlines(members, now)?;
+        let keep = self.keep(members, about, works.len())?;
+        // LM-302 has the context before the other members; they are few, and none of them depends on it.
+        let prompt = match &works[0] {
+            Work::Generate(wanted) => wanted.prompt.clone(),
+            Work::Score(wanted) => wanted.prompt.clone(),
+        };
+        let samples = u32::try_from(works.len()).unwrap_or(u32::MAX);
+        let extended = Extended {
+            id: id.clone(),
+            features: self.features,
+            samples,
+            open: samples,
+            numbered,
+            shown,
+            vocabulary,
+            prompt,
+            sent: 0,
+            cached: 0,
+            fresh: true,
+            began: now,
+            deadline,
+            first_due,
+            keep,
+            output: Vec::new(),
+            told: None,
+            waited: false,
+        };
+        Ok((works, Some(extended)))
+    }
+
+    /// Works of GENERATE, and whether their items say which sample they are of.
+    fn generates(
+        &mut self,
+        members: &Members<'_>,
+        about: About<'_>,
+        prompt: Vec<Token>,
+    ) -> Result<(Vec<Work>, bool), Fault> {
+        let max = self.config.limits.max_samples;
+        let n = members.integer("n", "at least 1 and not above the limit", |n| {
+            (1..=i128::from(max)).contains(&n)
+        })?;
+        let priority = members.integer("priority", "-10 to 10", |p| (-10..=10).contains(&p))?;
+        let mut work = self.work("GENERATE", members, about.model, prompt)?;
+        let Work::Generate(wanted) = &mut work else {
+            return Ok((vec![work], false));
+        };
+        wanted.priority = priority.and_then(|p| i32::try_from(p).ok()).unwrap_or(0);
+        self.masked(members, about, wanted)?;
+        let works = (0..n.unwrap_or(1)).zip(0..).map(|(_, index)| {
+            let mut wanted = wanted.clone();
+            wanted.seed = wanted.seed.map(|seed| seed.wrapping_add(index));
+            Work::Generate(wanted)
+        });
+        Ok((works.collect(), n.is_some()))
+    }
+
+    /// Works of SCORE, the same.
+    fn scores(
+        &self,
+        members: &Members<'_>,
+        about: About<'_>,
+        prompt: Vec<Token>,
+    ) -> Result<(Vec<Work>, bool), Fault> {
+        let lists = text::scored(self, members, about)?;
+        let numbered = members.value("scored_many").is_some();
+        if members.flag("prompt_logprobs")? == Some(true) {
+            let message = "'prompt_logprobs' is not supported; score the prompt";
+            return Err(Fault::new(Reason::UnsupportedOperation, message));
+        }
+        let top_logprobs = if self.features.has(Feature::Samples) {
+            members.top_logprobs(&self.config.limits)?.unwrap_or(0)
+        } else {
+            0
+        };
+        let works = lists.into_iter().map(|scored| {
+            let score = Score {
+                prompt: prompt.clone(),
+                scored,
+                top_logprobs,
+            };
+            score.checked(about.model).map(Work::Score)
+        });
+        Ok((works.collect::<Result<_, _>>()?, numbered))
+    }
+}
+
+/// Nothing here runs controllers; that a request asks for one must not be overlooked.
+fn refuse_controllers(members: &Members<'_>) -> Result<(), Fault> {
+    if members.names_controller() {
+        let message = "controllers are not supported yet";
+        return Err(Fault::new(Reason::UnsupportedOperation, message));
+    }
+    Ok(())
+}

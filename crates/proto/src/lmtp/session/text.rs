@@ -1,0 +1,242 @@
+//! Text instead of token ids: prompts, TOKENIZE, DETOKENIZE (LM-911 to LM-915).
+//!
+//! Owns: which of several spellings of a prompt is meant. Refuses to know: tokenizers; [`Vocabulary`] stands for one.
+
+use std::sync::Arc;
+
+use bytestring::ByteString;
+
+use super::Session;
+use super::extended::Shown;
+use crate::lmtp::json::Value;
+use crate::lmtp::read::{self, Members};
+use crate::lmtp::write::{self, member};
+use crate::lmtp::{Fault, Id, Model, Models, Reason, Vocabulary};
+use crate::steer::Token;
+use crate::time::Time;
+
+/// The most that an answer with tokens may have: every token takes several bytes, and a message has an end (LM-1202).
+const ANSWER_BYTES_MAX: usize = 4_000_000;
+
+/// What a request is about: a model by the name that it was asked by.
+#[derive(Clone, Copy)]
+pub(super) struct About<'a> {
+    pub(super) name: &'a ByteString,
+    pub(super) model: &'a Arc<Model>,
+    pub(super) vocabulary: Option<&'a Arc<dyn Vocabulary>>,
+}
+
+impl<'a> About<'a> {
+    /// The vocabulary, where a request cannot do without.
+    pub(super) fn vocabulary(&self) -> Result<&'a dyn Vocabulary, Fault> {
+        let vocabulary = self.vocabulary.map(|vocabulary| &**vocabulary);
+        vocabulary.ok_or_else(|| {
+            let message = "this model has no tokenizer here; send token ids";
+            Fault::new(Reason::UnsupportedOperation, message)
+        })
+    }
+}
+
+impl Session {
+    /// The prompt of GENERATE or SCORE in whichever form it came, after its prefix if it has one (LM-911, LM-942). And
+    /// whether it was text.
+    pub(super) fn prompt(
+        &mut self,
+        members: &Members<'_>,
+        about: About<'_>,
+        now: Time,
+    ) -> Result<(Vec<Token>, bool), Fault> {
+        let given = ["prompt", "prompt_text", "messages"];
+        let given: Vec<_> = given
+            .into_iter()
+            .filter(|name| members.value(name).is_some())
+            .collect();
+        let prefix = self.prefix(members, about, now)?;
+        if given.len() > 1 {
+            let message = "'prompt', 'prompt_text' and 'messages' exclude each other; send one";
+            return Err(Fault::new(Reason::InvalidValue, message));
+        }
+        let continues = prefix.as_ref().is_some_and(|prefix| !prefix.is_empty());
+        let (own, is_text) = match given.first() {
+            Some(&"prompt_text") => (self.text(members, "prompt_text", about, !continues)?, true),
+            Some(&"messages") => (self.messages(members, about)?, true),
+            None if prefix.is_some() => (Vec::new(), false),
+            _ => (members.tokens("prompt", about.model)?, false),
+        };
+        let Some(mut prompt) = prefix else {
+            return Ok((own, is_text));
+        };
+        prompt.extend(own);
+        Ok((prompt, is_text))
+    }
+
+    /// A text as tokens. `begins`: what the tokenizer puts before a text belongs there, if nobody says otherwise.
+    pub(super) fn text(
+        &self,
+        members: &Members<'_>,
+        name: &str,
+        about: About<'_>,
+        begins: bool,
+    ) -> Result<Vec<Token>, Fault> {
+        let value = members.value(name).ok_or_else(|| {
+            Fault::new(
+                Reason::MissingRequiredParameter,
+                format!("'{name}' is required: a text"),
+            )
+        })?;
+        let wrong = || Fault::new(Reason::InvalidType, format!("'{name}' must be a text"));
+        let text = value.string().ok_or_else(wrong)?;
+        self.is_short(name, value)?;
+        let vocabulary = about.vocabulary()?;
+        let beginning = match members.flag("add_bos")? {
+            None if begins => vocabulary.beginning(),
+            Some(true) => about.model.bos,
+            None | Some(false) => None,
+        };
+        let mut tokens: Vec<_> = beginning.into_iter().collect();
+        tokens.extend(vocabulary.tokenize(&text));
+        Ok(tokens)
+    }
+
+    fn messages(&self, members: &Members<'_>, about: About<'_>) -> Result<Vec<Token>, Fault> {
+        let wrong = || {
+            let message = "'messages' must be a list of messages, each with role and content";
+            Fault::new(Reason::InvalidType, message)
+        };
+        let value = members.value("messages").ok_or_else(wrong)?;
+        self.is_short("messages", value)?;
+        let messages = serde_json::from_str(value.as_str()).map_err(|_| wrong())?;
+        let generation = members.flag("add_generation_prompt")?.unwrap_or(true);
+        about.vocabulary()?.chat(&messages, generation)
+    }
+
+    fn is_short(&self, name: &str, value: Value<'_>) -> Result<(), Fault> {
+        let max = self.config.limits.max_text_bytes;
+        if value.as_str().len() <= max {
+            return Ok(());
+        }
+        let message = format!("'{name}' must have at most {max} bytes");
+        Err(Fault::new(Reason::InvalidValue, message))
+    }
+
+    /// What items show of text (LM-911 to LM-913).
+    pub(super) fn shown(
+        members: &Members<'_>,
+        about: About<'_>,
+        is_text: bool,
+    ) -> Result<Shown, Fault> {
+        let text = match members.value("text") {
+            Some(value) if value.string().as_deref() == Some("bytes") => Some("bytes"),
+            Some(_) => members.flag("text")?.map(|on| if on { "text" } else { "" }),
+            None => is_text.then_some("text"),
+        };
+        if members.flag("skip_special")? == Some(false) {
+            let message = "'skip_special' false is not supported; control tokens have no text here";
+            return Err(Fault::new(Reason::UnsupportedOperation, message));
+        }
+        let shown = Shown {
+            text: matches!(text, Some("text" | "bytes")),
+            bytes: text == Some("bytes"),
+            top: members.flag("top_text")?.unwrap_or(false),
+            prompt: members.flag("echo_prompt_tokens")?.unwrap_or(false),
+        };
+        if shown.text || shown.top {
+            about.vocabulary()?;
+        }
+        Ok(shown)
+    }
+
+    /// Answered at once; no engine is asked.
+    pub(super) fn tokenize(&mut self, id: &Id, members: &Members<'_>, models: &dyn Models) {
+        let tokens = self.about(members, models, |session, about| {
+            let given = (members.value("text"), members.value("messages"));
+            match given {
+                (Some(_), Some(_)) => {
+                    let message = "'text' and 'messages' exclude each other; send one";
+                    Err(Fault::new(Reason::InvalidValue, message))
+                }
+                (None, Some(_)) => session.messages(members, about),
+                _ => session.text(members, "text", about, true),
+            }
+        });
+        match tokens {
+            Ok(tokens) => self.answer(id, "tokens", &tokens),
+            Err(fault) => self.request_failed(id, &fault),
+        }
+    }
+
+    /// Answered at once; what is no text becomes U+FFFD.
+    pub(super) fn detokenize(&mut self, id: &Id, members: &Members<'_>, models: &dyn Models) {
+        let text = self.about(members, models, |session, about| {
+            let vocabulary = about.vocabulary()?;
+            let tokens = members.tokens("tokens", about.model)?;
+            let mut bytes = Vec::new();
+            for token in tokens {
+                bytes.extend_from_slice(&vocabulary.bytes(token));
+                if bytes.len() > session.config.limits.max_text_bytes {
+                    let message = "the text of 'tokens' is too long; ask for it in parts";
+                    return Err(Fault::new(Reason::InvalidValue, message));
+                }
+            }
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
+        });
+        match text {
+            Ok(text) => self.answer(id, "text", &text),
+            Err(fault) => self.request_failed(id, &fault),
+        }
+    }
+
+    /// Finds the model that a request is about.
+    pub(super) fn about<T>(
+        &mut self,
+        members: &Members<'_>,
+        models: &dyn Models,
+        then: impl FnOnce(&mut Self, About<'_>) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let (name, model) = self.model(members, models)?;
+        let vocabulary = models.vocabulary(&name);
+        let about = About {
+            name: &name,
+            model: &model,
+            vocabulary: vocabulary.as_ref(),
+        };
+        then(self, about)
+    }
+
+    fn answer<T: serde::Serialize + ?Sized>(&mut self, id: &Id, name: &str, value: &T) {
+        let mut body = bytes::BytesMut::new();
+        member(&mut body, name, value);
+        if body.len() > ANSWER_BYTES_MAX {
+            let message = "the answer does not fit a message; ask for it in parts";
+            return self.request_failed(id, &Fault::new(Reason::InvalidValue, message));
+        }
+        self.outbound
+            .notice(|out| write::answer(out, id, |out| out.extend_from_slice(&body)));
+    }
+}
+
+/// The tokens of a SCORE: ids or text, as one list or several (LM-914, LM-973).
+pub(super) fn scored(
+    session: &Session,
+    members: &Members<'_>,
+    about: About<'_>,
+) -> Result<Vec<Vec<Token>>, Fault> {
+    let given = ["scored", "scored_text", "scored_many"];
+    let given: Vec<_> = given
+        .into_iter()
+        .filter(|name| members.value(name).is_some())
+        .collect();
+    let lists = match given[..] {
+        ["scored_text"] => vec![session.text(members, "scored_text", about, false)?],
+        ["scored_many"] => {
+            let max = session.config.limits.max_scored_many;
+            read::token_lists(members, "scored_many", about.model, max)?
+        }
+        [] | ["scored"] => vec![members.tokens("scored", about.model)?],
+        _ => {
+            let message = "'scored', 'scored_text' and 'scored_many' exclude each other; send one";
+            return Err(Fault::new(Reason::InvalidValue, message));
+        }
+    };
+    Ok(lists)
+}

@@ -1,0 +1,179 @@
+//! Several answers to one request, and news of streams.
+
+use super::*;
+
+const TWO: &str =
+    r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1],"n":2,"seed":10,"max_tokens":2}"#;
+
+#[test]
+fn lm_973_each_sample_is_work_with_its_own_seed_and_ends_by_itself() {
+    let mut server = Server::agreed(r#"["samples","usage"]"#);
+    server.ask(TWO);
+    let keys: Vec<_> = server.started.iter().map(|start| start.stream).collect();
+    let seeds = server.started.iter().map(|start| match &start.work {
+        Work::Generate(wanted) => (start.sample, wanted.seed),
+        Work::Score(_) => panic!("work"),
+    });
+    assert_eq!(seeds.collect::<Vec<_>>(), [(0, Some(10)), (1, Some(11))]);
+    let first = server.step(vec![(keys[1], piece(5)), (keys[0], piece(6))]);
+    let items: Vec<_> = first[0].split("},{").collect();
+    assert!(items[0].contains(r#""token":6"#) && items[0].ends_with(r#","sample":0"#));
+    assert!(items[1].contains(r#""token":5"#) && items[1].contains(r#","sample":1}"#));
+    // `max_tokens` counts for each.
+    let second = server.step(vec![(keys[1], piece(5))]);
+    assert!(second[0].contains(r#""finish_reason":null"#));
+    assert!(second[0].ends_with(r#""sample":1,"sample_end":"length"}]"#));
+    assert!(server.ask(TWO).contains("duplicate_stream"));
+    let stop = item(257, -0.5, Some(Finish::Stop));
+    let last = server.step(vec![(keys[0], Piece::Item(stop))]);
+    assert!(last[0].contains(r#""finish_reason":"stop""#));
+    let usage = r#""usage":{"prompt_tokens":1,"cached_tokens":0,"completion_tokens":4}"#;
+    assert!(last[0].ends_with(&format!(r#""sample":0,"sample_end":"stop",{usage}}}]"#)));
+    assert_eq!(server.session.live(), 0);
+    server.ask(TWO);
+    assert_eq!(server.session.live(), 2);
+}
+
+/// LM-501
+#[test]
+fn lm_973_a_failure_or_a_cancel_ends_all_samples_once() {
+    let mut server = Server::agreed(r#"["samples","cancel"]"#);
+    server.ask(TWO);
+    let fault = Fault::new(Reason::EngineError, "no");
+    let heard = server.step(vec![(server.started[1].stream, Piece::Failed(fault))]);
+    assert_eq!((heard.len(), heard[0].matches("stream_id").count()), (1, 1));
+    assert_eq!(server.outputs(), ["cancel 0"]);
+    server.ask(TWO);
+    server.ask(r#"CANCEL {"stream_id":9,"model":"tiny","streams":[3]}"#);
+    assert_eq!(server.outputs(), ["cancel 2", "cancel 3"]);
+    assert_eq!(server.session.live(), 0);
+}
+
+#[test]
+fn lm_973_scores_of_many_are_numbered_and_bounded() {
+    let mut server = Server::agreed(r#"["samples"]"#);
+    server.ask(r#"SCORE {"stream_id":3,"model":"tiny","prompt":[1],"scored_many":[[5],[6,7]]}"#);
+    let works: Vec<_> = server
+        .started
+        .iter()
+        .map(|start| start.work.clone())
+        .collect();
+    let work = |scored: &[u32]| {
+        Work::Score(Score {
+            prompt: vec![1],
+            scored: scored.to_vec(),
+            ..Score::default()
+        })
+    };
+    assert_eq!(works, [work(&[5]), work(&[6, 7])]);
+    let key = server.started[0].stream;
+    let heard = server.step(vec![(key, piece(5))]);
+    assert!(heard[0].ends_with(r#""finish_reason":null,"sample":0,"sample_end":"stop"}]"#));
+    let lists = |count: usize| {
+        let lists = vec!["[1]"; count].join(",");
+        format!(r#"SCORE {{"stream_id":4,"model":"tiny","prompt":[1],"scored_many":[{lists}]}}"#)
+    };
+    for bad in [lists(257), lists(0)] {
+        assert!(server.ask(&bad).contains("invalid_value"));
+    }
+    server.ask(&lists(256));
+    assert_eq!(server.session.live(), 257);
+}
+
+#[test]
+fn lm_973_the_number_of_samples_has_a_range_and_counts_as_streams() {
+    let generate =
+        |n: u32| format!(r#"GENERATE {{"stream_id":3,"model":"tiny","prompt":[1],"n":{n}}}"#);
+    for (n, refused) in [(0, true), (1, false), (64, false), (65, true)] {
+        let mut server = Server::agreed(r#"["samples"]"#);
+        assert_eq!(server.ask(&generate(n)).contains("invalid_value"), refused);
+    }
+    let mut server = Server::limited(Limits {
+        max_streams: 3,
+        ..Limits::default()
+    });
+    let agree = r#"MODEL_INFO {"stream_id":0,"model":"tiny","data":{"lmtp":{"version":2,"features":"all"}}}"#;
+    server.ask(agree);
+    assert!(server.ask(&generate(4)).contains("server_overloaded"));
+    assert_eq!(server.ask(&generate(3)), "");
+}
+
+#[test]
+fn lm_974_scores_show_alternatives_where_that_was_agreed() {
+    let text = r#"SCORE {"stream_id":3,"model":"tiny","prompt":[1],"scored":[5],"top_logprobs":2}"#;
+    for (features, shown) in [(r#"["samples"]"#, true), (r#"["usage"]"#, false)] {
+        let mut server = Server::agreed(features);
+        let stream = server.open(text);
+        let heard = server.step(vec![(stream, piece(5))]);
+        assert_eq!(heard[0].contains(r#""top_logprobs":{"5":-0.5}"#), shown);
+    }
+}
+
+#[test]
+fn lm_922_news_are_rare_and_waiting_is_told_after_a_while() {
+    let mut server = Server::agreed(r#"["status"]"#);
+    let stream = server.open(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1]}"#);
+    let tell = |server: &mut Server, ms: u64, status: Status| {
+        server.now = Time::from_millis(ms);
+        server.session.status(stream, &status, server.now);
+        server.heard().join("")
+    };
+    let queued = || Status::Queued {
+        position: 4,
+        eta: Some(std::time::Duration::from_millis(70)),
+    };
+    assert_eq!(tell(&mut server, 1, Status::Running), "", "it did not wait");
+    assert_eq!(tell(&mut server, 99, queued()), "");
+    let said = r#"STATUS [{"stream_id":3,"event":"queued","queue_pos":4,"eta_ms":70}]"#;
+    assert_eq!(tell(&mut server, 100, queued()), said);
+    assert_eq!(tell(&mut server, 349, Status::Running), "");
+    let said = r#"STATUS [{"stream_id":3,"event":"running"}]"#;
+    assert_eq!(tell(&mut server, 350, Status::Running), said);
+    let last = item(1, -0.5, Some(Finish::Stop));
+    server.step(vec![(stream, Piece::Item(last))]);
+    let after = tell(&mut server, 9_000, Status::Running);
+    assert_eq!(after, "", "never after the end");
+}
+
+/// LM-402: who did not ask is told nothing.
+#[test]
+fn lm_921_the_connection_is_told_of_its_end_and_of_ignored_members() {
+    let mut base = Server::new();
+    base.session.drain();
+    assert!(base.heard().is_empty());
+    let mut server = Server::agreed(r#"["status"]"#);
+    let warned = server.ask(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1],"zzz":1}"#);
+    let said = r#"STATUS [{"stream_id":3,"event":"warning","message":"ignored: 'zzz'"}]"#;
+    assert_eq!(warned, said);
+    server.session.drain();
+    server.session.drain();
+    assert_eq!(
+        server.heard(),
+        [r#"STATUS [{"stream_id":null,"event":"draining"}]"#]
+    );
+    server.session.close(Close::SHUTDOWN, server.now);
+    let heard = server.heard();
+    assert_eq!(
+        heard[0],
+        r#"STATUS [{"stream_id":null,"event":"shutdown"}]"#
+    );
+    assert!(heard[1].contains(r#""code":"draining""#));
+}
+
+#[test]
+fn lm_923_news_of_streams_are_dropped_where_items_wait() {
+    let mut server = Server::limited(Limits {
+        outbox_low_bytes: 10,
+        ..Limits::default()
+    });
+    server.ask(r#"MODEL_INFO {"stream_id":0,"model":"tiny","data":{"lmtp":{"version":2,"features":["status"]}}}"#);
+    let stream = server.open(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1]}"#);
+    server.session.step(vec![(stream, piece(1))], server.now);
+    server
+        .session
+        .status(stream, &Status::Prefill { progress: 0.5 }, server.now);
+    server.session.drain();
+    let heard = server.heard();
+    assert_eq!(heard.len(), 2, "{heard:?}");
+    assert!(heard[1].contains("draining"));
+}

@@ -1,0 +1,185 @@
+//! Text instead of token ids.
+
+use super::*;
+
+fn prompt(server: &Server, at: usize) -> Vec<u32> {
+    match &server.started[at].work {
+        Work::Generate(wanted) => wanted.prompt.clone(),
+        Work::Score(wanted) => [&*wanted.prompt, &[999], &*wanted.scored].concat(),
+    }
+}
+
+#[test]
+fn lm_911_a_prompt_comes_in_one_of_three_forms() {
+    for (members, expected) in [
+        (r#""prompt":[5]"#, vec![5]),
+        (r#""prompt_text":"Hi""#, vec![256, 72, 105]),
+        (r#""prompt_text":"Hi","add_bos":false"#, vec![72, 105]),
+        (r#""prompt_text":"","add_bos":false"#, vec![256]),
+        (
+            r#""messages":[{"role":"user","content":"a"}]"#,
+            vec![97, 62],
+        ),
+        (
+            r#""messages":[{"role":"user","content":"a"}],"add_generation_prompt":false"#,
+            vec![97],
+        ),
+    ] {
+        let mut server = Server::agreed(r#"["text"]"#);
+        server.open(&format!(
+            r#"GENERATE {{"stream_id":3,"model":"tiny",{members}}}"#
+        ));
+        assert_eq!(prompt(&server, 0), expected, "{members}");
+    }
+    for (members, code) in [
+        (r#""x":1"#, "missing_required_parameter"),
+        (r#""prompt":"Hi""#, "invalid_type"),
+        (r#""prompt_text":[1]"#, "invalid_type"),
+        (r#""prompt_text":"a","add_bos":1"#, "invalid_type"),
+        (r#""prompt_text":"a","prompt":[1]"#, "invalid_value"),
+        (r#""prompt_text":"a","messages":[]"#, "invalid_value"),
+        (r#""messages":[]"#, "invalid_value"),
+        (r#""messages":[NaN]"#, "invalid_type"),
+        (r#""prompt":[1],"text":"some""#, "invalid_type"),
+        (
+            r#""prompt":[1],"skip_special":false"#,
+            "unsupported_operation",
+        ),
+    ] {
+        let mut server = Server::agreed(r#"["text"]"#);
+        let answer = server.ask(&format!(
+            r#"GENERATE {{"stream_id":3,"model":"tiny",{members}}}"#
+        ));
+        assert!(
+            answer.starts_with("TOKEN [") && answer.contains(code),
+            "{members}: {answer}"
+        );
+    }
+    let mut server = Server::agreed(r#"["text"]"#);
+    let bare = r#"GENERATE {"stream_id":3,"model":"bare","prompt_text":"a"}"#;
+    assert!(server.ask(bare).contains("unsupported_operation"));
+}
+
+fn said(token: u32, text: &str) -> Item {
+    let mut item = item(token, -0.5, None);
+    item.text = text.into();
+    item
+}
+
+#[test]
+fn lm_912_items_have_the_text_that_became_certain() {
+    let mut server = Server::agreed(r#"["text"]"#);
+    let stream = server.open(r#"GENERATE {"stream_id":2,"model":"tiny","prompt_text":"Hi"}"#);
+    let items = [said(195, ""), said(169, "\u{e9}")].map(|item| (stream, Piece::Item(item)));
+    let heard = server.step(items.into());
+    let expected = concat!(
+        r#"TOKEN [{"token":195,"stream_id":2,"logprob":-0.5,"finish_reason":null,"top_logprobs":{"195":-0.5},"text":"","prompt_len":3},"#,
+        r#"{"token":169,"stream_id":2,"logprob":-0.5,"finish_reason":null,"top_logprobs":{"169":-0.5},"text":"é"}]"#,
+    );
+    assert_eq!(heard, [expected]);
+    let ids = r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1],"text":"bytes"}"#;
+    let stream = server.open(ids);
+    let heard = server.step(vec![(stream, Piece::Item(said(195, "")))]);
+    assert!(
+        heard[0].contains(r#""text":"","bytes":"ww==","prompt_len":1}"#),
+        "{}",
+        heard[0]
+    );
+    let ids = r#"GENERATE {"stream_id":4,"model":"tiny","prompt":[1]}"#;
+    let stream = server.open(ids);
+    let heard = server.step(vec![(stream, Piece::Item(said(97, "a")))]);
+    assert!(!heard[0].contains(r#""text""#));
+}
+
+#[test]
+fn lm_913_the_stop_that_matched_and_the_prompt_are_shown_where_asked() {
+    let mut server = Server::agreed(r#"["text"]"#);
+    let text = r#"GENERATE {"stream_id":2,"model":"tiny","prompt_text":"a","echo_prompt_tokens":true,"top_text":true}"#;
+    let stream = server.open(text);
+    let mut last = item(98, -0.5, Some(Finish::Stop));
+    last.stop = Some("b".to_owned());
+    let heard = server.step(vec![(stream, Piece::Item(last))]);
+    let end = r#""text":"","stop_match":"b","top_text":{"98":"b"},"prompt_len":2,"prompt_tokens":[256,97]}]"#;
+    assert!(heard[0].ends_with(end), "{}", heard[0]);
+}
+
+#[test]
+fn lm_914_scored_text_is_made_tokens_by_itself() {
+    let mut server = Server::agreed(r#"["text"]"#);
+    let stream =
+        server.open(r#"SCORE {"stream_id":2,"model":"tiny","prompt_text":"a","scored_text":"bc"}"#);
+    assert_eq!(prompt(&server, 0), [256, 97, 999, 98, 99]);
+    let heard = server.step(vec![(stream, Piece::Item(said(98, "b")))]);
+    assert!(heard[0].contains(r#""text":"b""#));
+    let both =
+        r#"SCORE {"stream_id":3,"model":"tiny","prompt":[1],"scored_text":"a","scored":[1]}"#;
+    assert!(server.ask(both).contains("invalid_value"));
+}
+
+#[test]
+fn lm_915_text_becomes_tokens_and_tokens_text_at_once() {
+    let mut server = Server::agreed(r#"["text"]"#);
+    for (message, answer) in [
+        (
+            r#"TOKENIZE {"stream_id":1,"model":"tiny","text":"ab"}"#,
+            r#""tokens":[256,97,98]"#,
+        ),
+        (
+            r#"TOKENIZE {"stream_id":1,"model":"tiny","text":"ab","add_bos":false}"#,
+            r#""tokens":[97,98]"#,
+        ),
+        (
+            r#"TOKENIZE {"stream_id":1,"model":"tiny","messages":[{"content":"a"}]}"#,
+            r#""tokens":[97,62]"#,
+        ),
+        (
+            r#"DETOKENIZE {"stream_id":1,"model":"tiny","tokens":[256,104,195,169,200]}"#,
+            "\"text\":\"hé\u{fffd}\"",
+        ),
+    ] {
+        assert_eq!(
+            server.ask(message),
+            format!(r#"MSG [{{"stream_id":1,{answer}}}]"#)
+        );
+    }
+    for (message, code) in [
+        (
+            r#"TOKENIZE {"stream_id":1,"model":"tiny"}"#,
+            "missing_required_parameter",
+        ),
+        (
+            r#"TOKENIZE {"stream_id":1,"model":"bare","text":"a"}"#,
+            "unsupported_operation",
+        ),
+        (
+            r#"DETOKENIZE {"stream_id":1,"model":"bare","tokens":[1]}"#,
+            "unsupported_operation",
+        ),
+        (
+            r#"DETOKENIZE {"stream_id":1,"model":"tiny","tokens":[258]}"#,
+            "invalid_value",
+        ),
+        (
+            r#"DETOKENIZE {"stream_id":1,"model":"nope","tokens":[1]}"#,
+            "model_not_found",
+        ),
+    ] {
+        let answer = server.ask(message);
+        assert!(answer.starts_with(r#"MSG [{"stream_id":1,"error""#) && answer.contains(code));
+    }
+}
+
+#[test]
+fn lm_1201_a_text_has_a_limit() {
+    for (bytes, refused) in [(8, false), (9, true)] {
+        let mut server = Server::limited(Limits {
+            // With its quotes.
+            max_text_bytes: 10,
+            ..Limits::default()
+        });
+        server.ask(r#"MODEL_INFO {"stream_id":0,"model":"tiny","data":{"lmtp":{"version":2,"features":"all"}}}"#);
+        let text = "a".repeat(bytes);
+        let message = format!(r#"TOKENIZE {{"stream_id":1,"model":"tiny","text":"{text}"}}"#);
+        assert_eq!(server.ask(&message).contains("invalid_value"), refused);
+    }
+}
