@@ -9,4 +9,5 @@
 )]
 
 mod evergreen;
+mod generate;
 mod lmtp;

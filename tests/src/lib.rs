@@ -9,6 +9,7 @@
     reason = "what a test's harness cannot do without is a failed test"
 )]
 
+pub mod http;
 pub mod raw;
 pub mod socket;
 
@@ -19,7 +20,7 @@ use std::time::Duration;
 use sapwood_engine::scripted::{self, Scripted};
 use sapwood_engine::{Engine, Owner};
 use sapwood_kernel::session::test_functions;
-use sapwood_kernel::{Kernel, Targets, generate, model};
+use sapwood_kernel::{Kernel, Targets, model};
 use sapwood_net::evergreen::{Address, Node, Options, Request, Session};
 use sapwood_proto::evergreen::Limits;
 use sapwood_server::auth::{Fingerprint, Key, Scopes};
@@ -27,7 +28,7 @@ use sapwood_server::counting::Counting;
 use sapwood_server::evergreen::{self, Config};
 use sapwood_server::lmtp::{self, Lmtp};
 use sapwood_server::metrics::Face;
-use sapwood_server::{Server, Shared, drain, server};
+use sapwood_server::{Server, Shared, drain, generate, server};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
@@ -62,6 +63,15 @@ impl Running {
         Self::start_faces(server, kernel, faces, keys).await
     }
 
+    /// A server whose Triton face has these settings.
+    pub async fn generating(kernel: Kernel, config: generate::Config) -> Self {
+        let faces = Faces {
+            generate: config,
+            ..Faces::default()
+        };
+        Self::start_faces(server::Config::default(), kernel, faces, Vec::new()).await
+    }
+
     /// The same, with settings for every face.
     pub async fn start_faces(
         server: server::Config,
@@ -80,7 +90,9 @@ impl Running {
         };
         let lmtp = Lmtp::new(shared.clone(), counted(Face::Lmtp), faces.lmtp);
         let evergreen = evergreen::face(shared.clone(), kernel.clone(), faces.evergreen);
-        let server = builder.face(evergreen).face(lmtp.face()).build().unwrap();
+        let generate = generate::face(shared.clone(), counted(Face::Generate), faces.generate);
+        let builder = builder.face(evergreen).face(lmtp.face());
+        let server = builder.face(generate).build().unwrap();
         let (stop, stopped) = oneshot::channel();
         tokio::spawn(server.serve(listener, async {
             let _ = stopped.await;
@@ -158,6 +170,8 @@ pub struct Faces {
     pub evergreen: Config,
     /// Of LMTP.
     pub lmtp: lmtp::Config,
+    /// Of Triton's generate extension.
+    pub generate: generate::Config,
 }
 
 /// The key of somebody who may do everything.
@@ -179,7 +193,9 @@ pub fn scripted(config: scripted::Config) -> Box<Scripted> {
 pub fn with_model(engine: Engine) -> Kernel {
     let kernel = Kernel::new();
     kernel.add(model("parrot", engine)).unwrap();
-    kernel.add(generate(Targets::default())).unwrap();
+    kernel
+        .add(sapwood_kernel::generate(Targets::default()))
+        .unwrap();
     kernel
 }
 

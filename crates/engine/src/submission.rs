@@ -175,11 +175,7 @@ fn scoring(
     };
     let length = prompt.len() + tokens.len() - usize::from(headless);
     if length > info.context_tokens as usize {
-        return Err(too_long(
-            "the prompt and the tokens to be scored have",
-            length,
-            info,
-        ));
+        return Err(too_long("prompt and scored tokens", length, info));
     }
     Ok((prompt, Some(Scored { tokens, headless })))
 }
@@ -195,9 +191,8 @@ fn inside(tokens: &[Token], info: &ModelInfo) -> Result<(), Refusal> {
 
 fn too_long(what: &str, length: usize, info: &ModelInfo) -> Refusal {
     let context = info.context_tokens;
-    let message = format!(
-        "{what} {length} tokens and the context of this model holds {context}, output included: shorten it"
-    );
+    let message =
+        format!("{what} of {length} tokens exceeds the model's context of {context} tokens");
     Refusal::new(Code::InvalidRequest, "PROMPT_TOO_LONG", message)
 }
 
@@ -227,7 +222,7 @@ fn tokenise(
         tokens.push(beginning);
     }
     if tokens.len() >= info.context_tokens as usize {
-        return Err(too_long("the prompt has", tokens.len(), info));
+        return Err(too_long("prompt", tokens.len(), info));
     }
     Ok(tokens)
 }

@@ -9,6 +9,7 @@ pub mod code;
 #[cfg(test)]
 mod corpus;
 pub mod evergreen;
+pub mod generate;
 pub mod generated;
 pub mod lmtp;
 pub mod log;

@@ -6,6 +6,7 @@
 #[cfg(feature = "embedded")]
 use sapwood_engine::embedded;
 use sapwood_engine::{Engine, scripted};
+use sapwood_server::generate;
 
 use crate::config::{Backend, Config, Model};
 use crate::failure::{Exit, Failure};
@@ -178,6 +179,29 @@ fn demo(_: &Config) -> Result<Planned, Failure> {
 }
 
 impl Planned {
+    /// What the Triton face says of it.
+    pub(crate) fn served(&self, _: &Config) -> generate::Model {
+        let usual = generate::Model::default();
+        match &self.source {
+            Source::Scripted(_) => generate::Model {
+                platform: "scripted".into(),
+                ..usual
+            },
+            #[cfg(feature = "embedded")]
+            Source::File(_) => generate::Model {
+                platform: "llama.cpp".into(),
+                ..usual
+            },
+            // A newcomer's first request is to be answered sensibly (D-24).
+            #[cfg(feature = "demo-model")]
+            Source::Demo => generate::Model {
+                platform: "llama.cpp".into(),
+                template_raw_prompts: true,
+                ..usual
+            },
+        }
+    }
+
     /// Loads the model and starts its engine. Slow: call it where blocking is allowed. `progress` is told the share
     /// done and stops the loading by answering false.
     ///

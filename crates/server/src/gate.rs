@@ -53,7 +53,7 @@ pub(crate) async fn pass(
     let in_flight = parts.extensions.get::<Activity>().map(Activity::begin);
     let asked = parts.headers.clone();
     let mut answer = match (checked, gate.origin.preflight(&parts)) {
-        (Err(refusal), _) => refusal.answer(&asked),
+        (Err(refusal), _) => refusal.answer_at(parts.uri.path(), &asked),
         (Ok(_), Some(answer)) => answer,
         (Ok((caller, deadline)), None) => {
             parts.extensions.insert(caller);
@@ -95,6 +95,7 @@ impl Gate {
     ) -> Response<Body> {
         let (parts, body) = request.into_parts();
         let asked = parts.headers.clone();
+        let path = parts.uri.path().to_owned();
         // Over gRPC a body is a stream that may be silent; its faces have limits of their own.
         let (body, stalled) = if is_grpc(&asked) {
             (body, Arc::default())
@@ -104,10 +105,12 @@ impl Gate {
         let handled = AssertUnwindSafe(next.run(Request::from_parts(parts, body)));
         match timeout_at(deadline, handled.catch_unwind()).await {
             // Whatever the route made of half a body, this is what went wrong.
-            Ok(_) if stalled.load(Ordering::Relaxed) => patience::stalled().answer(&asked),
+            Ok(_) if stalled.load(Ordering::Relaxed) => {
+                patience::stalled().answer_at(&path, &asked)
+            }
             Ok(Ok(answer)) => answer,
-            Ok(Err(_panic)) => self.panicked(id, &asked),
-            Err(_elapsed) => patience::too_late().answer(&asked),
+            Ok(Err(_panic)) => self.panicked(id, &path, &asked),
+            Err(_elapsed) => patience::too_late().answer_at(&path, &asked),
         }
     }
 
@@ -133,14 +136,15 @@ impl Gate {
         Ok((caller, self.patience.deadline(&request.headers)?))
     }
 
-    fn panicked(&self, id: &RequestId, asked: &HeaderMap) -> Response<Body> {
+    fn panicked(&self, id: &RequestId, path: &str, asked: &HeaderMap) -> Response<Body> {
         self.shared.metrics.panics.inc();
         tracing::error!(request = id.as_str(), "a handler panicked");
         let message = format!(
             "The server had an error while processing your request. Request id: {}",
             id.as_str()
         );
-        let mut answer = Refusal::new(Code::Internal, "internal_error", message).answer(asked);
+        let mut answer =
+            Refusal::new(Code::Internal, "internal_error", message).answer_at(path, asked);
         // OA-202: asking again would fail again.
         answer
             .headers_mut()

@@ -144,6 +144,13 @@ impl Health {
             .collect()
     }
 
+    /// The state of the part of this name.
+    #[must_use]
+    pub fn state(&self, name: &str) -> Option<State> {
+        let parts = self.parts();
+        parts.get(name).map(|part| part.state(self.watchdog))
+    }
+
     /// Whether the process works: no part is stuck.
     ///
     /// # Errors

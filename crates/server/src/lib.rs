@@ -16,6 +16,7 @@ pub mod descriptors;
 pub mod drain;
 pub mod evergreen;
 mod gate;
+pub mod generate;
 mod grpc;
 mod handover;
 pub mod health;

@@ -26,6 +26,8 @@ pub enum Face {
     Evergreen,
     /// LMTP, over whichever transport.
     Lmtp,
+    /// Triton's generate extension and the KServe protocol around it.
+    Generate,
     /// Plain HTTP routes that belong to no protocol of ours.
     Http,
 }
@@ -37,6 +39,7 @@ impl Face {
         match self {
             Self::Evergreen => "evergreen",
             Self::Lmtp => "lmtp",
+            Self::Generate => "generate",
             Self::Http => "http",
         }
     }
@@ -78,6 +81,8 @@ pub struct Metrics {
     pub streams_open: IntGaugeVec,
     /// Calls ended, by `face`, `model` and `code` (`ok` or an error code).
     pub requests: IntCounterVec,
+    /// Parameters of generate requests that meant nothing (TR-307).
+    pub unknown_parameters: IntCounter,
     /// What Evergreen sessions count (EV-904).
     pub evergreen: Evergreen,
     /// What LMTP connections count.
@@ -151,6 +156,10 @@ impl Metrics {
                 names::REQUESTS,
                 "Calls ended, by how.",
                 &["face", "model", "code"],
+            )?,
+            unknown_parameters: shelf.counter(
+                names::UNKNOWN_PARAMETERS,
+                "Parameters of generate requests that meant nothing.",
             )?,
             evergreen: Evergreen::new(&shelf)?,
             lmtp: Lmtp::new(&shelf)?,

@@ -11,6 +11,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use sapwood_net::evergreen::grpc::to_grpc;
 use sapwood_proto::code::{Code, Retry};
 use sapwood_proto::evergreen::{Reason, Status};
+use sapwood_proto::generate::error_body;
 
 /// Why a request is answered before any face sees it, or by a route that is no face's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,6 +98,24 @@ impl Refusal {
     fn wait(&self) -> Duration {
         let wait = self.retry_after.unwrap_or(LEAST_WAIT);
         wait.clamp(LEAST_WAIT, MOST_WAIT)
+    }
+
+    /// The answer for a request to this path: that of the face whose path it is.
+    #[must_use]
+    pub fn answer_at(&self, path: &str, asked: &HeaderMap) -> Response<Body> {
+        let theirs = path
+            .strip_prefix("/v2")
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        let answer = self.answer(asked);
+        if !theirs || is_grpc(asked) {
+            return answer;
+        }
+        // TR-205, TR-206: the text alone, and the code in a header.
+        let (mut head, _) = answer.into_parts();
+        let code = HeaderValue::from_static(self.code.name());
+        head.headers.insert("sapwood-error", code);
+        head.headers.remove(header::CONTENT_LENGTH);
+        Response::from_parts(head, Body::from(error_body(&self.message)))
     }
 
     fn json(&self) -> Response<Body> {

@@ -135,7 +135,7 @@ def labels_come_from_closed_sets(world):
         labels = dict(labels)
         if name == "sapwood_requests_total":
             assert labels["model"] in ("scripted", "unknown"), labels
-            assert labels["face"] in ("evergreen", "http"), labels
+            assert labels["face"] in ("evergreen", "generate", "http"), labels
         if name == "sapwood_rejected_total":
             assert labels["reason"] in ("queue", "tokens", "key", "drain"), labels
 

@@ -16,7 +16,9 @@ use sapwood_server::counting::Counting;
 use sapwood_server::lmtp::Lmtp;
 use sapwood_server::socket::Socket;
 use sapwood_server::tls::Tls;
-use sapwood_server::{Server, Shared, drain, evergreen, listener, metrics, origin, patience};
+use sapwood_server::{
+    Server, Shared, drain, evergreen, generate, listener, metrics, origin, patience,
+};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 
@@ -124,7 +126,12 @@ impl Serve {
             config.lmtp.face(config.default_model.clone()),
         );
         let lines = lines(&config)?;
-        let faces = builder.face(evergreen).face(lmtp.face());
+        let generate = generate::face(
+            shared.clone(),
+            counted(&kernel, &shared, metrics::Face::Generate),
+            generate_config(&config, &planned),
+        );
+        let faces = builder.face(evergreen).face(lmtp.face()).face(generate);
         let server = faces.build().map_err(broken)?;
         let reload = Reload {
             serve: self,
@@ -261,6 +268,16 @@ fn evergreen_config(
         }),
         references: Some(references),
         ..evergreen::Config::default()
+    }
+}
+
+fn generate_config(config: &Config, planned: &[Planned]) -> generate::Config {
+    let models = planned
+        .iter()
+        .map(|model| (model.name.clone(), model.served(config)));
+    generate::Config {
+        models: models.collect(),
+        ..generate::Config::default()
     }
 }
 

@@ -10,6 +10,7 @@ pub(crate) const REJECTED: &str = "sapwood_rejected_total";
 pub(crate) const CANCELLED: &str = "sapwood_cancelled_total";
 pub(crate) const PANICS: &str = "sapwood_panics_total";
 pub(crate) const STREAMS_OPEN: &str = "sapwood_streams_open";
+pub(crate) const UNKNOWN_PARAMETERS: &str = "sapwood_unknown_parameters_total";
 pub(crate) const REQUESTS: &str = "sapwood_requests_total";
 pub(crate) const REQUESTS_RUNNING: &str = "sapwood_requests_running";
 pub(crate) const REQUESTS_WAITING: &str = "sapwood_requests_waiting";

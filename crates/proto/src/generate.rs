@@ -1,0 +1,33 @@
+//! Triton's generate extension, as pure values: bodies become tensors and parameters, responses become JSON and events.
+//!
+//! Owns: signatures, the mapping from JSON members to tensors with every text of a refusal, what tensors and parameters
+//! set, and how answers are spelled. Refuses to know: HTTP, models, kernels, clocks.
+//!
+//! ```text
+//!   body ──read──► members ──map──► tensors, parameters ──settle──► Settings ──► (work) ──► Response ──► JSON | event
+//! ```
+
+mod answer;
+mod datatype;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+mod json;
+mod limits;
+mod refused;
+mod request;
+mod settings;
+mod signature;
+mod tensor;
+mod union;
+
+pub use answer::{Head, Response, error_body, error_event};
+pub use datatype::Datatype;
+pub use limits::Limits;
+pub use refused::{Encoding, Refused};
+pub use request::{Mapped, Mapper, Parameter};
+pub use settings::Settings;
+pub use signature::{Input, InputRole, Invalid, Output, OutputRole, Signature};
+pub use tensor::{Data, Strings, Tensor};
+
+#[cfg(test)]
+mod tests;

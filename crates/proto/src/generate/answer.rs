@@ -1,0 +1,156 @@
+//! Responses as clients read them: one JSON object, or one server-sent event (TR-502, TR-503, TR-601 to TR-604).
+//!
+//! Owns: [`Response`], [`Head`] and the text of answers and errors. Refuses to know: HTTP.
+
+use bytes::Bytes;
+use serde::Serialize;
+
+use super::datatype::Datatype;
+use super::request::Parameter;
+use super::signature::Signature;
+use super::tensor::{Data, Tensor};
+
+/// One payload of a model: outputs by their place in the signature, in that order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Response {
+    /// What the model gives.
+    pub outputs: Vec<(usize, Tensor)>,
+    /// What it says beside it.
+    pub parameters: Vec<(String, Parameter)>,
+}
+
+/// The members that all answers of a request begin with, written once.
+#[derive(Clone, Debug)]
+pub struct Head(String);
+
+impl Head {
+    /// The members `id`, if there is one, `model_name` and `model_version`.
+    #[must_use]
+    pub fn new(id: Option<&str>, model: &str, version: u64) -> Self {
+        let id = id.map_or_else(String::new, |id| format!("\"id\":{},", text(id)));
+        Self(format!(
+            "{{{id}\"model_name\":{},\"model_version\":\"{version}\"",
+            text(model)
+        ))
+    }
+
+    /// The answer of `/generate`.
+    #[must_use]
+    pub fn json(&self, signature: &Signature, response: &Response) -> Bytes {
+        let mut out = Vec::with_capacity(self.0.len() + 128);
+        self.write(&mut out, signature, response);
+        out.into()
+    }
+
+    /// The same as an event.
+    #[must_use]
+    pub fn event(&self, signature: &Signature, response: &Response) -> Bytes {
+        let mut out = Vec::with_capacity(self.0.len() + 128);
+        out.extend_from_slice(b"data: ");
+        self.write(&mut out, signature, response);
+        out.extend_from_slice(b"\n\n");
+        out.into()
+    }
+
+    fn write(&self, out: &mut Vec<u8>, signature: &Signature, response: &Response) {
+        out.extend_from_slice(self.0.as_bytes());
+        for (place, tensor) in &response.outputs {
+            let Some(output) = signature.outputs.get(*place) else {
+                continue;
+            };
+            out.push(b',');
+            put(out, &output.name);
+            out.push(b':');
+            write_tensor(out, output.datatype, tensor);
+        }
+        for (name, value) in &response.parameters {
+            out.push(b',');
+            put(out, name);
+            out.push(b':');
+            write_parameter(out, value);
+        }
+        out.push(b'}');
+    }
+}
+
+/// The body of an error (TR-205).
+#[must_use]
+pub fn error_body(message: &str) -> Bytes {
+    format!("{{\"error\":{}}}", text(message)).into()
+}
+
+/// An error as an event (TR-604).
+#[must_use]
+pub fn error_event(message: &str) -> Bytes {
+    format!("data: {{\"error\":{}}}\n\n", text(message)).into()
+}
+
+fn text(value: &str) -> String {
+    let mut out = Vec::with_capacity(value.len() + 2);
+    put(&mut out, value);
+    // What was written is JSON, which is UTF-8.
+    String::from_utf8(out).unwrap_or_default()
+}
+
+/// Writes a value; to memory, and none of them is a map, so it cannot fail.
+fn put<T: Serialize + ?Sized>(out: &mut Vec<u8>, value: &T) {
+    let _ = serde_json::to_writer(out, value);
+}
+
+/// TR-503: one element is itself, any other number of them a flat array.
+fn write_tensor(out: &mut Vec<u8>, datatype: Datatype, tensor: &Tensor) {
+    match &tensor.data {
+        Data::Bool(list) => write_list(out, list.iter(), |out, flag| put(out, flag)),
+        Data::Int(list) => write_list(out, list.iter(), |out, number| put(out, number)),
+        Data::Uint(list) => write_list(out, list.iter(), |out, number| put(out, number)),
+        Data::Float(list) => write_list(out, list.iter(), |out, number| {
+            write_float(out, datatype, *number);
+        }),
+        Data::Bytes(list) => write_list(out, list.iter(), |out, text| {
+            put(out, &*String::from_utf8_lossy(text));
+        }),
+    }
+}
+
+fn write_list<T>(
+    out: &mut Vec<u8>,
+    list: impl Iterator<Item = T>,
+    mut write: impl FnMut(&mut Vec<u8>, T),
+) {
+    let begin = out.len();
+    let mut count = 0;
+    for element in list {
+        out.push(if count == 0 { b'[' } else { b',' });
+        write(out, element);
+        count += 1;
+    }
+    match count {
+        0 => out.extend_from_slice(b"[]"),
+        1 => {
+            out.remove(begin);
+        }
+        _ => out.push(b']'),
+    }
+}
+
+/// What is not finite has no JSON, and is `null`, as serde writes it.
+fn write_float(out: &mut Vec<u8>, datatype: Datatype, number: f64) {
+    if datatype == Datatype::Fp64 {
+        put(out, &number);
+    } else {
+        #[allow(
+            clippy::cast_possible_truncation,
+            reason = "it has no more digits than that"
+        )]
+        put(out, &(number as f32));
+    }
+}
+
+fn write_parameter(out: &mut Vec<u8>, value: &Parameter) {
+    match value {
+        Parameter::Bool(flag) => put(out, flag),
+        Parameter::Int(number) => put(out, number),
+        Parameter::Double(number) => put(out, number),
+        Parameter::Text(text) => put(out, text),
+    }
+}

@@ -1,0 +1,112 @@
+//! Any bytes as a body, for the fuzzer and for tests.
+//!
+//! Owns: what has to hold whatever comes: a refusal or tensors that fit their signature, and answers that are JSON.
+//! Built for tests and fuzzing alone.
+
+use super::{
+    Data, Datatype, Head, Input, InputRole, Limits, Mapper, Output, OutputRole, Response, Settings,
+    Signature, error_body,
+};
+
+/// One input of every datatype, and one for JSON.
+#[must_use]
+pub fn every_datatype() -> Signature {
+    let input = |datatype: &Datatype| Input {
+        name: datatype.name().to_lowercase(),
+        datatype: *datatype,
+        shape: vec![2, -1],
+        optional: true,
+        role: InputRole::Port(datatype.name().into()),
+        accepts_json: false,
+    };
+    let mut inputs: Vec<_> = Datatype::ALL.iter().map(input).collect();
+    inputs.push(Input {
+        name: "json".into(),
+        shape: vec![1],
+        accepts_json: true,
+        ..input(&Datatype::Bytes)
+    });
+    let outputs = inputs.iter().map(|input| Output {
+        name: input.name.clone(),
+        datatype: input.datatype,
+        shape: vec![-1],
+        role: OutputRole::Port(input.name.clone()),
+    });
+    Signature {
+        outputs: outputs.collect(),
+        inputs,
+        max_batch_size: 0,
+        decoupled: true,
+        lenient: false,
+    }
+}
+
+/// Reads `bytes` as the body of a request for either kind of model.
+///
+/// # Panics
+/// If an invariant does not hold.
+pub fn body(bytes: &[u8]) {
+    let limits = Limits {
+        input_bytes: 1 << 16,
+        json_members: 64,
+        tensor_elements: 256,
+        ..Limits::default()
+    };
+    for signature in [Signature::union(), every_datatype()] {
+        let mapper = Mapper {
+            model: "m",
+            signature: &signature,
+            known: &[],
+            strict: false,
+            limits: &limits,
+        };
+        let mapped = match mapper.map(bytes) {
+            Ok(mapped) => mapped,
+            Err(refused) => {
+                let told = error_body(&refused.to_string());
+                let told: serde_json::Value = serde_json::from_slice(&told).expect("JSON");
+                assert!(told["error"].as_str().is_some_and(|text| !text.is_empty()));
+                continue;
+            }
+        };
+        for (place, tensor) in &mapped.tensors {
+            let elements: i64 = tensor.shape.iter().product();
+            assert_eq!(usize::try_from(elements), Ok(tensor.data.len()));
+            assert!(tensor.data.len() <= limits.tensor_elements);
+            let kind = Data::empty(signature.inputs[*place].datatype);
+            assert_eq!(
+                std::mem::discriminant(&kind),
+                std::mem::discriminant(&tensor.data)
+            );
+        }
+        if let Ok(settings) = Settings::of(&signature, &mapped, &limits) {
+            assert!(
+                settings
+                    .max_tokens
+                    .is_some_and(|max| max <= limits.new_tokens)
+            );
+            assert!(settings.stop.len() <= limits.stop_words);
+        }
+        echo(&signature, &mapped);
+    }
+}
+
+/// What came in is written as an answer, and is one line of JSON.
+fn echo(signature: &Signature, mapped: &super::Mapped) {
+    let outputs = mapped.tensors.iter();
+    let response = Response {
+        outputs: outputs
+            .filter(|(place, _)| *place < signature.outputs.len())
+            .cloned()
+            .collect(),
+        parameters: mapped.parameters.clone(),
+    };
+    let head = Head::new(mapped.id.as_deref(), "m", 1);
+    let event = head.event(signature, &response);
+    let text = event
+        .strip_prefix(b"data: ")
+        .and_then(|text| text.strip_suffix(b"\n\n"));
+    let text = text.expect("an event");
+    assert!(!text.contains(&b'\n'));
+    serde_json::from_slice::<serde_json::Value>(text).expect("JSON");
+}

@@ -1,0 +1,228 @@
+//! The body as JSON: members in their order, repeated ones included, each with its text (TR-301 to TR-303).
+//!
+//! Owns: reading, and RapidJSON's words for what does not read. Refuses to know: what members mean. A value stays text
+//! until somebody asks for it with a type, so that a large body costs no tree.
+
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::limits::Limits;
+use super::refused::Refused;
+
+/// A member's name and the text of its value.
+pub(super) type Member<'a> = (String, &'a str);
+
+/// Checks a body and gives its members.
+///
+/// # Errors
+/// `Syntax`, `Depth`, `NoObject` and `Members`.
+pub(super) fn read<'a>(body: &'a [u8], limits: &Limits) -> Result<Vec<Member<'a>>, Refused> {
+    let text = std::str::from_utf8(body).map_err(|error| Refused::Syntax {
+        reason: "Invalid encoding in string.",
+        offset: error.valid_up_to(),
+    })?;
+    let whole: &RawValue =
+        serde_json::from_str(text).map_err(|error| syntax(text, text.len(), &error))?;
+    if too_deep(text, limits.json_depth) {
+        return Err(Refused::Depth(limits.json_depth));
+    }
+    if !whole.get().starts_with('{') {
+        return Err(Refused::NoObject);
+    }
+    members(whole.get(), limits)
+}
+
+/// The members of an object that was read before.
+///
+/// # Errors
+/// `Members`; `Syntax` for a name that is no text.
+pub(super) fn members<'a>(object: &'a str, limits: &Limits) -> Result<Vec<Member<'a>>, Refused> {
+    let members = Members {
+        max: limits.json_members,
+        too_many: false,
+    };
+    let mut reader = serde_json::Deserializer::from_str(object);
+    let (list, too_many) = reader
+        .deserialize_map(members)
+        .map_err(|error| syntax(object, object.len(), &error))?;
+    if too_many {
+        return Err(Refused::Members(limits.json_members));
+    }
+    Ok(list)
+}
+
+/// A string's text.
+///
+/// # Errors
+/// `Syntax` for half of a surrogate pair, which is no text.
+pub(super) fn string(text: &str) -> Result<String, Refused> {
+    serde_json::from_str(text).map_err(|error| syntax(text, text.len(), &error))
+}
+
+/// Calls `each` with the text of every element of an array; stops where it fails.
+///
+/// # Errors
+/// What `each` gives.
+pub(super) fn elements(
+    array: &str,
+    each: &mut dyn FnMut(&str) -> Result<(), Refused>,
+) -> Result<(), Refused> {
+    let mut refused = None;
+    let visiting = Elements {
+        each,
+        refused: &mut refused,
+    };
+    let read = visiting.deserialize(&mut serde_json::Deserializer::from_str(array));
+    match (refused, read) {
+        (Some(refused), _) => Err(refused),
+        (None, read) => read.map_err(|error| syntax(array, array.len(), &error)),
+    }
+}
+
+/// An object's members, up to the limit.
+struct Members {
+    max: usize,
+    too_many: bool,
+}
+
+impl<'de> Visitor<'de> for Members {
+    type Value = (Vec<Member<'de>>, bool);
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some((name, value)) = map.next_entry::<String, &'de RawValue>()? {
+            if list.len() < self.max {
+                list.push((name, value.get()));
+            } else {
+                self.too_many = true;
+            }
+        }
+        Ok((list, self.too_many))
+    }
+}
+
+struct Elements<'a> {
+    each: &'a mut dyn FnMut(&str) -> Result<(), Refused>,
+    refused: &'a mut Option<Refused>,
+}
+
+impl<'de> DeserializeSeed<'de> for Elements<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<(), D::Error> {
+        reader.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Elements<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        while let Some(element) = seq.next_element::<&'de RawValue>()? {
+            if self.refused.is_none()
+                && let Err(refused) = (self.each)(element.get())
+            {
+                *self.refused = Some(refused);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a text that reads as JSON is nested deeper than `max`. One pass, no recursion.
+fn too_deep(text: &str, max: usize) -> bool {
+    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => {
+                depth += 1;
+                if depth > max {
+                    return true;
+                }
+            }
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    false
+}
+
+/// What the reader says, in RapidJSON's words and with its offset.
+fn syntax(text: &str, end: usize, error: &serde_json::Error) -> Refused {
+    const WORDS: [(&str, &str); 14] = [
+        (
+            "EOF while parsing an object",
+            "Missing a name for object member.",
+        ),
+        ("key must be a string", "Missing a name for object member."),
+        (
+            "EOF while parsing a list",
+            "Missing a comma or ']' after an array element.",
+        ),
+        (
+            "expected `,` or `]`",
+            "Missing a comma or ']' after an array element.",
+        ),
+        (
+            "expected `,` or `}`",
+            "Missing a comma or '}' after an object member.",
+        ),
+        (
+            "expected `:`",
+            "Missing a colon after a name of object member.",
+        ),
+        (
+            "EOF while parsing a string",
+            "Missing a closing quotation mark in string.",
+        ),
+        (
+            "trailing characters",
+            "The document root must not be followed by other values.",
+        ),
+        (
+            "number out of range",
+            "Number too big to be stored in double.",
+        ),
+        (
+            "lone leading surrogate",
+            "The surrogate pair in string is invalid.",
+        ),
+        (
+            "unexpected end of hex",
+            "Incorrect hex digit after \\u escape in string.",
+        ),
+        ("invalid escape", "Invalid escape character in string."),
+        ("control character", "Invalid encoding in string."),
+        ("trailing comma", "Missing a name for object member."),
+    ];
+    if text.trim_ascii().is_empty() {
+        return Refused::Syntax {
+            reason: "The document is empty.",
+            offset: end,
+        };
+    }
+    let said = error.to_string();
+    let known = WORDS.iter().find(|(theirs, _)| said.starts_with(theirs));
+    let offset = if error.is_eof() {
+        end
+    } else {
+        let before = error.line().saturating_sub(1);
+        let line: usize = text.split_inclusive('\n').take(before).map(str::len).sum();
+        (line + error.column().saturating_sub(1)).min(end)
+    };
+    Refused::Syntax {
+        reason: known.map_or("Invalid value.", |(_, rapid)| rapid),
+        offset,
+    }
+}

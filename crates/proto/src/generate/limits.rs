@@ -1,0 +1,45 @@
+//! What a stranger can grow in a request of this face, and how far (section 14 of the page).
+//!
+//! Owns: the limits and their defaults. Refuses to know: who keeps them; each has a test at the limit and one past it.
+
+/// The limits of one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of the JSON text, and of all tensors together, where a string costs its length and 4 (TR-315).
+    pub input_bytes: usize,
+    /// How deep JSON may be nested (TR-302).
+    pub json_depth: usize,
+    /// Members of one object.
+    pub json_members: usize,
+    /// Bytes of an id (TR-304).
+    pub id_bytes: usize,
+    /// Elements of one tensor.
+    pub tensor_elements: usize,
+    /// Tokens that one request may ask for; what is more is cut to it. 0: the context is the only limit (TR-404).
+    pub new_tokens: u32,
+    /// Stop texts of one request, and bytes of each.
+    pub stop_words: usize,
+    /// Bytes of one stop text.
+    pub stop_bytes: usize,
+    /// Choices of one request (TR-407).
+    pub choices: u32,
+    /// Entries of `logit_bias`.
+    pub biases: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            input_bytes: 64 << 20,
+            json_depth: 100,
+            json_members: 10_000,
+            id_bytes: 1_024,
+            tensor_elements: 16_777_216,
+            new_tokens: 4_096,
+            stop_words: 64,
+            stop_bytes: 1_024,
+            choices: 16,
+            biases: 1_024,
+        }
+    }
+}

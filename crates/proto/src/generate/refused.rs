@@ -1,0 +1,191 @@
+//! Why a request is refused before any work, with the texts that clients match.
+//!
+//! Owns: [`Refused`]; each variant is one text of the page, and all of them are answered 400. Refuses to know: who asked.
+
+use super::datatype::Datatype;
+
+/// Why a request is refused. The text is the contract.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// TR-301: the body is no JSON text.
+    #[error("failed to parse the request JSON buffer: {reason} at {offset}")]
+    Syntax {
+        /// In RapidJSON's words.
+        reason: &'static str,
+        /// Bytes before the place.
+        offset: usize,
+    },
+    /// TR-302: nested too deep.
+    #[error("JSON nesting depth exceeds maximum allowed limit ({0})")]
+    Depth(usize),
+    /// An object has too many members.
+    #[error("a JSON object has more than {0} members")]
+    Members(usize),
+    /// TR-303: the body is no object.
+    #[error("attempt to get members for non-object")]
+    NoObject,
+    /// TR-304: the id is no string.
+    #[error("Unable to parse 'id': attempt to access JSON non-string as string")]
+    Id,
+    /// TR-304: the id is too long.
+    #[error("'id' must be at most {0} bytes long")]
+    IdBytes(usize),
+    /// TR-306: `parameters` is no object.
+    #[error(
+        "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object"
+    )]
+    Parameters,
+    /// TR-306: what is wrong inside `parameters`.
+    #[error("Converting keyword: 'parameters': {0}")]
+    Nested(Box<Self>),
+    /// TR-306: the model has an input of that name.
+    #[error("Keyword 'parameters' for nested schema also given as input tensor name")]
+    ParametersIsInput,
+    /// TR-307: a parameter that is no string, number or boolean.
+    #[error("parameter '{0}' has invalid type. It should be either 'int', 'bool', or 'string'.")]
+    ParameterType(String),
+    /// TR-307: a parameter that the model does not know, where it wants to know all.
+    #[error("unknown parameter '{name}' for model '{model}'")]
+    UnknownParameter {
+        /// The parameter.
+        name: String,
+        /// The model.
+        model: String,
+    },
+    /// TR-309: the elements do not fit the shape.
+    #[error("The schema can not convert input '{0}' to tensor with proper shape")]
+    Shape(String),
+    /// TR-310: an element of another JSON type.
+    #[error("{}", wrong_type(*.0))]
+    Type(Datatype),
+    /// TR-310: half precision has no JSON.
+    #[error(
+        "receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
+    )]
+    Half {
+        /// `FP16` or `BF16`.
+        datatype: Datatype,
+        /// The input.
+        name: String,
+    },
+    /// TR-311: an integer outside the range of its datatype.
+    #[error("value {value} of input '{name}' is out of range for {datatype}")]
+    Range {
+        /// The integer as sent.
+        value: String,
+        /// The input.
+        name: String,
+        /// Its datatype.
+        datatype: Datatype,
+    },
+    /// More elements than a tensor may have.
+    #[error("input '{name}' has more than {max} elements")]
+    Elements {
+        /// The input.
+        name: String,
+        /// The limit.
+        max: usize,
+    },
+    /// TR-313: an input given twice.
+    #[error("[request id: {id}] input '{name}' already exists in request")]
+    Twice {
+        /// The request's id.
+        id: String,
+        /// The input.
+        name: String,
+    },
+    /// TR-314: inputs are missing.
+    #[error("{0}")]
+    Missing(String),
+    /// TR-315: the JSON text is too long.
+    #[error(
+        "request JSON size of {bytes} bytes exceeds the maximum allowed input size of {max} bytes. Use \
+         --http-max-input-size to increase the limit."
+    )]
+    JsonBytes {
+        /// Its length, as far as it was read.
+        bytes: u64,
+        /// The limit.
+        max: usize,
+    },
+    /// TR-315: all tensors together are too large.
+    #[error(
+        "request size of {before} bytes with input '{name}' of size {bytes} bytes exceeds the maximum allowed input \
+         size of {max}. Use --http-max-input-size to increase the limit."
+    )]
+    TensorBytes {
+        /// Bytes of the inputs before.
+        before: usize,
+        /// The input.
+        name: String,
+        /// Its bytes.
+        bytes: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// A string that has to be text and is not.
+    #[error("input '{0}' is not valid UTF-8")]
+    Utf8(String),
+    /// TR-403: not an object.
+    #[error("sampling_parameters must be a JSON object: {0}")]
+    SamplingJson(String),
+    /// TR-403: a field of wrong type or range.
+    #[error("parameter '{field}' must be {range}, got {got}")]
+    Field {
+        /// The field.
+        field: String,
+        /// What would be right.
+        range: String,
+        /// What was given, shortened.
+        got: String,
+    },
+    /// TR-405.
+    #[error("When streaming, `exclude_input_in_output` = False is not allowed.")]
+    PromptInStream,
+    /// TR-401.
+    #[error("beam search is not supported")]
+    Beam,
+    /// TR-401: known, and not there.
+    #[error("'{0}' is not supported")]
+    Unsupported(String),
+    /// Both ways of saying what to generate from.
+    #[error("give either '{0}' or '{1}', not both")]
+    Both(String, String),
+}
+
+/// Why a body cannot be read as its `Content-Encoding` says (TR-209).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Encoding {
+    /// An encoding that generate does not know.
+    #[error("Unsupported content-encoding '{0}', supported: identity, gzip, deflate, zstd.")]
+    Unknown(String),
+    /// The reference decodes nothing.
+    #[error("Unsupported content-encoding, only 'identity' is supported.")]
+    IdentityOnly,
+    /// An encoding that infer does not know.
+    #[error("Unsupported compression type")]
+    UnknownCompression,
+    /// The bytes are not what the header says.
+    #[error("the request body is not valid {0} data")]
+    Corrupt(&'static str),
+}
+
+fn wrong_type(datatype: Datatype) -> String {
+    let (is, wanted) = match datatype {
+        Datatype::Bytes => {
+            return "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
+                .into();
+        }
+        Datatype::Bool => ("non-boolean", "boolean"),
+        Datatype::Int8 | Datatype::Int16 | Datatype::Int32 | Datatype::Int64 => {
+            ("non-signed-integer", "signed-integer")
+        }
+        Datatype::Uint8 | Datatype::Uint16 | Datatype::Uint32 | Datatype::Uint64 => {
+            ("non-unsigned-integer", "unsigned-integer")
+        }
+        Datatype::Fp16 | Datatype::Bf16 | Datatype::Fp32 | Datatype::Fp64 => {
+            ("non-number", "double")
+        }
+    };
+    format!("Unable to parse 'data': attempt to access JSON {is} as {wanted}")
+}

@@ -1,0 +1,439 @@
+//! From the members of a body to tensors and parameters (TR-304 to TR-315).
+//!
+//! Owns: [`Mapper`], [`Mapped`], [`Parameter`] and the order of these checks. Refuses to know: what a tensor does.
+
+use serde_json::Value;
+
+use super::datatype::Datatype;
+use super::json::{self, Member};
+use super::limits::Limits;
+use super::refused::Refused;
+use super::settings;
+use super::signature::{Input, InputRole, Signature};
+use super::tensor::{Data, Tensor, fit};
+
+/// A named value that no input declares.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Parameter {
+    /// True or false.
+    Bool(bool),
+    /// An integer of 64 bits.
+    Int(i64),
+    /// Any other number.
+    Double(f64),
+    /// Text.
+    Text(String),
+}
+
+/// What a request gives.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Mapped {
+    /// Its id, if it has one that is not empty.
+    pub id: Option<String>,
+    /// The tensors given, each with the place of its input in the signature.
+    pub tensors: Vec<(usize, Tensor)>,
+    /// The parameters, each name once.
+    pub parameters: Vec<(String, Parameter)>,
+    /// Parameters that mean nothing to the model.
+    pub unknown: u32,
+}
+
+/// Whose inputs a body is read for.
+#[derive(Clone, Copy, Debug)]
+pub struct Mapper<'a> {
+    /// The model, in messages.
+    pub model: &'a str,
+    /// What it takes.
+    pub signature: &'a Signature,
+    /// Names of parameters that mean something beside the sampling fields.
+    pub known: &'a [String],
+    /// Other parameters are refused (TR-307).
+    pub strict: bool,
+    /// How much is taken.
+    pub limits: &'a Limits,
+}
+
+impl Mapped {
+    /// The id as refusals show it.
+    #[must_use]
+    pub fn shown_id(&self) -> &str {
+        self.id.as_deref().unwrap_or("<id_unknown>")
+    }
+
+    /// The tensor given for an input.
+    #[must_use]
+    pub fn tensor(&self, input: usize) -> Option<&Tensor> {
+        let found = self.tensors.iter().find(|(place, _)| *place == input);
+        found.map(|(_, tensor)| tensor)
+    }
+
+    /// The parameter of this name.
+    #[must_use]
+    pub fn parameter(&self, name: &str) -> Option<&Parameter> {
+        let found = self.parameters.iter().find(|(mine, _)| mine == name);
+        found.map(|(_, value)| value)
+    }
+
+    /// The tensor of the input with this role, with its input.
+    pub(super) fn role<'a>(
+        &'a self,
+        signature: &'a Signature,
+        role: &InputRole,
+    ) -> Option<(&'a Input, &'a Tensor)> {
+        self.tensors.iter().find_map(|(place, tensor)| {
+            let input = signature.inputs.get(*place)?;
+            (input.role == *role).then_some((input, tensor))
+        })
+    }
+}
+
+impl Mapper<'_> {
+    /// Reads a whole body.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with it, in the order of TR-203.
+    pub fn map(&self, body: &[u8]) -> Result<Mapped, Refused> {
+        if body.len() > self.limits.input_bytes {
+            return Err(Refused::JsonBytes {
+                bytes: body.len() as u64,
+                max: self.limits.input_bytes,
+            });
+        }
+        let members = json::read(body, self.limits)?;
+        let mut mapped = Mapped {
+            id: id(&members, self.limits)?,
+            ..Mapped::default()
+        };
+        let mut filling = Filling {
+            mapper: *self,
+            into: &mut mapped,
+            bytes: 0,
+        };
+        filling.members(&members, true)?;
+        self.complete(&mapped)?;
+        Ok(mapped)
+    }
+
+    /// TR-314: whether everything required is there.
+    ///
+    /// # Errors
+    /// `Missing`, with all that is missing.
+    pub fn complete(&self, mapped: &Mapped) -> Result<(), Refused> {
+        let inputs = &self.signature.inputs;
+        let converses = mapped.role(self.signature, &InputRole::Messages).is_some();
+        let missing: Vec<&str> = inputs
+            .iter()
+            .enumerate()
+            .filter(|(place, input)| !input.optional && mapped.tensor(*place).is_none())
+            // A conversation stands for the prompt.
+            .filter(|(_, input)| !(converses && input.role == InputRole::Prompt))
+            .map(|(_, input)| &*input.name)
+            .collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let required = inputs.iter().filter(|input| !input.optional).count();
+        let expected = if required == inputs.len() {
+            format!("{required} inputs")
+        } else {
+            format!("number of inputs between {required} and {}", inputs.len())
+        };
+        let mut got: Vec<&str> = mapped
+            .tensors
+            .iter()
+            .filter_map(|(place, _)| Some(&*inputs.get(*place)?.name))
+            .collect();
+        got.sort_unstable();
+        let count = got.len();
+        Err(Refused::Missing(format!(
+            "[request id: {}] expected {expected} but got {count} inputs for model '{}'. Got input(s) {}, but missing \
+             required input(s) {}. Please provide all required input(s).",
+            mapped.shown_id(),
+            self.model,
+            quoted(&got),
+            quoted(&missing),
+        )))
+    }
+
+    /// One parameter more; the first of a name wins (TR-307).
+    ///
+    /// # Errors
+    /// `UnknownParameter`, where the model wants to know all.
+    pub fn parameter(
+        &self,
+        mapped: &mut Mapped,
+        name: &str,
+        value: Parameter,
+    ) -> Result<(), Refused> {
+        if !settings::is_field(name) && !self.known.iter().any(|known| known == name) {
+            if self.strict {
+                return Err(Refused::UnknownParameter {
+                    name: name.into(),
+                    model: self.model.into(),
+                });
+            }
+            mapped.unknown = mapped.unknown.saturating_add(1);
+        }
+        if mapped.parameter(name).is_none() {
+            mapped.parameters.push((name.into(), value));
+        }
+        Ok(())
+    }
+}
+
+fn quoted(names: &[&str]) -> String {
+    let names: Vec<_> = names.iter().map(|name| format!("'{name}'")).collect();
+    format!("[{}]", names.join(","))
+}
+
+/// TR-304: the id, wherever it stands.
+fn id(members: &[Member<'_>], limits: &Limits) -> Result<Option<String>, Refused> {
+    let Some((_, value)) = members.iter().find(|(name, _)| name == "id") else {
+        return Ok(None);
+    };
+    if !value.starts_with('"') {
+        return Err(Refused::Id);
+    }
+    let id = json::string(value)?;
+    if id.len() > limits.id_bytes {
+        return Err(Refused::IdBytes(limits.id_bytes));
+    }
+    Ok((!id.is_empty()).then_some(id))
+}
+
+/// A request that is being filled.
+struct Filling<'a> {
+    mapper: Mapper<'a>,
+    into: &'a mut Mapped,
+    /// Of the tensors so far.
+    bytes: usize,
+}
+
+impl Filling<'_> {
+    fn members(&mut self, members: &[Member<'_>], outer: bool) -> Result<(), Refused> {
+        let signature = self.mapper.signature;
+        for (name, value) in members {
+            match (name.as_str(), signature.input(name)) {
+                ("id", _) if outer => {}
+                ("parameters", Some(_)) if outer => return Err(Refused::ParametersIsInput),
+                ("parameters", None) if outer => self.nested(value)?,
+                (_, Some(place)) => self.tensor(place, value)?,
+                (name, None) => {
+                    let value = parameter(name, value)?;
+                    self.mapper.parameter(self.into, name, value)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// TR-306.
+    fn nested(&mut self, value: &str) -> Result<(), Refused> {
+        if !value.starts_with('{') {
+            return Err(Refused::Parameters);
+        }
+        let members = json::members(value, self.mapper.limits)?;
+        self.members(&members, false)
+            .map_err(|inner| Refused::Nested(Box::new(inner)))
+    }
+
+    fn tensor(&mut self, place: usize, value: &str) -> Result<(), Refused> {
+        let Mapper {
+            signature, limits, ..
+        } = self.mapper;
+        let input = &signature.inputs[place];
+        if self.into.tensor(place).is_some() {
+            return Err(Refused::Twice {
+                id: self.into.shown_id().into(),
+                name: input.name.clone(),
+            });
+        }
+        let tensor = Reading {
+            input,
+            lenient: signature.lenient,
+            limits,
+        }
+        .tensor(value)?;
+        let bytes = tensor.data.bytes(input.datatype);
+        if self.bytes + bytes > limits.input_bytes {
+            return Err(Refused::TensorBytes {
+                before: self.bytes,
+                name: input.name.clone(),
+                bytes,
+                max: limits.input_bytes,
+            });
+        }
+        self.bytes += bytes;
+        let batch = (signature.max_batch_size > 0).then_some(1);
+        let shape = batch.into_iter().chain(tensor.shape).collect();
+        self.into.tensors.push((place, Tensor { shape, ..tensor }));
+        Ok(())
+    }
+}
+
+/// TR-307.
+fn parameter(name: &str, value: &str) -> Result<Parameter, Refused> {
+    Ok(match value.as_bytes().first() {
+        Some(b'"') => Parameter::Text(json::string(value)?),
+        Some(b't') => Parameter::Bool(true),
+        Some(b'f') => Parameter::Bool(false),
+        Some(b'-' | b'0'..=b'9') => match value.parse() {
+            Ok(number) => Parameter::Int(number),
+            Err(_) => Parameter::Double(double(value)?),
+        },
+        _ => return Err(Refused::ParameterType(name.into())),
+    })
+}
+
+/// A number that JSON allows; those that no double holds are refused as RapidJSON refuses them.
+fn double(text: &str) -> Result<f64, Refused> {
+    let number: Option<f64> = text.parse().ok();
+    number
+        .filter(|number| number.is_finite())
+        .ok_or(Refused::Syntax {
+            reason: "Number too big to be stored in double.",
+            offset: 0,
+        })
+}
+
+/// How the text of a member becomes a tensor.
+struct Reading<'a> {
+    input: &'a Input,
+    lenient: bool,
+    limits: &'a Limits,
+}
+
+impl Reading<'_> {
+    fn tensor(&self, value: &str) -> Result<Tensor, Refused> {
+        let input = self.input;
+        if matches!(input.datatype, Datatype::Fp16 | Datatype::Bf16) {
+            return Err(Refused::Half {
+                datatype: input.datatype,
+                name: input.name.clone(),
+            });
+        }
+        let mut data = Data::empty(input.datatype);
+        let count = if input.accepts_json && !value.starts_with('"') {
+            self.put(&mut data, &compact(value)?)?;
+            1
+        } else if value.starts_with('[') {
+            let mut outer = 0;
+            json::elements(value, &mut |element| {
+                outer += 1;
+                self.flatten(&mut data, element)
+            })?;
+            outer
+        } else {
+            self.element(&mut data, value)?;
+            1
+        };
+        // TR-308: shapes are made for the outer level; what is nested has to be of one element each.
+        let shape = fit(&input.shape, count).filter(|_| count == data.len());
+        let shape = shape.ok_or_else(|| Refused::Shape(input.name.clone()))?;
+        Ok(Tensor { shape, data })
+    }
+
+    /// JSON of this depth was let in: recursion is bounded.
+    fn flatten(&self, data: &mut Data, value: &str) -> Result<(), Refused> {
+        if value.starts_with('[') {
+            json::elements(value, &mut |element| self.flatten(data, element))
+        } else {
+            self.element(data, value)
+        }
+    }
+
+    fn element(&self, data: &mut Data, value: &str) -> Result<(), Refused> {
+        if data.len() >= self.limits.tensor_elements {
+            return Err(Refused::Elements {
+                name: self.input.name.clone(),
+                max: self.limits.tensor_elements,
+            });
+        }
+        let wrong = || Refused::Type(self.input.datatype);
+        if !value.starts_with('"') {
+            return match data {
+                Data::Bytes(_) => Err(wrong()),
+                other => self.plain(other, value),
+            };
+        }
+        let text = json::string(value)?;
+        match data {
+            Data::Bytes(list) => {
+                list.push(text.as_bytes());
+                Ok(())
+            }
+            // TR-312: a string that is wholly of the type.
+            other if self.lenient => self.plain(other, text.trim()),
+            _ => Err(wrong()),
+        }
+    }
+
+    fn put(&self, data: &mut Data, text: &str) -> Result<(), Refused> {
+        match data {
+            Data::Bytes(list) => {
+                list.push(text.as_bytes());
+                Ok(())
+            }
+            _ => Err(Refused::Type(self.input.datatype)),
+        }
+    }
+
+    /// A number or a flag.
+    fn plain(&self, data: &mut Data, text: &str) -> Result<(), Refused> {
+        let wrong = || Refused::Type(self.input.datatype);
+        match data {
+            Data::Bool(list) => list.push(match text {
+                "true" => true,
+                "false" => false,
+                _ => return Err(wrong()),
+            }),
+            Data::Int(list) => {
+                list.push(i64::try_from(self.integer(text)?).map_err(|_| wrong())?);
+            }
+            Data::Uint(list) => {
+                list.push(u64::try_from(self.integer(text)?).map_err(|_| wrong())?);
+            }
+            Data::Float(list) => {
+                if !text.starts_with(|first: char| first == '-' || first.is_ascii_digit()) {
+                    return Err(wrong());
+                }
+                let number: f64 = text.parse().map_err(|_| wrong())?;
+                list.push(if number.is_finite() {
+                    number
+                } else {
+                    double(text)?
+                });
+            }
+            Data::Bytes(_) => return Err(wrong()),
+        }
+        Ok(())
+    }
+
+    fn integer(&self, text: &str) -> Result<i128, Refused> {
+        let datatype = self.input.datatype;
+        let digits = text.strip_prefix('-').unwrap_or(text);
+        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(Refused::Type(datatype));
+        }
+        let (least, most) = datatype.range().unwrap_or((0, 0));
+        let number = text
+            .parse()
+            .ok()
+            .filter(|number| (least..=most).contains(number));
+        number.ok_or_else(|| Refused::Range {
+            value: settings::short(text),
+            name: self.input.name.clone(),
+            datatype,
+        })
+    }
+}
+
+/// A value's text without white space.
+fn compact(value: &str) -> Result<String, Refused> {
+    let wrong = |_| Refused::Syntax {
+        reason: "Invalid value.",
+        offset: 0,
+    };
+    let value: Value = serde_json::from_str(value).map_err(wrong)?;
+    Ok(value.to_string())
+}

@@ -1,0 +1,448 @@
+//! What tensors and parameters set, one value for each field whichever way it came (TR-402 to TR-408).
+//!
+//! Owns: [`Settings`], the fields' names, ranges and precedence. Refuses to know: engines and their configuration.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use super::limits::Limits;
+use super::refused::Refused;
+use super::request::{Mapped, Parameter};
+use super::signature::{InputRole, Signature};
+use super::tensor::{Data, Tensor};
+
+/// What a request of a text model asks for; what is not set is the model's to decide.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settings {
+    /// One response per flush.
+    pub stream: bool,
+    /// Whether the prompt is kept out of the output; `None`: the model's default (TR-405).
+    pub exclude_prompt: Option<bool>,
+    /// At most this many tokens.
+    pub max_tokens: Option<u32>,
+    /// At least this many.
+    pub min_tokens: Option<u32>,
+    /// 0 takes the most likely token.
+    pub temperature: Option<f32>,
+    /// Keeps the smallest set with this probability.
+    pub top_p: Option<f32>,
+    /// Keeps so many of the most likely; 0 is off.
+    pub top_k: Option<u32>,
+    /// Keeps what is at least this fraction of the most likely.
+    pub min_p: Option<f32>,
+    /// Divides the logits of tokens seen.
+    pub repetition_penalty: Option<f32>,
+    /// Subtracted once from tokens generated before.
+    pub presence_penalty: Option<f32>,
+    /// Subtracted for each time.
+    pub frequency_penalty: Option<f32>,
+    /// Equal seeds give equal text.
+    pub seed: Option<u64>,
+    /// Texts that end the output.
+    pub stop: Vec<String>,
+    /// Tokens that end it.
+    pub stop_token_ids: Vec<u32>,
+    /// Go on past the end of the sequence.
+    pub ignore_eos: Option<bool>,
+    /// So many choices.
+    pub choices: Option<u32>,
+    /// So many alternatives beside each token's log-probability.
+    pub top_logprobs: Option<u32>,
+    /// Added to tokens' logits; -100 and below forbids.
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// The whole request may take this long.
+    pub timeout: Option<Duration>,
+    /// Lower goes first; 0 is usual.
+    pub priority: i64,
+}
+
+/// The sampling fields. A later name of one target wins over an earlier one.
+const FIELDS: &[&str] = &[
+    "max_tokens",
+    "max_new_tokens",
+    "max_completion_tokens",
+    "min_length",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "random_seed",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "end_id",
+    "ignore_eos",
+    "skip_special_tokens",
+    "n",
+    "beam_width",
+    "logprobs",
+    "prompt_logprobs",
+    "logit_bias",
+    "timeout",
+    "priority",
+    "controller",
+    "controller_arg",
+    "regex",
+    "grammar",
+];
+
+/// Whether a parameter of this name means something to a text model.
+pub(super) fn is_field(name: &str) -> bool {
+    FIELDS.contains(&name)
+}
+
+/// Text of a client as messages show it.
+pub(super) fn short(text: &str) -> String {
+    const SHOWN: usize = 64;
+    if text.chars().nth(SHOWN).is_none() {
+        return text.into();
+    }
+    text.chars().take(SHOWN).chain(['…']).collect()
+}
+
+impl Settings {
+    /// Puts everything together that a request says.
+    ///
+    /// # Errors
+    /// The field that is wrong, with its range.
+    pub fn of(signature: &Signature, mapped: &Mapped, limits: &Limits) -> Result<Self, Refused> {
+        let mut settings = Self::default();
+        let fields = fields(signature, mapped, &mut settings)?;
+        // In the order of the names, so that which one wins depends on nothing else.
+        for name in FIELDS {
+            if let Some(value) = fields.get(*name).filter(|value| !value.is_null()) {
+                settings.set(name, value, limits)?;
+            }
+        }
+        settings.limit(limits);
+        if settings.stream && settings.exclude_prompt == Some(false) {
+            return Err(Refused::PromptInStream);
+        }
+        Ok(settings)
+    }
+
+    fn limit(&mut self, limits: &Limits) {
+        if limits.new_tokens > 0 {
+            let most = limits.new_tokens;
+            self.max_tokens = Some(self.max_tokens.map_or(most, |asked| asked.min(most)));
+        }
+    }
+
+    fn set(&mut self, name: &str, value: &Value, limits: &Limits) -> Result<(), Refused> {
+        let field = Field { name, value };
+        match name {
+            "max_tokens" | "max_new_tokens" | "max_completion_tokens" => {
+                self.max_tokens = Some(field.cut("at least 0")?);
+            }
+            "min_length" | "min_tokens" => self.min_tokens = Some(field.cut("at least 0")?),
+            "temperature" => {
+                self.temperature =
+                    Some(field.number("in [0, 100]", |x| (0.0..=100.0).contains(&x))?);
+            }
+            "top_p" => self.top_p = Some(field.number("in (0, 1]", |x| x > 0.0 && x <= 1.0)?),
+            "top_k" => {
+                let kept = field.integer("at least -1", -1, i128::from(u32::MAX))?;
+                self.top_k = Some(u32::try_from(kept).unwrap_or(0));
+            }
+            "min_p" => self.min_p = Some(field.number("in [0, 1)", |x| (0.0..1.0).contains(&x))?),
+            "repetition_penalty" => {
+                self.repetition_penalty =
+                    Some(field.number("in (0, 10]", |x| x > 0.0 && x <= 10.0)?);
+            }
+            "presence_penalty" => self.presence_penalty = Some(field.penalty()?),
+            "frequency_penalty" => self.frequency_penalty = Some(field.penalty()?),
+            "random_seed" | "seed" => {
+                let range = "an integer of 64 bits, not negative";
+                let seed = field.integer(range, 0, i128::from(u64::MAX))?;
+                self.seed = u64::try_from(seed).ok();
+            }
+            "stop" => self.stop = field.stops(limits)?,
+            "stop_token_ids" => self.stop_token_ids.extend(field.tokens()?),
+            "end_id" => self
+                .stop_token_ids
+                .push(field.count("a token id", u32::MAX)?),
+            "ignore_eos" => self.ignore_eos = Some(field.flag()?),
+            "n" => self.choices = Some(field.between(1, limits.choices)?),
+            "logprobs" => self.top_logprobs = Some(field.between(0, TOP_LOGPROBS_MAX)?),
+            "logit_bias" => self.logit_bias = field.biases(limits)?,
+            "timeout" => {
+                let range = "a number of microseconds";
+                let time = field.integer(range, 0, i128::from(u64::MAX))?;
+                let time = Duration::from_micros(u64::try_from(time).unwrap_or(u64::MAX));
+                self.timeout = (!time.is_zero()).then_some(time);
+            }
+            "priority" => {
+                let range = "an integer of 64 bits";
+                let least = i128::from(i64::MIN);
+                let priority = field.integer(range, least, i128::from(u64::MAX))?;
+                self.priority = i64::try_from(priority).unwrap_or(i64::MAX);
+            }
+            _ => field.harmless()?,
+        }
+        Ok(())
+    }
+}
+
+const TOP_LOGPROBS_MAX: u32 = 20;
+
+/// Every field once: a declared input wins, then `sampling_parameters`, then the parameters, which count only without it
+/// (TR-403). Sets what is no sampling field on the way.
+fn fields(
+    signature: &Signature,
+    mapped: &Mapped,
+    settings: &mut Settings,
+) -> Result<BTreeMap<String, Value>, Refused> {
+    let mut fields = BTreeMap::new();
+    let mut declared = Vec::new();
+    let mut json = None;
+    for (place, tensor) in &mapped.tensors {
+        let Some(input) = signature.inputs.get(*place) else {
+            continue;
+        };
+        match &input.role {
+            InputRole::Stream => settings.stream = tensor.flag().unwrap_or(false),
+            InputRole::ExcludePrompt => settings.exclude_prompt = tensor.flag(),
+            InputRole::SamplingJson => json = Some(tensor),
+            InputRole::Sampling(field) => {
+                let values = tensor.data.values();
+                let values = values.ok_or_else(|| Refused::Utf8(input.name.clone()))?;
+                declared.push((field, only(values, input.shape != [1])));
+            }
+            InputRole::Unsupported if does_something(tensor) => {
+                return Err(Refused::Unsupported(input.name.clone()));
+            }
+            InputRole::Image if does_something(tensor) => {
+                return Err(Refused::Unsupported(input.name.clone()));
+            }
+            _ => {}
+        }
+    }
+    match json {
+        Some(tensor) => fields.extend(sampling_json(tensor)?),
+        None => fields.extend(
+            mapped
+                .parameters
+                .iter()
+                .map(|(name, value)| (name.clone(), value.to_json())),
+        ),
+    }
+    fields.extend(
+        declared
+            .into_iter()
+            .map(|(field, value)| (field.clone(), value)),
+    );
+    Ok(fields)
+}
+
+/// One element is itself, unless the field is a list.
+fn only(mut values: Vec<Value>, list: bool) -> Value {
+    if values.len() == 1 && !list {
+        values.remove(0)
+    } else {
+        Value::Array(values)
+    }
+}
+
+/// False, nothing and empty texts ask for nothing.
+fn does_something(tensor: &Tensor) -> bool {
+    match &tensor.data {
+        Data::Bool(list) => list.contains(&true),
+        Data::Bytes(list) => list.iter().any(|text| !text.is_empty()),
+        other => !other.is_empty(),
+    }
+}
+
+/// TR-403.
+fn sampling_json(tensor: &Tensor) -> Result<Map<String, Value>, Refused> {
+    let Data::Bytes(list) = &tensor.data else {
+        return Ok(Map::new());
+    };
+    let Some(text) = list
+        .iter()
+        .next()
+        .filter(|text| !text.trim_ascii().is_empty())
+    else {
+        return Ok(Map::new());
+    };
+    match serde_json::from_slice(text) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Err(Refused::SamplingJson("it is another value".into())),
+        Err(error) => Err(Refused::SamplingJson(error.to_string())),
+    }
+}
+
+impl Parameter {
+    fn to_json(&self) -> Value {
+        match self {
+            Self::Bool(flag) => (*flag).into(),
+            Self::Int(number) => (*number).into(),
+            Self::Double(number) => (*number).into(),
+            Self::Text(text) => text.as_str().into(),
+        }
+    }
+}
+
+/// One field as it was given.
+#[derive(Clone, Copy)]
+struct Field<'a> {
+    name: &'a str,
+    value: &'a Value,
+}
+
+impl Field<'_> {
+    fn wrong(self, range: &str) -> Refused {
+        Refused::Field {
+            field: self.name.into(),
+            range: range.into(),
+            got: short(&self.value.to_string()),
+        }
+    }
+
+    /// An integer, also as a string, or as a float without a fraction.
+    fn integer(self, range: &str, least: i128, most: i128) -> Result<i128, Refused> {
+        let whole = |x: &f64| x.fract() == 0.0 && x.abs() < 1e18;
+        let number = match self.value {
+            Value::String(text) => text.trim().parse().ok(),
+            Value::Number(number) => {
+                let exact = number.as_i64().map(i128::from);
+                let exact = exact.or_else(|| number.as_u64().map(i128::from));
+                #[allow(clippy::cast_possible_truncation, reason = "it is whole and small")]
+                let float = || number.as_f64().filter(whole).map(|x| x as i128);
+                exact.or_else(float)
+            }
+            _ => None,
+        };
+        let fits = number.filter(|number| (least..=most).contains(number));
+        fits.ok_or_else(|| self.wrong(range))
+    }
+
+    /// A count that fits 32 bits.
+    fn count(self, range: &str, most: u32) -> Result<u32, Refused> {
+        let number = self.integer(range, 0, i128::from(most))?;
+        Ok(u32::try_from(number).unwrap_or(most))
+    }
+
+    /// A count of tokens; what is more than 32 bits hold is as good as no limit.
+    fn cut(self, range: &str) -> Result<u32, Refused> {
+        let number = self.integer(range, 0, i128::from(u64::MAX))?;
+        Ok(u32::try_from(number).unwrap_or(u32::MAX))
+    }
+
+    fn between(self, least: u32, most: u32) -> Result<u32, Refused> {
+        let range = format!("in [{least}, {most}]");
+        let number = self.integer(&range, i128::from(least), i128::from(most))?;
+        Ok(u32::try_from(number).unwrap_or(most))
+    }
+
+    fn number(self, range: &str, fits: impl Fn(f32) -> bool) -> Result<f32, Refused> {
+        let number = match self.value {
+            Value::String(text) => text.trim().parse().ok(),
+            other => other.as_f64(),
+        };
+        #[allow(clippy::cast_possible_truncation, reason = "the field is a float")]
+        let number = number.map(|number: f64| number as f32);
+        // NaN is in no range.
+        number
+            .filter(|number| fits(*number))
+            .ok_or_else(|| self.wrong(range))
+    }
+
+    fn penalty(self) -> Result<f32, Refused> {
+        self.number("in [-2, 2]", |x| (-2.0..=2.0).contains(&x))
+    }
+
+    fn flag(self) -> Result<bool, Refused> {
+        match self.value {
+            Value::Bool(flag) => Ok(*flag),
+            Value::String(text) if text == "true" => Ok(true),
+            Value::String(text) if text == "false" => Ok(false),
+            _ => Err(self.wrong("true or false")),
+        }
+    }
+
+    /// Empty texts are dropped: a client sends `[""]`.
+    fn stops(self, limits: &Limits) -> Result<Vec<String>, Refused> {
+        let range = || {
+            format!(
+                "at most {} strings of at most {} bytes",
+                limits.stop_words, limits.stop_bytes
+            )
+        };
+        let list = match self.value {
+            Value::String(one) => vec![one.clone()],
+            Value::Array(list) => {
+                let texts = list.iter().map(|text| text.as_str().map(str::to_owned));
+                let texts: Option<Vec<String>> = texts.collect();
+                texts.ok_or_else(|| self.wrong(&range()))?
+            }
+            _ => return Err(self.wrong(&range())),
+        };
+        let list: Vec<_> = list.into_iter().filter(|text| !text.is_empty()).collect();
+        if list.len() > limits.stop_words || list.iter().any(|text| text.len() > limits.stop_bytes)
+        {
+            return Err(self.wrong(&range()));
+        }
+        Ok(list)
+    }
+
+    fn tokens(self) -> Result<Vec<u32>, Refused> {
+        let range = "a list of token ids";
+        let list = self.value.as_array().ok_or_else(|| self.wrong(range))?;
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        list.iter()
+            .map(|value| id(value).ok_or_else(|| self.wrong(range)))
+            .collect()
+    }
+
+    fn biases(self, limits: &Limits) -> Result<BTreeMap<u32, f32>, Refused> {
+        let range = format!(
+            "an object of at most {} token ids with numbers in [-100, 100]",
+            limits.biases
+        );
+        let wrong = || self.wrong(&range);
+        // A parameter can only be text.
+        let read = self
+            .value
+            .as_str()
+            .and_then(|text| serde_json::from_str(text).ok());
+        let object = read.as_ref().unwrap_or(self.value).as_object();
+        let object = object
+            .filter(|object| object.len() <= limits.biases)
+            .ok_or_else(wrong)?;
+        object
+            .iter()
+            .map(|(id, bias)| {
+                let bias = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
+                #[allow(clippy::cast_possible_truncation, reason = "the field is a float")]
+                let bias = bias.ok_or_else(wrong)? as f32;
+                Ok((id.parse().map_err(|_| wrong())?, bias))
+            })
+            .collect()
+    }
+
+    /// A field that does nothing here, unless it asks for something.
+    fn harmless(self) -> Result<(), Refused> {
+        let nothing = match self.name {
+            "beam_width" => {
+                let one = self.integer("1", i128::from(i64::MIN), i128::from(u64::MAX))? == 1;
+                return if one { Ok(()) } else { Err(Refused::Beam) };
+            }
+            "skip_special_tokens" => self.flag()?,
+            "prompt_logprobs" => {
+                self.integer("0", i128::from(i64::MIN), i128::from(u64::MAX))? == 0
+            }
+            _ => self.value.as_str() == Some(""),
+        };
+        if nothing {
+            Ok(())
+        } else {
+            Err(Refused::Unsupported(self.name.into()))
+        }
+    }
+}

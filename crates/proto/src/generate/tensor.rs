@@ -1,0 +1,190 @@
+//! Values of tensors.
+//!
+//! Owns: [`Tensor`], [`Data`], [`Strings`], and how many elements fit a shape (TR-309). Refuses to know: JSON and bytes.
+
+use serde_json::Value;
+
+use super::datatype::Datatype;
+
+/// A shape, and that many elements.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Its dimensions, each 0 or more.
+    pub shape: Vec<i64>,
+    /// Its elements, the last dimension running fastest.
+    pub data: Data,
+}
+
+/// Elements, in the widest type of their kind; the datatype stands in the signature.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Data {
+    /// Of `BOOL`.
+    Bool(Vec<bool>),
+    /// Of the signed integers.
+    Int(Vec<i64>),
+    /// Of the unsigned integers.
+    Uint(Vec<u64>),
+    /// Of the floats.
+    Float(Vec<f64>),
+    /// Of `BYTES`.
+    Bytes(Strings),
+}
+
+/// Strings of bytes, one behind the other: many short ones cost little more than their bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Strings {
+    data: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Strings {
+    /// One more.
+    pub fn push(&mut self, text: &[u8]) {
+        self.data.extend_from_slice(text);
+        self.ends.push(self.data.len());
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Each, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let begins = std::iter::once(0).chain(self.ends.iter().copied());
+        begins
+            .zip(&self.ends)
+            .map(|(begin, end)| &self.data[begin..*end])
+    }
+
+    /// What they cost where a string costs its length and 4.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.data.len() + 4 * self.ends.len()
+    }
+}
+
+impl<'a> FromIterator<&'a [u8]> for Strings {
+    fn from_iter<I: IntoIterator<Item = &'a [u8]>>(list: I) -> Self {
+        let mut strings = Self::default();
+        list.into_iter().for_each(|text| strings.push(text));
+        strings
+    }
+}
+
+impl Data {
+    /// None yet, of the kind that this datatype has.
+    #[must_use]
+    pub fn empty(datatype: Datatype) -> Self {
+        match datatype {
+            Datatype::Bool => Self::Bool(Vec::new()),
+            Datatype::Bytes => Self::Bytes(Strings::default()),
+            Datatype::Fp16 | Datatype::Bf16 | Datatype::Fp32 | Datatype::Fp64 => {
+                Self::Float(Vec::new())
+            }
+            Datatype::Uint8 | Datatype::Uint16 | Datatype::Uint32 | Datatype::Uint64 => {
+                Self::Uint(Vec::new())
+            }
+            Datatype::Int8 | Datatype::Int16 | Datatype::Int32 | Datatype::Int64 => {
+                Self::Int(Vec::new())
+            }
+        }
+    }
+
+    /// How many elements.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        match self {
+            Self::Bool(list) => list.len(),
+            Self::Int(list) => list.len(),
+            Self::Uint(list) => list.len(),
+            Self::Float(list) => list.len(),
+            Self::Bytes(list) => list.len(),
+        }
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes on the wire, by this datatype (TR-315).
+    #[must_use]
+    pub fn bytes(&self, datatype: Datatype) -> usize {
+        match self {
+            Self::Bytes(list) => list.bytes(),
+            other => other.len() * datatype.width().unwrap_or(0),
+        }
+    }
+
+    /// The elements as JSON, strings as far as they are UTF-8; `None` if one is not.
+    pub(super) fn values(&self) -> Option<Vec<Value>> {
+        Some(match self {
+            Self::Bool(list) => list.iter().map(|flag| Value::from(*flag)).collect(),
+            Self::Int(list) => list.iter().map(|number| Value::from(*number)).collect(),
+            Self::Uint(list) => list.iter().map(|number| Value::from(*number)).collect(),
+            Self::Float(list) => list.iter().map(|number| Value::from(*number)).collect(),
+            Self::Bytes(list) => {
+                let texts = list.iter().map(|text| std::str::from_utf8(text));
+                let texts: Result<Vec<_>, _> = texts.collect();
+                texts.ok()?.into_iter().map(Value::from).collect()
+            }
+        })
+    }
+}
+
+impl Tensor {
+    /// A tensor with one dimension of these strings.
+    #[must_use]
+    pub fn texts<'a>(list: impl IntoIterator<Item = &'a str>) -> Self {
+        Self::flat(Data::Bytes(list.into_iter().map(str::as_bytes).collect()))
+    }
+
+    /// A tensor with one dimension.
+    #[must_use]
+    pub fn flat(data: Data) -> Self {
+        Self {
+            shape: vec![i64::try_from(data.len()).unwrap_or(i64::MAX)],
+            data,
+        }
+    }
+
+    /// The first element, if it is true or false.
+    pub(super) fn flag(&self) -> Option<bool> {
+        match &self.data {
+            Data::Bool(list) => list.first().copied(),
+            _ => None,
+        }
+    }
+}
+
+/// The shape of `count` elements where `declared` has to be kept (TR-309).
+pub(super) fn fit(declared: &[i64], count: usize) -> Option<Vec<i64>> {
+    let mut rest = i64::try_from(count).ok()?;
+    for fixed in declared.iter().copied().filter(|size| *size >= 0) {
+        match rest.checked_rem(fixed) {
+            Some(0) => rest /= fixed,
+            // A dimension of 0 has no elements at all.
+            None if rest == 0 => {}
+            _ => return None,
+        }
+    }
+    let innermost = declared.iter().rposition(|size| *size < 0);
+    if innermost.is_none() && rest != 1 && !declared.contains(&0) {
+        return None;
+    }
+    let shape = declared.iter().enumerate().map(|(index, size)| match size {
+        _ if Some(index) == innermost => rest,
+        -1 => 1,
+        size => *size,
+    });
+    Some(shape.collect())
+}

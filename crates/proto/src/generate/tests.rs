@@ -1,0 +1,761 @@
+//! The rules of sections 1, 3 and 4, as tables: a body, and the text of its refusal or what it sets.
+
+use std::time::Duration;
+
+use super::fuzz::every_datatype;
+use super::*;
+use crate::corpus;
+
+fn parrot() -> Signature {
+    let input = |name: &str, datatype, shape: &[i64], role| Input {
+        name: name.into(),
+        datatype,
+        shape: shape.to_vec(),
+        optional: false,
+        role,
+        accepts_json: false,
+    };
+    Signature {
+        inputs: vec![
+            input("QUESTION", Datatype::Bytes, &[1, 1], InputRole::Prompt),
+            input("LIVE", Datatype::Bool, &[1, 1], InputRole::Stream),
+            Input {
+                optional: true,
+                ..input("hints", Datatype::Int32, &[1, -1], InputRole::Ignore)
+            },
+        ],
+        outputs: vec![Output {
+            name: "ANSWER".into(),
+            datatype: Datatype::Bytes,
+            shape: vec![1, -1],
+            role: OutputRole::Text,
+        }],
+        max_batch_size: 0,
+        decoupled: true,
+        lenient: false,
+    }
+}
+
+fn mapper<'a>(signature: &'a Signature, limits: &'a Limits) -> Mapper<'a> {
+    Mapper {
+        model: "parrot",
+        signature,
+        known: &[],
+        strict: false,
+        limits,
+    }
+}
+
+fn map(signature: &Signature, body: &str) -> Result<Mapped, String> {
+    mapper(signature, &Limits::default())
+        .map(body.as_bytes())
+        .map_err(|refused| refused.to_string())
+}
+
+/// Bodies and the texts of their refusals.
+fn refuses(signature: &Signature, table: &[(&str, &str)]) {
+    for (body, expect) in table {
+        assert_eq!(map(signature, body).unwrap_err(), *expect, "{body}");
+    }
+}
+
+#[test]
+fn tr_301_what_is_no_json_is_told_in_the_words_that_clients_know() {
+    let prefix = "failed to parse the request JSON buffer: ";
+    for (body, rest) in [
+        ("", "The document is empty. at 0"),
+        ("{", "Missing a name for object member. at 1"),
+        (r#"{"a":}"#, "Invalid value. at 5"),
+        ("[1", "Missing a comma or ']' after an array element. at 2"),
+        (
+            r#"{"a" 1}"#,
+            "Missing a colon after a name of object member. at 5",
+        ),
+        (
+            r#"{"a":"x"#,
+            "Missing a closing quotation mark in string. at 7",
+        ),
+        (
+            "{} {}",
+            "The document root must not be followed by other values. at 3",
+        ),
+        (r#"{"text_input":NaN}"#, "Invalid value. at 14"),
+    ] {
+        let told = map(&Signature::union(), body).unwrap_err();
+        assert_eq!(told, format!("{prefix}{rest}"), "{body}");
+    }
+    let odd = mapper(&Signature::union(), &Limits::default())
+        .map(b"{\"text_input\":\"\xff\"}")
+        .unwrap_err();
+    assert_eq!(
+        odd.to_string(),
+        format!("{prefix}Invalid encoding in string. at 15")
+    );
+    let half = map(&Signature::union(), r#"{"text_input":"\ud800"}"#).unwrap_err();
+    assert!(half.starts_with(prefix), "{half}");
+}
+
+#[test]
+fn tr_302_nesting_is_bounded_and_members_keep_their_order_and_their_number() {
+    let nested = |depth: usize| {
+        format!(
+            r#"{{"QUESTION":{}{}}}"#,
+            "[".repeat(depth),
+            "]".repeat(depth)
+        )
+    };
+    let told = map(&parrot(), &nested(100)).unwrap_err();
+    assert_eq!(
+        told,
+        "JSON nesting depth exceeds maximum allowed limit (100)"
+    );
+    // The body's own object is the hundredth level.
+    let told = map(&parrot(), &nested(99)).unwrap_err();
+    assert!(told.starts_with("The schema can not"), "{told}");
+    assert!(map(&parrot(), &nested(1_000_000)).is_err());
+    let strings = format!(r#"{{"QUESTION":"{}","LIVE":true}}"#, "[".repeat(1_000));
+    assert!(map(&parrot(), &strings).is_ok());
+    let limits = Limits {
+        json_members: 3,
+        ..Limits::default()
+    };
+    let body = |count: usize| {
+        let members: Vec<_> = (0..count).map(|index| format!(r#""p{index}":1"#)).collect();
+        format!(r#"{{{}}}"#, members.join(","))
+    };
+    let mapped = |count| {
+        mapper(&parrot(), &limits)
+            .map(body(count).as_bytes())
+            .unwrap_err()
+    };
+    assert_eq!(mapped(4), Refused::Members(3));
+    assert!(matches!(mapped(3), Refused::Missing(_)));
+}
+
+/// TR-304, TR-306, TR-307, TR-310, TR-311, TR-313
+#[test]
+fn tr_303_each_refusal_has_its_text() {
+    refuses(
+        &parrot(),
+        &[
+            ("[]", "attempt to get members for non-object"),
+            ("3", "attempt to get members for non-object"),
+            (
+                r#"{"QUESTION":1,"id":7}"#,
+                "Unable to parse 'id': attempt to access JSON non-string as string",
+            ),
+            (
+                r#"{"parameters":[]}"#,
+                "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object",
+            ),
+            (
+                r#"{"parameters":{"x":null}}"#,
+                "Converting keyword: 'parameters': parameter 'x' has invalid type. It should be either 'int', 'bool', \
+                 or 'string'.",
+            ),
+            (
+                r#"{"x":[]}"#,
+                "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'.",
+            ),
+            (
+                r#"{"x":{}}"#,
+                "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'.",
+            ),
+            (
+                r#"{"QUESTION":1}"#,
+                "Unable to parse JSON bytes array: attempt to access JSON non-string as string",
+            ),
+            (
+                r#"{"LIVE":1}"#,
+                "Unable to parse 'data': attempt to access JSON non-boolean as boolean",
+            ),
+            (
+                r#"{"LIVE":"true"}"#,
+                "Unable to parse 'data': attempt to access JSON non-boolean as boolean",
+            ),
+            (
+                r#"{"hints":1.5}"#,
+                "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer",
+            ),
+            (
+                r#"{"hints":[1,2147483648]}"#,
+                "value 2147483648 of input 'hints' is out of range for INT32",
+            ),
+            (
+                r#"{"QUESTION":"a","QUESTION":"b"}"#,
+                "[request id: <id_unknown>] input 'QUESTION' already exists in request",
+            ),
+            (
+                r#"{"QUESTION":"a","parameters":{"QUESTION":"b"},"id":"7"}"#,
+                "Converting keyword: 'parameters': [request id: 7] input 'QUESTION' already exists in request",
+            ),
+            // The first that is wrong is told, in the order of the body.
+            (
+                r#"{"LIVE":1,"QUESTION":1}"#,
+                "Unable to parse 'data': attempt to access JSON non-boolean as boolean",
+            ),
+        ],
+    );
+    let mut odd = parrot();
+    odd.inputs[2].name = "parameters".into();
+    let told = map(&odd, r#"{"parameters":{}}"#).unwrap_err();
+    assert_eq!(
+        told,
+        "Keyword 'parameters' for nested schema also given as input tensor name"
+    );
+}
+
+#[test]
+fn tr_304_the_id_is_read_first_and_kept_as_it_is() {
+    for (body, expect) in [
+        (r#"{"QUESTION":"a","LIVE":true,"id":"x y"}"#, Some("x y")),
+        (r#"{"QUESTION":"a","LIVE":true,"id":""}"#, None),
+        (r#"{"QUESTION":"a","LIVE":true}"#, None),
+        (
+            r#"{"id":"1","QUESTION":"a","LIVE":true,"id":"2"}"#,
+            Some("1"),
+        ),
+    ] {
+        assert_eq!(
+            map(&parrot(), body).unwrap().id.as_deref(),
+            expect,
+            "{body}"
+        );
+    }
+    let body = |bytes: usize| {
+        format!(
+            r#"{{"QUESTION":"a","LIVE":true,"id":"{}"}}"#,
+            "i".repeat(bytes)
+        )
+    };
+    assert!(map(&parrot(), &body(1_024)).is_ok());
+    let told = map(&parrot(), &body(1_025)).unwrap_err();
+    assert_eq!(told, "'id' must be at most 1024 bytes long");
+}
+
+/// TR-305, TR-317
+#[test]
+fn tr_306_members_are_inputs_or_parameters_also_one_level_down() {
+    let body = r#"{"a":1,"parameters":{"LIVE":true,"b":"two","id":"p","c":1e3},"QUESTION":"q","a":2,
+        "sequence_id":5,"timeout":3,"triton_x":false,"big":9223372036854775808}"#;
+    let mapped = map(&parrot(), body).unwrap();
+    let given: Vec<usize> = mapped.tensors.iter().map(|(place, _)| *place).collect();
+    assert_eq!(given, [1, 0]);
+    assert_eq!(mapped.id, None);
+    for (name, expect) in [
+        ("a", Parameter::Int(1)),
+        ("b", Parameter::Text("two".into())),
+        ("id", Parameter::Text("p".into())),
+        ("c", Parameter::Double(1000.0)),
+        ("sequence_id", Parameter::Int(5)),
+        ("timeout", Parameter::Int(3)),
+        ("triton_x", Parameter::Bool(false)),
+        ("big", Parameter::Double(9_223_372_036_854_775_808.0)),
+    ] {
+        assert_eq!(mapped.parameter(name), Some(&expect), "{name}");
+    }
+}
+
+#[test]
+fn tr_307_what_is_unknown_is_counted_or_refused() {
+    let body = br#"{"QUESTION":"q","LIVE":true,"temperature":1,"mystery":1,"known":2}"#;
+    let (signature, limits, known) = (parrot(), Limits::default(), ["known".to_owned()]);
+    let lax = Mapper {
+        known: &known,
+        ..mapper(&signature, &limits)
+    };
+    assert_eq!(lax.map(body).unwrap().unknown, 1);
+    let strict = Mapper {
+        strict: true,
+        ..lax
+    };
+    let told = strict.map(body).unwrap_err().to_string();
+    assert_eq!(told, "unknown parameter 'mystery' for model 'parrot'");
+}
+
+/// TR-309
+#[test]
+fn tr_308_scalars_and_lists_fit_the_shape_or_are_refused() {
+    let wrong = |name: &str| {
+        Err(format!(
+            "The schema can not convert input '{name}' to tensor with proper shape"
+        ))
+    };
+    for (value, expect) in [
+        ("1", Ok(vec![1, 1])),
+        ("[1]", Ok(vec![1, 1])),
+        ("[1,2,3]", Ok(vec![1, 3])),
+        ("[]", Ok(vec![1, 0])),
+        ("[[1],[2]]", Ok(vec![1, 2])),
+        ("[[1,2]]", wrong("hints")),
+    ] {
+        let body = format!(r#"{{"QUESTION":"q","LIVE":true,"hints":{value}}}"#);
+        let shape = map(&parrot(), &body).map(|mapped| mapped.tensor(2).unwrap().shape.clone());
+        assert_eq!(shape, expect, "{value}");
+    }
+    for (value, expect) in [
+        (r#""x""#, Ok(vec![1, 1])),
+        (r#"["x"]"#, Ok(vec![1, 1])),
+        (r#"[["x"]]"#, Ok(vec![1, 1])),
+        (r#"["x","y"]"#, wrong("QUESTION")),
+        ("[]", wrong("QUESTION")),
+    ] {
+        let body = format!(r#"{{"QUESTION":{value},"LIVE":true}}"#);
+        let shape = map(&parrot(), &body).map(|mapped| mapped.tensor(0).unwrap().shape.clone());
+        assert_eq!(shape, expect, "{value}");
+    }
+    let every = every_datatype();
+    for (value, expect) in [
+        ("[1,2,3,4]", Ok(vec![2, 2])),
+        ("[]", Ok(vec![2, 0])),
+        ("[1,2,3]", wrong("int8")),
+        ("1", wrong("int8")),
+    ] {
+        let body = format!(r#"{{"int8":{value}}}"#);
+        let shape = map(&every, &body).map(|mapped| mapped.tensors[0].1.shape.clone());
+        assert_eq!(shape, expect, "{value}");
+    }
+}
+
+/// TR-102
+#[test]
+fn tr_310_every_datatype_takes_its_json_type_and_refuses_the_others() {
+    let say = |is: &str, wanted: &str| {
+        format!("Unable to parse 'data': attempt to access JSON {is} as {wanted}")
+    };
+    let (signed, unsigned) = (
+        say("non-signed-integer", "signed-integer"),
+        say("non-unsigned-integer", "unsigned-integer"),
+    );
+    let half = |kind: &str| {
+        let name = kind.to_lowercase();
+        format!(
+            "receiving {kind} data via JSON is not supported. Please use the binary data format for input {name}"
+        )
+    };
+    let bytes = "Unable to parse JSON bytes array: attempt to access JSON non-string as string";
+    for (name, value, expect) in [
+        ("bool", "true", None),
+        ("bool", "0", Some(say("non-boolean", "boolean"))),
+        ("int8", "-128", None),
+        (
+            "int8",
+            "128",
+            Some("value 128 of input 'int8' is out of range for INT8".into()),
+        ),
+        ("int8", "1.0", Some(signed.clone())),
+        ("int8", "\"1\"", Some(signed.clone())),
+        (
+            "int16",
+            "-32769",
+            Some("value -32769 of input 'int16' is out of range for INT16".into()),
+        ),
+        ("int64", "-9223372036854775808", None),
+        (
+            "int64",
+            "9223372036854775808",
+            Some("value 9223372036854775808 of input 'int64' is out of range for INT64".into()),
+        ),
+        ("uint8", "255", None),
+        (
+            "uint8",
+            "256",
+            Some("value 256 of input 'uint8' is out of range for UINT8".into()),
+        ),
+        ("uint16", "true", Some(unsigned.clone())),
+        ("uint32", "4294967295", None),
+        ("uint64", "18446744073709551615", None),
+        ("uint64", "null", Some(unsigned)),
+        ("fp32", "1", None),
+        ("fp32", "-1.5e3", None),
+        ("fp32", "\"1\"", Some(say("non-number", "double"))),
+        ("fp64", "[]", None),
+        ("fp16", "1", Some(half("FP16"))),
+        ("bf16", "1", Some(half("BF16"))),
+        ("bytes", "\"a\"", None),
+        ("bytes", "{}", Some(bytes.into())),
+    ] {
+        let body = format!(r#"{{"{name}":[{value},{value}]}}"#);
+        let value = if value == "[]" {
+            r#"{"fp64":[]}"#.to_owned()
+        } else {
+            body
+        };
+        assert_eq!(map(&every_datatype(), &value).err(), expect, "{value}");
+    }
+    let huge = map(&every_datatype(), r#"{"fp64":[1e400,1]}"#).unwrap_err();
+    assert!(
+        huge.contains("Number too big to be stored in double."),
+        "{huge}"
+    );
+}
+
+#[test]
+fn tr_312_the_union_signature_takes_strings_for_numbers_and_flags() {
+    let body = r#"{"text_input":["hi"],"max_tokens":"16","temperature":"0.5","stream":"true","seed":" 7 "}"#;
+    let union = Signature::union();
+    let mapped = map(&union, body).unwrap();
+    let settings = Settings::of(&union, &mapped, &Limits::default()).unwrap();
+    assert_eq!(
+        (
+            settings.max_tokens,
+            settings.temperature,
+            settings.stream,
+            settings.seed
+        ),
+        (Some(16), Some(0.5), true, Some(7))
+    );
+    refuses(
+        &union,
+        &[
+            (
+                r#"{"text_input":"a","max_tokens":"many"}"#,
+                "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer",
+            ),
+            (
+                r#"{"text_input":"a","stream":"yes"}"#,
+                "Unable to parse 'data': attempt to access JSON non-boolean as boolean",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn tr_314_all_that_is_missing_is_told_at_once() {
+    let tail = "Please provide all required input(s).";
+    for (body, expect) in [
+        (
+            "{}",
+            format!(
+                "[request id: <id_unknown>] expected number of inputs between 2 and 3 but got 0 inputs for model \
+                 'parrot'. Got input(s) [], but missing required input(s) ['QUESTION','LIVE']. {tail}"
+            ),
+        ),
+        (
+            r#"{"id":"9","hints":1,"LIVE":true,"other":1}"#,
+            format!(
+                "[request id: 9] expected number of inputs between 2 and 3 but got 2 inputs for model 'parrot'. Got \
+                 input(s) ['LIVE','hints'], but missing required input(s) ['QUESTION']. {tail}"
+            ),
+        ),
+    ] {
+        assert_eq!(map(&parrot(), body).unwrap_err(), expect);
+    }
+    let mut strict = parrot();
+    strict.inputs.truncate(2);
+    let told = map(&strict, r#"{"LIVE":false}"#).unwrap_err();
+    let expect = format!(
+        "[request id: <id_unknown>] expected 2 inputs but got 1 inputs for model 'parrot'. Got input(s) ['LIVE'], but \
+         missing required input(s) ['QUESTION']. {tail}"
+    );
+    assert_eq!(told, expect);
+    let union = Signature::union();
+    assert!(
+        map(&union, r#"{"messages":[]}"#).is_ok(),
+        "a conversation stands for the prompt"
+    );
+}
+
+#[test]
+fn tr_315_the_text_and_the_tensors_have_a_limit() {
+    let limits = Limits {
+        input_bytes: 64,
+        ..Limits::default()
+    };
+    let signature = parrot();
+    let small = mapper(&signature, &limits);
+    let body = |bytes: usize| format!(r#"{{"LIVE":true,"QUESTION":"{}"}}"#, "x".repeat(bytes - 27));
+    assert_eq!(body(64).len(), 64);
+    assert!(small.map(body(64).as_bytes()).is_ok());
+    let told = small.map(body(65).as_bytes()).unwrap_err().to_string();
+    assert_eq!(
+        told,
+        "request JSON size of 65 bytes exceeds the maximum allowed input size of 64 bytes. Use --http-max-input-size to \
+         increase the limit."
+    );
+    let told = small
+        .map(br#"{"LIVE":true,"hints":[1,2,3,4,5,6,7,8,9,0,1,2,3,4,5,6]}"#)
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        told,
+        "request size of 1 bytes with input 'hints' of size 64 bytes exceeds the maximum allowed input size of 64. Use \
+         --http-max-input-size to increase the limit."
+    );
+    let limits = Limits {
+        tensor_elements: 4,
+        ..Limits::default()
+    };
+    let few = mapper(&signature, &limits);
+    let hints = |list: &str| {
+        few.map(format!(r#"{{"QUESTION":"q","LIVE":true,"hints":{list}}}"#).as_bytes())
+    };
+    assert!(hints("[1,2,3,4]").is_ok());
+    assert_eq!(
+        hints("[1,2,3,4,5]").unwrap_err(),
+        Refused::Elements {
+            name: "hints".into(),
+            max: 4
+        }
+    );
+}
+
+#[test]
+fn tr_105_a_signature_that_cannot_work_is_refused_by_the_name_of_its_tensor() {
+    let change = |change: fn(&mut Signature)| {
+        let mut signature = parrot();
+        change(&mut signature);
+        signature.check()
+    };
+    assert_eq!(change(|_| {}), Ok(()));
+    assert_eq!(Signature::union().check(), Ok(()));
+    for (got, expect) in [
+        (
+            change(|it| it.inputs[1].name = "QUESTION".into()),
+            Invalid::Twice("QUESTION".into()),
+        ),
+        (
+            change(|it| it.inputs[1].name = "id".into()),
+            Invalid::Reserved("id".into()),
+        ),
+        (
+            change(|it| it.outputs[0].name = "model_name".into()),
+            Invalid::Reserved("model_name".into()),
+        ),
+        (
+            change(|it| it.inputs[0].role = InputRole::Ignore),
+            Invalid::NoPrompt,
+        ),
+        (
+            change(|it| it.outputs[0].shape = vec![-2]),
+            Invalid::Malformed("ANSWER".into()),
+        ),
+    ] {
+        assert_eq!(got, Err(expect));
+    }
+}
+
+/// TR-101
+#[test]
+fn tr_104_every_role_has_a_name() {
+    for name in [
+        "prompt",
+        "messages",
+        "stream",
+        "exclude_prompt",
+        "sampling_json",
+        "sampling.top_k",
+        "want.finish_reason",
+        "image",
+        "port.text",
+        "ignore",
+        "control.repeat",
+    ] {
+        assert!(InputRole::from_name(name).is_some(), "{name}");
+    }
+    for name in [
+        "text",
+        "finish_reason",
+        "cumulative_logprob",
+        "logprobs",
+        "num_input_tokens",
+        "num_output_tokens",
+        "embedding",
+        "port.response",
+    ] {
+        assert!(OutputRole::from_name(name).is_some(), "{name}");
+    }
+    assert_eq!(InputRole::from_name("text"), None);
+    assert_eq!(OutputRole::from_name("prompt"), None);
+}
+
+fn settings(body: &str) -> Result<Settings, String> {
+    let union = Signature::union();
+    let mapped = map(&union, body)?;
+    Settings::of(&union, &mapped, &Limits::default()).map_err(|refused| refused.to_string())
+}
+
+fn asking(members: &str) -> Result<Settings, String> {
+    settings(&format!(r#"{{"text_input":"a",{members}}}"#))
+}
+
+/// TR-401, TR-402
+#[test]
+fn tr_403_an_input_wins_over_the_object_and_the_object_over_parameters() {
+    let max = |members| asking(members).unwrap().max_tokens;
+    for (members, expect) in [
+        (r#""max_tokens":5"#, Some(5)),
+        (r#""sampling_parameters":"{\"max_tokens\":6}""#, Some(6)),
+        (r#""max_new_tokens":7"#, Some(7)),
+        (
+            r#""max_tokens":5,"sampling_parameters":"{\"max_tokens\":6}""#,
+            Some(5),
+        ),
+        // D-20: the newer name wins.
+        (r#""max_tokens":5,"max_completion_tokens":8"#, Some(8)),
+        (
+            r#""max_new_tokens":7,"sampling_parameters":"{}""#,
+            Some(4_096),
+        ),
+        (r#""max_tokens":99999"#, Some(4_096)),
+        (r#""top_k":1"#, Some(4_096)),
+    ] {
+        assert_eq!(max(members), expect, "{members}");
+    }
+    let all = asking(
+        r#""sampling_parameters":"{\"stop\":[\"a\",\"\"],\"logit_bias\":{\"5\":-100},\"n\":2,\"min_p\":0.5}",
+        "min_length":3,"random_seed":18446744073709551615,"top_k":-1,"end_id":9,"stop_words":["","END"]"#,
+    )
+    .unwrap();
+    assert_eq!(
+        (all.min_tokens, all.seed, all.top_k),
+        (Some(3), Some(u64::MAX), Some(0))
+    );
+    assert_eq!((all.choices, all.min_p), (Some(2), Some(0.5)));
+    assert_eq!(
+        (all.stop, all.stop_token_ids),
+        (vec!["END".to_owned()], vec![9])
+    );
+    assert_eq!(all.logit_bias, [(5, -100.0)].into());
+}
+
+/// TR-407, TR-408
+#[test]
+fn tr_404_fields_have_ranges_and_messages_name_them() {
+    for (members, expect) in [
+        (
+            r#""top_p":1.5"#,
+            "parameter 'top_p' must be in (0, 1], got 1.5",
+        ),
+        (
+            r#""max_tokens":-1"#,
+            "parameter 'max_tokens' must be at least 0, got -1",
+        ),
+        (
+            r#""temperature":101"#,
+            "parameter 'temperature' must be in [0, 100], got 101.0",
+        ),
+        (
+            r#""presence_penalty":3"#,
+            "parameter 'presence_penalty' must be in [-2, 2], got 3.0",
+        ),
+        (r#""n":17"#, "parameter 'n' must be in [1, 16], got 17"),
+        (r#""n":0"#, "parameter 'n' must be in [1, 16], got 0"),
+        (
+            r#""logprobs":"many""#,
+            "parameter 'logprobs' must be in [0, 20], got \"many\"",
+        ),
+        (r#""beam_width":2"#, "beam search is not supported"),
+        (r#""image":["aGk="]"#, "'image' is not supported"),
+        (
+            r#""return_context_logits":true"#,
+            "'return_context_logits' is not supported",
+        ),
+        (
+            r#""json_schema":{"type":"object"}"#,
+            "'json_schema' is not supported",
+        ),
+        (r#""regex":"a+""#, "'regex' is not supported"),
+        (
+            r#""sampling_parameters":"[]""#,
+            "sampling_parameters must be a JSON object: it is another value",
+        ),
+        (
+            r#""stream":true,"exclude_input_in_output":false"#,
+            "When streaming, `exclude_input_in_output` = False is not allowed.",
+        ),
+    ] {
+        assert_eq!(asking(members).unwrap_err(), expect, "{members}");
+    }
+    for members in [
+        r#""beam_width":1"#,
+        r#""image":[]"#,
+        r#""return_context_logits":false"#,
+        r#""n":16"#,
+        r#""max_tokens":0"#,
+        r#""pad_id":-1"#,
+        r#""skip_special_tokens":true"#,
+        r#""bad_words":[""]"#,
+    ] {
+        assert!(asking(members).is_ok(), "{members}");
+    }
+    let told = asking(r#""timeout":1500,"priority":3"#).unwrap();
+    assert_eq!(
+        (told.timeout, told.priority),
+        (Some(Duration::from_micros(1_500)), 3)
+    );
+    let words = |count: usize, bytes: usize| {
+        let word = format!("\"{}\"", "w".repeat(bytes));
+        asking(&format!(
+            r#""stop_words":[{}]"#,
+            vec![word; count].join(",")
+        ))
+    };
+    assert!(words(64, 1_024).is_ok() && words(65, 1).is_err() && words(1, 1_025).is_err());
+}
+
+#[test]
+fn tr_1306_json_inputs_take_any_value_as_its_text() {
+    let union = Signature::union();
+    let place = union.input("messages").unwrap();
+    for (value, expect) in [
+        (
+            r#"[ {"role" : "user", "content":"x"} ]"#,
+            r#"[{"role":"user","content":"x"}]"#,
+        ),
+        ("\"[]\"", "[]"),
+    ] {
+        let mapped = map(&union, &format!(r#"{{"messages":{value}}}"#)).unwrap();
+        let tensor = mapped.tensor(place).unwrap();
+        assert_eq!(*tensor, Tensor::texts([expect]));
+    }
+}
+
+/// TR-501, TR-502
+#[test]
+fn tr_503_answers_are_compact_json_with_scalars_where_there_is_one_element() {
+    let signature = every_datatype();
+    let place = |name: &str| signature.output(name).unwrap();
+    let mut odd = Strings::default();
+    odd.push(b"a\xff\n");
+    let response = Response {
+        outputs: vec![
+            (place("bool"), Tensor::flat(Data::Bool(vec![true]))),
+            (place("int8"), Tensor::flat(Data::Int(vec![-1, 2]))),
+            (
+                place("fp32"),
+                Tensor::flat(Data::Float(vec![0.1, f64::NAN])),
+            ),
+            (
+                place("fp64"),
+                Tensor::flat(Data::Float(vec![f64::INFINITY])),
+            ),
+            (place("bytes"), Tensor::flat(Data::Bytes(odd))),
+            (place("json"), Tensor::flat(Data::Bytes(Strings::default()))),
+        ],
+        parameters: vec![
+            ("p".into(), Parameter::Double(1.5)),
+            ("q".into(), Parameter::Bool(false)),
+        ],
+    };
+    let outputs = "\"bool\":true,\"int8\":[-1,2],\"fp32\":[0.1,null],\"fp64\":null,\"bytes\":\"a\u{fffd}\\n\",\
+                   \"json\":[],\"p\":1.5,\"q\":false}";
+    let head = Head::new(Some("a\"1"), "org/m", 3);
+    let expect =
+        format!("{{\"id\":\"a\\\"1\",\"model_name\":\"org/m\",\"model_version\":\"3\",{outputs}");
+    assert_eq!(head.json(&signature, &response), expect);
+    assert_eq!(
+        head.event(&signature, &response),
+        format!("data: {expect}\n\n")
+    );
+    let bare = Head::new(None, "m", 1);
+    assert_eq!(
+        bare.json(&signature, &Response::default()),
+        r#"{"model_name":"m","model_version":"1"}"#
+    );
+}
+
+#[test]
+fn the_corpus_of_bodies_holds() {
+    corpus::replay("generate_body", fuzz::body);
+}

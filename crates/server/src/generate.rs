@@ -1,0 +1,62 @@
+//! Triton's generate extension, and the KServe v2 protocol around it, over HTTP.
+//!
+//! Owns: the routes below `/v2`, which functions are models there, the order of checks, statuses and headers. Refuses to
+//! know: how a model computes, and every other face. What a body means is `proto::generate`'s.
+//!
+//! ```text
+//!   path ─► method ─► version ─► model ─► body ─► tensors ─► a call of the kernel ─► responses ─► JSON | events
+//! ```
+
+mod body;
+mod call;
+mod catalogue;
+mod endpoint;
+mod failure;
+mod function;
+mod metadata;
+mod options;
+mod path;
+mod repository;
+mod scripted;
+mod stats;
+mod text;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::any;
+use http::{Request, Response};
+use sapwood_kernel::Kernel;
+
+pub use options::{Config, Control, Model};
+
+use self::catalogue::Catalogue;
+use crate::metrics;
+use crate::shared::{Face, Shared};
+
+/// The face over the functions of `kernel`.
+#[must_use]
+pub fn face(shared: Shared, kernel: Kernel, config: Config) -> Face {
+    let catalogue = Arc::new(Catalogue::new(shared, kernel, config));
+    let serve = move |request: Request<Body>| {
+        let catalogue = Arc::clone(&catalogue);
+        async move { answer(catalogue, request).await }
+    };
+    Face {
+        name: metrics::Face::Generate,
+        // One route for all: what a path means is decided before it is decoded (TR-201).
+        routes: Router::new()
+            .route("/v2", any(serve.clone()))
+            .route("/v2/", any(serve.clone()))
+            .route("/v2/{*rest}", any(serve)),
+        root: None,
+        descriptors: Vec::new(),
+        services: Vec::new(),
+    }
+}
+
+async fn answer(catalogue: Arc<Catalogue>, request: Request<Body>) -> Response<Body> {
+    // Boxed: what waits in it is large, and a connection holds one for each request.
+    Box::pin(endpoint::serve(catalogue, request)).await
+}

@@ -1,0 +1,220 @@
+//! The body of a request: read up to its limit, decoded, or read to its end and thrown away (TR-208, TR-209, TR-315,
+//! TR-316).
+//!
+//! Owns: [`Upload`]. Refuses to know: what is in it. Who closes a connection while a client still sends makes the client
+//! report a reset instead of our answer, so refused bodies are read too, within limits of bytes and time (D-35).
+
+use std::io::Read;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use bytes::BytesMut;
+use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
+use http::{HeaderMap, StatusCode, Version, header};
+use http_body_util::BodyExt;
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::{Encoding, Refused};
+
+use super::failure::Failure;
+use super::options::Config;
+
+/// A refused body may take this long to be read (D-35).
+const DRAIN_TIME: Duration = Duration::from_secs(30);
+/// What is larger is decoded where it holds up nobody.
+const DECODED_HERE: usize = 64 << 10;
+
+/// A body that is still to come.
+pub(super) struct Upload {
+    body: Body,
+    length: Option<u64>,
+    /// The client sends nothing before we ask for it.
+    waits: bool,
+    chunked: bool,
+    read: u64,
+}
+
+/// Which error an unknown encoding is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Style {
+    Generate,
+    #[cfg_attr(not(test), allow(dead_code, reason = "infer is not there yet"))]
+    Infer,
+}
+
+impl Upload {
+    pub(super) fn new(version: Version, headers: &HeaderMap, body: Body) -> Self {
+        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        Self {
+            body,
+            length: text(header::CONTENT_LENGTH).and_then(|length| length.parse().ok()),
+            waits: text(header::EXPECT).is_some_and(|it| it.eq_ignore_ascii_case("100-continue")),
+            chunked: version < Version::HTTP_2 && headers.contains_key(header::TRANSFER_ENCODING),
+            read: 0,
+        }
+    }
+
+    /// Everything, decoded as the headers say. What fails is drained before.
+    pub(super) async fn whole(
+        mut self,
+        headers: &HeaderMap,
+        style: Style,
+        config: &Config,
+    ) -> Result<Bytes, Failure> {
+        match self.take(headers, style, config).await {
+            Ok(bytes) => Ok(bytes),
+            Err(failure) => Err(self.refuse(failure, config).await),
+        }
+    }
+
+    async fn take(
+        &mut self,
+        headers: &HeaderMap,
+        style: Style,
+        config: &Config,
+    ) -> Result<Bytes, Failure> {
+        let coding = Coding::of(headers, style, config)?;
+        let max = config.limits.input_bytes;
+        let too_large = |bytes| Failure::from(Refused::JsonBytes { bytes, max });
+        if let Some(length) = self.length
+            && length > max as u64
+        {
+            return Err(too_large(length));
+        }
+        let bytes = self.collect(max, config).await?;
+        match coding {
+            Coding::Identity => Ok(bytes),
+            coding if bytes.len() <= DECODED_HERE => coding.decode(&bytes, max),
+            coding => {
+                let decoding = tokio::task::spawn_blocking(move || coding.decode(&bytes, max));
+                let defect = |_| Failure::new(Code::Internal, "the body could not be decoded");
+                decoding.await.map_err(defect)?
+            }
+        }
+    }
+
+    async fn collect(&mut self, max: usize, config: &Config) -> Result<Bytes, Failure> {
+        let chunks_max = config.http_chunks;
+        let mut all = BytesMut::new();
+        let mut first = Bytes::new();
+        let mut chunks = 0_usize;
+        while let Some(data) = self.frame().await? {
+            chunks += usize::from(!data.is_empty());
+            if self.chunked && chunks > chunks_max {
+                let message = format!(
+                    "Chunked request body exceeds maximum of {chunks_max} non-empty chunks. Send fewer or larger HTTP \
+                     chunks."
+                );
+                self.waits = true;
+                return Err(Failure::new(Code::InvalidRequest, message));
+            }
+            if all.is_empty() && first.is_empty() {
+                first = data;
+            } else {
+                if all.is_empty() {
+                    all.extend_from_slice(&first);
+                }
+                all.extend_from_slice(&data);
+            }
+            if all.len().max(first.len()) > max {
+                // How much there was is known at its end.
+                self.drain(config).await;
+                let bytes = self.read;
+                return Err(Refused::JsonBytes { bytes, max }.into());
+            }
+        }
+        // Nearly every body is one piece.
+        Ok(if all.is_empty() { first } else { all.freeze() })
+    }
+
+    async fn frame(&mut self) -> Result<Option<Bytes>, Failure> {
+        while let Some(frame) = self.body.frame().await {
+            let broken = |_| Failure::new(Code::InvalidRequest, "the request body broke off");
+            if let Ok(data) = frame.map_err(broken)?.into_data() {
+                self.read += data.len() as u64;
+                return Ok(Some(data));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads what is still to come and forgets it, as far as that is worth it, for a request that `failure` refuses.
+    pub(super) async fn refuse(mut self, failure: Failure, config: &Config) -> Failure {
+        if !self.waits {
+            self.drain(config).await;
+        }
+        failure
+    }
+
+    /// What is left after the limits is the connection's: it closes, because its body was not read.
+    async fn drain(&mut self, config: &Config) {
+        let draining = async {
+            while self.read < config.drain_bytes {
+                match self.frame().await {
+                    Ok(Some(_)) => {}
+                    Ok(None) | Err(_) => return,
+                }
+            }
+        };
+        let _ = tokio::time::timeout(DRAIN_TIME, draining).await;
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Coding {
+    Identity,
+    Gzip,
+    Deflate,
+}
+
+impl Coding {
+    fn of(headers: &HeaderMap, style: Style, config: &Config) -> Result<Self, Failure> {
+        let Some(given) = headers.get(header::CONTENT_ENCODING) else {
+            return Ok(Self::Identity);
+        };
+        let given = given.to_str().unwrap_or("?").trim();
+        let coding = match given.to_ascii_lowercase().as_str() {
+            "" | "identity" => return Ok(Self::Identity),
+            "gzip" | "x-gzip" => Some(Self::Gzip),
+            "deflate" => Some(Self::Deflate),
+            _ => None,
+        };
+        let refuse = |encoding: Encoding| Failure::new(Code::InvalidRequest, encoding.to_string());
+        match (coding, style) {
+            (_, Style::Generate) if config.compat => Err(refuse(Encoding::IdentityOnly)),
+            (Some(coding), _) => Ok(coding),
+            (None, Style::Generate) => {
+                let shown: String = given.chars().take(64).collect();
+                Err(refuse(Encoding::Unknown(shown)))
+            }
+            (None, Style::Infer) => {
+                Err(refuse(Encoding::UnknownCompression).with_status(StatusCode::NOT_IMPLEMENTED))
+            }
+        }
+    }
+
+    /// The bytes within, at most `max` of them.
+    fn decode(self, bytes: &[u8], max: usize) -> Result<Bytes, Failure> {
+        let corrupt =
+            |name| move |_| Failure::new(Code::InvalidRequest, Encoding::Corrupt(name).to_string());
+        let decoded = match self {
+            Self::Identity => return Ok(Bytes::copy_from_slice(bytes)),
+            Self::Gzip => read(MultiGzDecoder::new(bytes), max).map_err(corrupt("gzip"))?,
+            // HTTP means the zlib format; the raw one is sent too.
+            Self::Deflate => read(ZlibDecoder::new(bytes), max)
+                .or_else(|_| read(DeflateDecoder::new(bytes), max))
+                .map_err(corrupt("deflate"))?,
+        };
+        if decoded.len() > max {
+            let bytes = decoded.len() as u64;
+            return Err(Refused::JsonBytes { bytes, max }.into());
+        }
+        Ok(decoded.into())
+    }
+}
+
+/// One byte more than `max` at most: enough to know that there are more.
+fn read(decoder: impl Read, max: usize) -> std::io::Result<Vec<u8>> {
+    let mut decoded = Vec::new();
+    decoder.take(max as u64 + 1).read_to_end(&mut decoded)?;
+    Ok(decoded)
+}

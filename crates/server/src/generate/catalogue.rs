@@ -1,0 +1,193 @@
+//! Which functions of the kernel are models at this face, in which versions and states (TR-101 to TR-103, TR-204, TR-1308).
+//!
+//! Owns: [`Catalogue`], [`Found`], the look-up and its refusals. Refuses to know: requests.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use sapwood_kernel::{Kernel, Name, Spec};
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::Signature;
+
+use super::failure::Failure;
+use super::function;
+use super::options::{Config, Model};
+use super::path::Target;
+use super::stats::Stats;
+use crate::health;
+use crate::shared::Shared;
+
+/// The prefix under which a function is found even where a model bears its name (D-17).
+const FUNCTION: &str = "fn.";
+
+/// Everything that can be called here.
+pub(super) struct Catalogue {
+    pub(super) shared: Shared,
+    pub(super) kernel: Kernel,
+    pub(super) config: Config,
+    pub(super) stats: Stats,
+    union: Arc<Signature>,
+    usual: Arc<Model>,
+    models: Vec<(String, Arc<Model>)>,
+}
+
+/// A model that a request is for.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    /// Its name, as it was asked for.
+    pub(super) name: Arc<str>,
+    pub(super) version: u64,
+    /// The function behind it.
+    pub(super) function: Name,
+    pub(super) signature: Arc<Signature>,
+    pub(super) model: Arc<Model>,
+    /// It generates text; else it is a plain function.
+    pub(super) text: bool,
+}
+
+/// Whether a model can be asked now (TR-101).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Ready,
+    Loading,
+    Unavailable,
+}
+
+impl State {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "READY",
+            Self::Loading => "LOADING",
+            Self::Unavailable => "UNAVAILABLE",
+        }
+    }
+}
+
+impl Catalogue {
+    pub(super) fn new(shared: Shared, kernel: Kernel, mut config: Config) -> Self {
+        let models = std::mem::take(&mut config.models).into_iter();
+        Self {
+            shared,
+            kernel,
+            config,
+            stats: Stats::default(),
+            union: Arc::new(Signature::union()),
+            usual: Arc::new(Model::default()),
+            models: models
+                .map(|(name, model)| (name, Arc::new(model)))
+                .collect(),
+        }
+    }
+
+    /// Every model: its name, its versions, its state.
+    pub(super) fn all(&self) -> Vec<(Name, Arc<Model>, State)> {
+        let specs = self.kernel.specs();
+        let models = specs.iter().filter(|spec| spec.model);
+        models
+            .map(|spec| {
+                (
+                    spec.name.clone(),
+                    self.said(&spec.name),
+                    self.state(&spec.name),
+                )
+            })
+            .collect()
+    }
+
+    /// What was said of a model.
+    fn said(&self, name: &str) -> Arc<Model> {
+        let found = self.models.iter().find(|(mine, _)| mine == name);
+        Arc::clone(found.map_or(&self.usual, |(_, model)| model))
+    }
+
+    pub(super) fn state(&self, name: &str) -> State {
+        match self.shared.health.state(name) {
+            None | Some(health::State::Ok) => State::Ready,
+            Some(health::State::Loading) => State::Loading,
+            Some(health::State::Stuck | health::State::Failed) => State::Unavailable,
+        }
+    }
+
+    /// The model of a request, in a version that is ready (TR-204).
+    pub(super) fn find(&self, target: &Target) -> Result<Found, Failure> {
+        let version = target.version.as_deref().map(version).transpose()?;
+        let found = self.known(&target.model)?;
+        let name = &target.model;
+        let ready = self.state(&found.function) == State::Ready;
+        let versions = &found.model.versions;
+        match version {
+            Some(version) if !versions.contains(&version) => Err(missing(format!(
+                "Request for unknown model: '{name}' version {version} is not found"
+            ))),
+            Some(version) if !ready => Err(Failure::new(
+                Code::Unavailable,
+                format!(
+                    "Request for unknown model: '{name}' version {version} is not at ready state"
+                ),
+            )),
+            Some(version) => Ok(Found { version, ..found }),
+            None if !ready => Err(missing(format!(
+                "Request for unknown model: '{name}' has no available versions"
+            ))),
+            None => Ok(found),
+        }
+    }
+
+    /// The model of this name, in its highest version, whether it is ready or not.
+    pub(super) fn known(&self, name: &str) -> Result<Found, Failure> {
+        let bare = name.strip_prefix(FUNCTION);
+        let spec = |name: &str| self.kernel.get(name).ok();
+        let function = match (spec(name), bare.and_then(spec)) {
+            (Some(function), _) => function,
+            (None, Some(function)) if !function.spec().model => function,
+            _ => return Err(self.unknown(name)),
+        };
+        let spec = function.spec();
+        let model = self.said(&spec.name);
+        let signature = match &model.signature {
+            Some(signature) => Arc::new(signature.clone()),
+            None if spec.model => Arc::clone(&self.union),
+            None => Arc::new(derived(spec).ok_or_else(|| self.unknown(name))?),
+        };
+        Ok(Found {
+            name: name.into(),
+            version: model.versions.iter().copied().max().unwrap_or(1),
+            function: spec.name.clone(),
+            signature,
+            text: spec.model,
+            model,
+        })
+    }
+
+    fn unknown(&self, name: &str) -> Failure {
+        let text = format!("Request for unknown model: '{name}' is not found");
+        let status = StatusCode::from_u16(self.config.unknown_model_status);
+        Failure::new(Code::NotFound, text).with_status(status.unwrap_or(StatusCode::BAD_REQUEST))
+    }
+}
+
+/// The signature of a function, if it has a legal one.
+fn derived(spec: &Spec) -> Option<Signature> {
+    let signature = function::signature(spec);
+    signature.check().ok().map(|()| signature)
+}
+
+/// A version's digits as a number.
+pub(super) fn version(text: &str) -> Result<u64, Failure> {
+    let number = text
+        .parse::<i64>()
+        .ok()
+        .and_then(|number| u64::try_from(number).ok());
+    number.ok_or_else(|| {
+        let shown: String = text.chars().take(64).collect();
+        let message = format!(
+            "failed to get model version from specified version string '{shown}' (details: stol), version should be an \
+             integral value > 0"
+        );
+        Failure::new(Code::InvalidRequest, message)
+    })
+}
+
+fn missing(text: String) -> Failure {
+    Failure::new(Code::NotFound, text)
+}

@@ -1,0 +1,242 @@
+//! What the server and its models say of themselves (TR-701 to TR-704, TR-707 to TR-709).
+//!
+//! Owns: the bodies of health, metadata, configuration, statistics and of the settings that are constant here. Refuses to
+//! know: requests of models.
+
+use axum::body::Body;
+use http::request::Parts;
+use http::{Method, Response, header};
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::Signature;
+use serde_json::{Map, Value, json};
+
+use super::body::{Style, Upload};
+use super::catalogue::{Catalogue, Found, State};
+use super::failure::{Failure, JSON};
+use super::path::{MemoryAct, Route, Target};
+
+/// What is announced (TR-701).
+const EXTENSIONS: [&str; 9] = [
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+    "generate",
+];
+
+/// Answers a route that is not about a model's work.
+pub(super) async fn answer(
+    route: Route,
+    catalogue: &Catalogue,
+    parts: &Parts,
+    upload: Upload,
+) -> Result<Response<Body>, Failure> {
+    Ok(match route {
+        Route::Live => Response::new(Body::empty()),
+        Route::Ready => ready(catalogue.shared.health.ready().is_ok()),
+        Route::Server => say(&json!({
+            "name": catalogue.config.metadata_name,
+            "version": catalogue.config.metadata_version,
+            "extensions": EXTENSIONS,
+        })),
+        Route::Model(target) => say(&model(&catalogue.find(&target)?)),
+        Route::ModelReady(target) => model_ready(catalogue, &target)?,
+        Route::Config(target) => say(&config(&catalogue.find(&target)?)),
+        Route::Stats(target) => say(&stats(catalogue, target.as_ref())?),
+        Route::Trace if parts.method == Method::POST => {
+            settings(upload, parts, catalogue, trace(), "trace_file").await?
+        }
+        Route::Logging if parts.method == Method::POST => {
+            settings(upload, parts, catalogue, logging(), "log_file").await?
+        }
+        Route::Trace => say(&trace()),
+        Route::Logging => say(&logging()),
+        Route::Memory(act) => match act {
+            MemoryAct::Status => say(&json!([])),
+            MemoryAct::Unregister => Response::new(Body::empty()),
+            MemoryAct::Register => {
+                let failure = Failure::new(Code::Unimplemented, "shared memory is not supported");
+                return Err(upload.refuse(failure, &catalogue.config).await);
+            }
+        },
+        _ => return Err(Failure::new(Code::NotFound, "Not Found")),
+    })
+}
+
+/// A JSON answer.
+pub(super) fn say(value: &Value) -> Response<Body> {
+    let mut answer = Response::new(Body::from(value.to_string()));
+    answer.headers_mut().insert(header::CONTENT_TYPE, JSON);
+    answer
+}
+
+/// Empty either way; probes look at the status alone.
+fn ready(ready: bool) -> Response<Body> {
+    let mut answer = Response::new(Body::empty());
+    if !ready {
+        *answer.status_mut() = http::StatusCode::BAD_REQUEST;
+    }
+    answer
+}
+
+fn model_ready(catalogue: &Catalogue, target: &Target) -> Result<Response<Body>, Failure> {
+    let found = catalogue.known(&target.model)?;
+    if catalogue.state(&found.function) != State::Ready {
+        return Err(Failure::new(Code::Unavailable, "Model version not ready")
+            .with_status(http::StatusCode::BAD_REQUEST));
+    }
+    catalogue.find(target).map(|_| ready(true))
+}
+
+/// TR-702.
+fn model(found: &Found) -> Value {
+    let signature = &found.signature;
+    let tensor = |name: &str, datatype: &str, shape: &[i64]| json!({"name": name, "datatype": datatype, "shape": signature.shown(shape)});
+    let inputs = signature.inputs.iter();
+    let outputs = signature.outputs.iter();
+    json!({
+        "name": &*found.name,
+        "versions": found.model.versions.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "platform": found.model.platform,
+        "inputs": inputs.map(|it| tensor(&it.name, it.datatype.name(), &it.shape)).collect::<Vec<_>>(),
+        "outputs": outputs.map(|it| tensor(&it.name, it.datatype.name(), &it.shape)).collect::<Vec<_>>(),
+    })
+}
+
+/// TR-703.
+fn config(found: &Found) -> Value {
+    let Signature {
+        inputs, outputs, ..
+    } = &*found.signature;
+    let inputs = inputs.iter().map(|input| {
+        json!({
+            "name": input.name,
+            "data_type": input.datatype.config_name(),
+            "format": "FORMAT_NONE",
+            "dims": input.shape,
+            "is_shape_tensor": false,
+            "allow_ragged_batch": false,
+            "optional": input.optional,
+        })
+    });
+    let outputs = outputs.iter().map(|output| {
+        json!({
+            "name": output.name,
+            "data_type": output.datatype.config_name(),
+            "dims": output.shape,
+            "label_filename": "",
+            "is_shape_tensor": false,
+        })
+    });
+    json!({
+        "name": &*found.name,
+        "platform": found.model.platform,
+        "backend": found.model.platform,
+        "version_policy": {"specific": {"versions": found.model.versions}},
+        "max_batch_size": found.signature.max_batch_size,
+        "input": inputs.collect::<Vec<_>>(),
+        "output": outputs.collect::<Vec<_>>(),
+        "instance_group": [{"name": &*found.name, "kind": "KIND_CPU", "count": 1, "gpus": [], "profile": []}],
+        "model_transaction_policy": {"decoupled": found.signature.decoupled},
+        "parameters": {},
+    })
+}
+
+/// TR-704.
+fn stats(catalogue: &Catalogue, target: Option<&Target>) -> Result<Value, Failure> {
+    let list: Vec<Value> = match target {
+        Some(target) => {
+            let found = catalogue.find(target)?;
+            let one = target.version.as_ref().map(|_| vec![found.version]);
+            let versions = one.unwrap_or_else(|| found.model.versions.clone());
+            let version = |version| catalogue.stats.json(&found.function, &found.name, version);
+            versions.into_iter().map(version).collect()
+        }
+        None => {
+            let all = catalogue.all().into_iter();
+            all.flat_map(|(name, model, _)| {
+                let versions = model.versions.clone().into_iter();
+                versions.map(move |version| catalogue.stats.json(&name, &name, version))
+            })
+            .collect()
+        }
+    };
+    Ok(json!({"model_stats": list}))
+}
+
+/// TR-707.
+fn trace() -> Value {
+    json!({
+        "trace_level": ["OFF"],
+        "trace_rate": "1000",
+        "trace_count": "-1",
+        "log_frequency": "0",
+        "trace_file": "",
+        "trace_mode": "triton",
+    })
+}
+
+/// TR-707.
+fn logging() -> Value {
+    json!({
+        "log_file": "",
+        "log_info": true,
+        "log_warning": true,
+        "log_error": true,
+        "log_verbose_level": 0,
+        "log_format": "default",
+    })
+}
+
+/// Settings that are what they are: asking for that, or for the default, is granted.
+async fn settings(
+    upload: Upload,
+    parts: &Parts,
+    catalogue: &Catalogue,
+    now: Value,
+    file: &str,
+) -> Result<Response<Body>, Failure> {
+    let asked = object(upload, parts, catalogue).await?;
+    for (key, value) in &asked {
+        let Some(current) = now.get(key) else {
+            return Err(Failure::new(
+                Code::InvalidRequest,
+                format!("unknown setting '{key}'"),
+            ));
+        };
+        if value.is_null() || value == current {
+            continue;
+        }
+        let what = if key == file {
+            "file location"
+        } else {
+            "setting"
+        };
+        let kind = if file == "log_file" { "log" } else { "trace" };
+        let message = format!("{kind} {what} can not be updated through network protocol");
+        return Err(Failure::new(Code::Unimplemented, message));
+    }
+    Ok(say(&now))
+}
+
+/// A body that is an object, or empty.
+pub(super) async fn object(
+    upload: Upload,
+    parts: &Parts,
+    catalogue: &Catalogue,
+) -> Result<Map<String, Value>, Failure> {
+    let bytes = upload
+        .whole(&parts.headers, Style::Generate, &catalogue.config)
+        .await?;
+    if bytes.trim_ascii().is_empty() {
+        return Ok(Map::new());
+    }
+    serde_json::from_slice(&bytes).map_err(|error| {
+        let message = format!("failed to parse the request JSON buffer: {error}");
+        Failure::new(Code::InvalidRequest, message)
+    })
+}

@@ -1,0 +1,115 @@
+//! What can be set about this face.
+//!
+//! Owns: [`Config`] and what can be said of a single model. Refuses to know: files.
+
+use std::collections::BTreeMap;
+
+use sapwood_proto::generate::{Limits, Signature};
+
+/// What can be set about this face.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What one request may hold.
+    pub limits: Limits,
+    /// Bytes of a refused body that are read before it is answered (TR-208).
+    pub drain_bytes: u64,
+    /// Pieces of a chunked body (TR-316).
+    pub http_chunks: usize,
+    /// The status for a model that nobody knows: 400, or 404 (TR-204).
+    pub unknown_model_status: u16,
+    /// Behave as the reference does where a rule says that we may not (`compat = "triton"`).
+    pub compat: bool,
+    /// The name that the server gives itself.
+    pub metadata_name: String,
+    /// The version that it gives itself.
+    pub metadata_version: String,
+    /// What is said of single models, by name; the others have the defaults.
+    pub models: BTreeMap<String, Model>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            limits: Limits::default(),
+            drain_bytes: 128 << 20,
+            http_chunks: 65_536,
+            unknown_model_status: 400,
+            compat: false,
+            metadata_name: "sapwood".into(),
+            metadata_version: crate::VERSION.into(),
+            models: BTreeMap::new(),
+        }
+    }
+}
+
+/// What is said of one model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    /// Its versions, each 1 or more.
+    pub versions: Vec<u64>,
+    /// What computes it, for whoever reads its metadata.
+    pub platform: String,
+    /// Its tensors; without them a text model has the union signature.
+    pub signature: Option<Signature>,
+    /// Parameters that mean nothing are refused (TR-307).
+    pub strict_parameters: bool,
+    /// The prompt stands before the output unless a request says otherwise (TR-405).
+    pub prepend_prompt_default: bool,
+    /// A bare prompt is one turn of a conversation (D-24).
+    pub template_raw_prompts: bool,
+    /// What requests may ask a scripted model to do, and the parameter that asks for it (TR-1103).
+    pub controls: BTreeMap<Control, String>,
+    /// What a scripted model says when it is asked to fail.
+    pub fail_message: String,
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Self {
+            versions: vec![1],
+            platform: "sapwood".into(),
+            signature: None,
+            strict_parameters: false,
+            prepend_prompt_default: false,
+            template_raw_prompts: false,
+            controls: BTreeMap::new(),
+            fail_message: "mock failure".into(),
+        }
+    }
+}
+
+/// What a request may ask a scripted model to do (TR-1103).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Control {
+    /// That many equal responses.
+    Repeat,
+    /// So many seconds before each response.
+    DelayS,
+    /// An error in place of the end.
+    FailLast,
+    /// A text output without elements.
+    EmptyOutput,
+    /// An error before any response.
+    FailFirst,
+    /// The code of those errors.
+    Code,
+}
+
+impl Control {
+    /// All of them, with their names.
+    pub const ALL: [(&'static str, Self); 6] = [
+        ("repeat", Self::Repeat),
+        ("delay_s", Self::DelayS),
+        ("fail_last", Self::FailLast),
+        ("empty_output", Self::EmptyOutput),
+        ("fail_first", Self::FailFirst),
+        ("code", Self::Code),
+    ];
+
+    /// The control of this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        let found = Self::ALL.iter().find(|(known, _)| *known == name);
+        found.map(|(_, control)| *control)
+    }
+}

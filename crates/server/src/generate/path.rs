@@ -1,0 +1,188 @@
+//! What a path below `/v2` means (TR-201, TR-202).
+//!
+//! Owns: [`Route`] and its reading: the path is split first and decoded then, so that names may hold slashes. Refuses to
+//! know: which models there are.
+
+use http::Method;
+use percent_encoding::percent_decode_str;
+
+/// A model, and the version asked for, as digits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) model: String,
+    pub(super) version: Option<String>,
+}
+
+/// Where a request goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    Server,
+    Live,
+    Ready,
+    Model(Target),
+    ModelReady(Target),
+    Config(Target),
+    Stats(Option<Target>),
+    Generate(Target),
+    GenerateStream(Target),
+    Infer(Target),
+    Index,
+    Load(String),
+    Unload(String),
+    /// A repository is named, and there is only one.
+    Repository,
+    Trace,
+    Logging,
+    /// Which kind of shared memory, and what about it.
+    Memory(MemoryAct),
+}
+
+/// What is asked of shared memory (TR-708).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MemoryAct {
+    Status,
+    Register,
+    Unregister,
+}
+
+impl Route {
+    /// Reads a raw path. `None`: nothing is there.
+    pub(super) fn read(path: &str) -> Option<Self> {
+        let rest = path.strip_prefix("/v2")?;
+        if rest.is_empty() {
+            return Some(Self::Server);
+        }
+        let segments = rest.strip_prefix('/')?.split('/').map(decode);
+        let segments: Vec<String> = segments.collect::<Option<_>>()?;
+        let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+        Some(match segments.as_slice() {
+            ["health", "live"] => Self::Live,
+            ["health", "ready"] => Self::Ready,
+            ["models", "stats"] => Self::Stats(None),
+            ["models", model, "versions", version, rest @ ..] if is_number(version) => {
+                Self::about(model, Some(version), rest)?
+            }
+            ["models", model, rest @ ..] if !model.is_empty() => Self::about(model, None, rest)?,
+            ["repository", "index"] => Self::Index,
+            ["repository", "models", model, "load"] => Self::Load((*model).into()),
+            ["repository", "models", model, "unload"] => Self::Unload((*model).into()),
+            ["repository", _, "index"] | ["repository", _, "models", _, "load" | "unload"] => {
+                Self::Repository
+            }
+            ["trace", "setting"] => Self::Trace,
+            ["logging"] => Self::Logging,
+            ["systemsharedmemory" | "cudasharedmemory", rest @ ..] => Self::Memory(match rest {
+                ["status"] | ["region", _, "status"] => MemoryAct::Status,
+                ["region", _, "register"] => MemoryAct::Register,
+                ["unregister"] | ["region", _, "unregister"] => MemoryAct::Unregister,
+                _ => return None,
+            }),
+            _ => return None,
+        })
+    }
+
+    fn about(model: &str, version: Option<&str>, rest: &[&str]) -> Option<Self> {
+        let target = Target {
+            model: model.into(),
+            version: version.map(str::to_owned),
+        };
+        Some(match rest {
+            [] => Self::Model(target),
+            ["ready"] => Self::ModelReady(target),
+            ["config"] => Self::Config(target),
+            ["stats"] => Self::Stats(Some(target)),
+            ["generate"] => Self::Generate(target),
+            ["generate_stream"] => Self::GenerateStream(target),
+            ["infer"] => Self::Infer(target),
+            ["trace", "setting"] if version.is_none() => Self::Trace,
+            _ => return None,
+        })
+    }
+
+    /// The methods that it takes, as the header `Allow` names them.
+    pub(super) const fn allow(&self) -> &'static str {
+        match self {
+            Self::Generate(_)
+            | Self::GenerateStream(_)
+            | Self::Infer(_)
+            | Self::Index
+            | Self::Load(_)
+            | Self::Unload(_)
+            | Self::Repository
+            | Self::Memory(MemoryAct::Register | MemoryAct::Unregister) => "POST",
+            Self::Trace | Self::Logging => "GET, HEAD, POST",
+            _ => "GET, HEAD",
+        }
+    }
+
+    pub(super) fn takes(&self, method: &Method) -> bool {
+        self.allow().split(", ").any(|name| name == method.as_str())
+    }
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// `None` for what is badly encoded, or no UTF-8.
+fn decode(segment: &str) -> Option<String> {
+    let mut bytes = segment.bytes();
+    while let Some(byte) = bytes.next() {
+        let hex = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_hexdigit());
+        if byte == b'%' && !(hex(bytes.next()) && hex(bytes.next())) {
+            return None;
+        }
+    }
+    percent_decode_str(segment)
+        .decode_utf8()
+        .ok()
+        .map(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(model: &str, version: Option<&str>) -> Target {
+        Target {
+            model: model.into(),
+            version: version.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn tr_201_a_path_is_split_and_then_decoded() {
+        for (path, expect) in [
+            ("/v2", Some(Route::Server)),
+            ("/v2/", None),
+            ("/v2/models/m", Some(Route::Model(target("m", None)))),
+            (
+                "/v2/models/org%2Fname/generate",
+                Some(Route::Generate(target("org/name", None))),
+            ),
+            ("/v2/models/m%/generate", None),
+            ("/v2/models/m%2/generate", None),
+            ("/v2/models/%ff/generate", None),
+            (
+                "/v2/models/m/versions/7/generate_stream",
+                Some(Route::GenerateStream(target("m", Some("7")))),
+            ),
+            ("/v2/models/m/versions/x/generate", None),
+            ("/v2/models/m/versions/-1/generate", None),
+            ("/v2/models/m/versions//generate", None),
+            ("/v2/models/m/generate/", None),
+            ("/v2/models/m/generate/more", None),
+            ("/v2/models//generate", None),
+            ("/v2/models/stats", Some(Route::Stats(None))),
+            ("/v2/repository/index", Some(Route::Index)),
+            ("/v2/repository/mine/index", Some(Route::Repository)),
+            (
+                "/v2/cudasharedmemory/region/a%20b/register",
+                Some(Route::Memory(MemoryAct::Register)),
+            ),
+            ("/v2/health", None),
+        ] {
+            assert_eq!(Route::read(path), expect, "{path}");
+        }
+    }
+}

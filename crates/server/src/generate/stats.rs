@@ -1,0 +1,168 @@
+//! How many requests each model had, and how long they took (TR-704).
+//!
+//! Owns: the counts. Refuses to know: engines, whose own numbers stand in `/metrics`.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use sapwood_kernel::Name;
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+
+use super::catalogue::Found;
+
+/// Responses from this one on are counted together.
+const RESPONSES_APART: usize = 16;
+
+/// The counts of every model that was asked.
+#[derive(Debug, Default)]
+pub(super) struct Stats(Mutex<BTreeMap<(Name, u64), Arc<Mutex<Counts>>>>);
+
+/// A number of times, and how long they took together.
+#[derive(Clone, Copy, Debug, Default)]
+struct Span {
+    count: u64,
+    ns: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Counts {
+    last_ms: u64,
+    success: Span,
+    fail: Span,
+    infer: Span,
+    responses: Vec<Span>,
+}
+
+impl Span {
+    fn add(&mut self, ns: u64) {
+        self.count += 1;
+        self.ns = self.ns.saturating_add(ns);
+    }
+
+    fn to_json(self) -> Value {
+        json!({"count": self.count, "ns": self.ns})
+    }
+}
+
+impl Stats {
+    /// A request that begins now. It has failed unless it says otherwise before it goes.
+    pub(super) fn begin(&self, found: &Found) -> Counting {
+        let key = (found.function.clone(), found.version);
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        Counting {
+            counts: Arc::clone(all.entry(key).or_default()),
+            began: now,
+            last: now,
+            responses: 0,
+            ok: false,
+        }
+    }
+
+    /// The statistics of one version of a model, as JSON.
+    pub(super) fn json(&self, function: &Name, shown: &str, version: u64) -> Value {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = all.get(&(function.clone(), version));
+        let counts = counts.map_or_else(Counts::default, |counts| {
+            counts
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone()
+        });
+        counts.to_json(shown, version)
+    }
+}
+
+impl Counts {
+    fn to_json(&self, name: &str, version: u64) -> Value {
+        let none = Span::default().to_json();
+        // What happens inside an engine is not known apart here: it is all counted as inference.
+        let passed = Span {
+            count: self.success.count,
+            ns: 0,
+        }
+        .to_json();
+        let responses = self.responses.iter().enumerate().map(|(index, span)| {
+            let span = span.to_json();
+            let told = json!({"compute_infer": span, "compute_output": none, "success": span, "fail": none,
+                "empty_response": none, "cancel": none});
+            (index.to_string(), told)
+        });
+        let responses: Map<String, Value> = responses.collect();
+        json!({
+            "name": name,
+            "version": version.to_string(),
+            "last_inference": self.last_ms,
+            "inference_count": self.success.count,
+            "execution_count": self.success.count,
+            "inference_stats": {
+                "success": self.success.to_json(),
+                "fail": self.fail.to_json(),
+                "queue": passed,
+                "compute_input": passed,
+                "compute_infer": self.infer.to_json(),
+                "compute_output": passed,
+                "cache_hit": none,
+                "cache_miss": none,
+            },
+            "response_stats": responses,
+            "batch_stats": [],
+            "memory_usage": [],
+        })
+    }
+}
+
+/// A request that is being counted.
+#[derive(Debug)]
+pub(super) struct Counting {
+    counts: Arc<Mutex<Counts>>,
+    began: Instant,
+    last: Instant,
+    responses: usize,
+    ok: bool,
+}
+
+impl Counting {
+    /// A response has come.
+    pub(super) fn responded(&mut self) {
+        let now = Instant::now();
+        let took = nanoseconds(self.last, now);
+        self.last = now;
+        let index = self.responses.min(RESPONSES_APART);
+        self.responses += 1;
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if counts.responses.len() <= index {
+            counts.responses.resize_with(index + 1, Span::default);
+        }
+        counts.responses[index].add(took);
+    }
+
+    /// The model has ended well.
+    pub(super) const fn succeeded(&mut self) {
+        self.ok = true;
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        let took = nanoseconds(self.began, Instant::now());
+        let since = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.last_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+        if self.ok {
+            counts.success.add(took);
+            counts.infer.add(took);
+        } else {
+            counts.fail.add(took);
+        }
+    }
+}
+
+fn nanoseconds(from: Instant, to: Instant) -> u64 {
+    let time = to.saturating_duration_since(from).as_nanos();
+    u64::try_from(time).unwrap_or(u64::MAX)
+}

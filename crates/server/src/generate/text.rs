@@ -1,0 +1,439 @@
+//! A text model's chunks as responses (TR-401 to TR-407, TR-502).
+//!
+//! Owns: the call of a model's function, what of its ports is read, and when a response is made of it. Refuses to know:
+//! JSON, events.
+//!
+//! ```text
+//!   chunks ──► each choice: text, tokens, log-probabilities ──► stream: a response when text is there, one at the end
+//!                                                              whole: one response at the end
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{FutureExt, StreamExt, stream};
+use sapwood_kernel::{
+    Args, Chunk, GenerateConfig, Kernel, Mime, Port, Ports, PromptMode, Reason, Run, Want,
+};
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::{
+    Data, InputRole, OutputRole, Response, Settings, Signature, Strings, Tensor,
+};
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+
+use super::call::{Call, Responses, given, texts};
+use super::failure::Failure;
+
+/// Chunks that are joined into one response where several choices are told together.
+const JOINED_MAX: usize = 64;
+/// A bias of this and below forbids a token (D-20).
+const FORBIDDING: f32 = -100.0;
+
+/// What the model is asked.
+pub(super) enum Prompt {
+    Text(String),
+    Messages(String),
+}
+
+/// Calls the model.
+pub(super) fn begin(
+    call: Call,
+    settings: &Settings,
+    kernel: &Kernel,
+) -> Result<Responses, Failure> {
+    let prompt = prompt(&call)?;
+    let telling = Telling::new(&call, settings, &prompt, kernel);
+    let told = stream::unfold(telling, |mut telling| async move {
+        let response = telling.next().await?;
+        Some((response, telling))
+    });
+    Ok(told.boxed())
+}
+
+fn prompt(call: &Call) -> Result<Prompt, Failure> {
+    let signature = &call.found.signature;
+    let wrong = |message: String| Failure::new(Code::InvalidRequest, message);
+    let text = given(signature, &call.mapped, |role| *role == InputRole::Prompt);
+    let messages = given(signature, &call.mapped, |role| *role == InputRole::Messages);
+    let (name, tensor, chat) = match (text, messages) {
+        (Some((text, _)), Some((messages, _))) => {
+            return Err(wrong(format!(
+                "give either '{text}' or '{messages}', not both"
+            )));
+        }
+        (Some((name, tensor)), None) => (name, tensor, false),
+        (None, Some((name, tensor))) => (name, tensor, true),
+        (None, None) => return Err(wrong("the request has no prompt".into())),
+    };
+    let mut all = texts(name, tensor)?;
+    match (all.pop(), all.is_empty()) {
+        (Some(text), true) if chat => Ok(Prompt::Messages(text)),
+        (Some(text), true) => Ok(Prompt::Text(text)),
+        _ => Err(wrong(format!(
+            "input '{name}' must have exactly one element"
+        ))),
+    }
+}
+
+/// The whole text that a model says to one prompt, for whoever makes responses of it by other rules.
+pub(super) async fn whole(
+    call: &Call,
+    settings: &Settings,
+    prompt: String,
+    kernel: &Kernel,
+) -> Result<String, Failure> {
+    let mut telling = Telling::new(call, settings, &Prompt::Text(prompt), kernel);
+    telling.all().await?;
+    Ok(telling.choices.swap_remove(0).text)
+}
+
+/// A call whose answer is being told.
+struct Telling {
+    run: Run<Chunk>,
+    signature: Arc<Signature>,
+    /// Which outputs are told.
+    wanted: Vec<bool>,
+    /// Something beside the text is told.
+    more: bool,
+    stream: bool,
+    id: String,
+    choices: Vec<Choice>,
+    over: bool,
+}
+
+/// What one choice has to tell since the last response.
+#[derive(Default)]
+struct Choice {
+    text: String,
+    tokens: u32,
+    /// Of the whole output so far.
+    cumulative: f64,
+    logprobs: Vec<Value>,
+    token_logprobs: Vec<f64>,
+    finish: Option<Reason>,
+}
+
+impl Telling {
+    fn new(call: &Call, settings: &Settings, prompt: &Prompt, kernel: &Kernel) -> Self {
+        let signature = Arc::clone(&call.found.signature);
+        let wanted = signature.wanted(&call.mapped);
+        let told = |roles: &[OutputRole]| {
+            let pairs = signature.outputs.iter().zip(&wanted);
+            pairs
+                .into_iter()
+                .any(|(output, wanted)| *wanted && roles.contains(&output.role))
+        };
+        let logprobs = told(&[
+            OutputRole::Logprobs,
+            OutputRole::TokenLogprobs,
+            OutputRole::CumulativeLogprob,
+        ]);
+        let tokens = logprobs || told(&[OutputRole::NumOutputTokens]);
+        let mut ports = vec![Port::MAIN];
+        ports.extend(tokens.then_some(Port::TOKENS));
+        ports.extend(logprobs.then_some(Port::LOGPROBS));
+        let args = args(call, settings, prompt, logprobs);
+        let run = kernel
+            .run::<Chunk>(&call.found.function, args)
+            .wanting(Want::from(Ports::Only(ports)))
+            .timeout(time(call, settings));
+        let mut choices: Vec<Choice> = Vec::new();
+        choices.resize_with(settings.choices.unwrap_or(1) as usize, Choice::default);
+        if let (Prompt::Text(text), true) = (prompt, prepends(call, settings)) {
+            choices
+                .iter_mut()
+                .for_each(|choice| choice.text.clone_from(text));
+        }
+        Self {
+            run,
+            more: tokens || told(&[OutputRole::FinishReason, OutputRole::NumInputTokens]),
+            signature,
+            wanted,
+            stream: settings.stream,
+            id: call.shown_id().to_owned(),
+            choices,
+            over: false,
+        }
+    }
+
+    /// The next response, if there is one more.
+    async fn next(&mut self) -> Option<Result<Response, Failure>> {
+        if self.over {
+            return None;
+        }
+        if !self.stream {
+            let told = self.all().await;
+            return Some(told.map(|()| self.response(true)));
+        }
+        loop {
+            let ended = match self.run.next().await {
+                Some(Ok(chunk)) => {
+                    self.take(&chunk);
+                    self.join()
+                }
+                Some(Err(error)) => Some(Err(Failure::of(&error, &self.id))),
+                None => Some(Ok(())),
+            };
+            match ended {
+                Some(Err(failure)) => {
+                    self.over = true;
+                    return Some(Err(failure));
+                }
+                Some(Ok(())) => {
+                    self.over = true;
+                    self.finish();
+                    return (self.more || self.has_text()).then(|| Ok(self.response(true)));
+                }
+                None if self.has_text() && self.is_whole_step() => {
+                    return Some(Ok(self.response(false)));
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Everything to the end.
+    async fn all(&mut self) -> Result<(), Failure> {
+        self.over = true;
+        while let Some(chunk) = self.run.next().await {
+            let chunk = chunk.map_err(|error| Failure::of(&error, &self.id))?;
+            self.take(&chunk);
+        }
+        self.finish();
+        Ok(())
+    }
+
+    /// Choices of one step are told together: takes what is there already. Says how it ended, if it did.
+    fn join(&mut self) -> Option<Result<(), Failure>> {
+        if self.choices.len() < 2 {
+            return None;
+        }
+        for _ in 0..JOINED_MAX {
+            match self.run.next().now_or_never()? {
+                Some(Ok(chunk)) => self.take(&chunk),
+                Some(Err(error)) => return Some(Err(Failure::of(&error, &self.id))),
+                None => return Some(Ok(())),
+            }
+        }
+        None
+    }
+
+    fn take(&mut self, chunk: &Chunk) {
+        let Some(choice) = self.choices.get_mut(chunk.choice as usize) else {
+            return;
+        };
+        match chunk.port.as_str() {
+            // A model's text is UTF-8, and cut between characters.
+            "" => choice.text.push_str(&String::from_utf8_lossy(&chunk.data)),
+            "tokens" => choice.tokens += u32::try_from(chunk.data.len() / 4).unwrap_or(0),
+            "logprobs" => {
+                for line in chunk.data.split(|byte| *byte == b'\n') {
+                    choice.logprob(line);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn finish(&mut self) {
+        for (index, choice) in (0..).zip(&mut self.choices) {
+            choice.finish = self.run.meta().finish.get(&index).cloned();
+        }
+    }
+
+    fn has_text(&self) -> bool {
+        self.choices.iter().any(|choice| !choice.text.is_empty())
+    }
+
+    /// What else belongs to the text that is there has come too.
+    fn is_whole_step(&self) -> bool {
+        let reads = |role: OutputRole| {
+            let pairs = self.signature.outputs.iter().zip(&self.wanted);
+            pairs
+                .into_iter()
+                .any(|(output, wanted)| *wanted && output.role == role)
+        };
+        let logprobs = reads(OutputRole::Logprobs)
+            || reads(OutputRole::TokenLogprobs)
+            || reads(OutputRole::CumulativeLogprob);
+        let counts = logprobs || reads(OutputRole::NumOutputTokens);
+        !counts
+            || self.choices.len() > 1
+            || self.choices.iter().all(|choice| {
+                choice.tokens > 0 && (!logprobs || choice.logprobs.len() >= choice.tokens as usize)
+            })
+    }
+
+    /// What there is to tell, which is told with it.
+    fn response(&mut self, last: bool) -> Response {
+        let mut outputs = Vec::with_capacity(1);
+        for (place, output) in self.signature.outputs.iter().enumerate() {
+            if self.wanted.get(place) == Some(&true)
+                && let Some(tensor) = self.output(&output.role, last)
+            {
+                outputs.push((place, tensor));
+            }
+        }
+        for choice in &mut self.choices {
+            choice.text.clear();
+            choice.tokens = 0;
+            choice.logprobs.clear();
+            choice.token_logprobs.clear();
+        }
+        Response {
+            outputs,
+            parameters: Vec::new(),
+        }
+    }
+
+    fn output(&self, role: &OutputRole, last: bool) -> Option<Tensor> {
+        let choices = &self.choices;
+        let data = match role {
+            OutputRole::Text => {
+                let texts = choices.iter().map(|choice| choice.text.as_bytes());
+                Data::Bytes(texts.collect())
+            }
+            OutputRole::FinishReason => {
+                let reason = |choice: &Choice| {
+                    let reason = choice.finish.as_ref().filter(|_| last);
+                    reason.map_or_else(|| "None".to_owned(), ToString::to_string)
+                };
+                let mut reasons = Strings::default();
+                choices
+                    .iter()
+                    .for_each(|choice| reasons.push(reason(choice).as_bytes()));
+                Data::Bytes(reasons)
+            }
+            OutputRole::CumulativeLogprob => {
+                Data::Float(choices.iter().map(|choice| choice.cumulative).collect())
+            }
+            OutputRole::Logprobs => {
+                let mut texts = Strings::default();
+                choices.iter().for_each(|choice| {
+                    let told = match choice.logprobs.is_empty() {
+                        true => Value::Null,
+                        false => Value::Array(choice.logprobs.clone()),
+                    };
+                    texts.push(told.to_string().as_bytes());
+                });
+                Data::Bytes(texts)
+            }
+            OutputRole::TokenLogprobs => {
+                let all = choices.iter().flat_map(|choice| &choice.token_logprobs);
+                Data::Float(all.copied().collect())
+            }
+            // It is known when the request is over.
+            OutputRole::NumInputTokens if !last => return None,
+            OutputRole::NumInputTokens => Data::Uint(vec![self.run.meta().usage.prompt_tokens]),
+            OutputRole::NumOutputTokens => {
+                Data::Uint(choices.iter().map(|choice| choice.tokens.into()).collect())
+            }
+            OutputRole::Embedding | OutputRole::Port(_) | OutputRole::Nothing => return None,
+        };
+        Some(Tensor::flat(data))
+    }
+}
+
+impl Choice {
+    /// One line of the port `logprobs`: a token, and the best beside it.
+    fn logprob(&mut self, line: &[u8]) {
+        let Ok(told) = serde_json::from_slice::<Value>(line) else {
+            return;
+        };
+        let number = |value: &Value| {
+            value
+                .get("logprob")
+                .and_then(Value::as_f64)
+                .unwrap_or(f64::NAN)
+        };
+        let own = number(&told);
+        self.cumulative += own;
+        self.token_logprobs.push(own);
+        let none = Vec::new();
+        let top = told.get("top").and_then(Value::as_array).unwrap_or(&none);
+        let entry = |value: &Value, rank: Option<usize>| {
+            let id = value
+                .get("token_id")
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            let text = value.get("text").cloned().unwrap_or_default();
+            let told =
+                json!({"logprob": value.get("logprob"), "rank": rank, "decoded_token": text});
+            (id, told)
+        };
+        let mut map: Map<String, Value> = (1..)
+            .zip(top)
+            .map(|(rank, value)| entry(value, Some(rank)))
+            .collect();
+        let (id, own) = entry(&told, None);
+        map.entry(id).or_insert(own);
+        self.logprobs.push(Value::Object(map));
+    }
+}
+
+/// TR-405.
+fn prepends(call: &Call, settings: &Settings) -> bool {
+    match settings.exclude_prompt {
+        Some(exclude) => !exclude,
+        None => call.found.model.prepend_prompt_default && !settings.stream,
+    }
+}
+
+/// What is left of the time of the request.
+fn time(call: &Call, settings: &Settings) -> Duration {
+    let left = call.deadline.saturating_duration_since(Instant::now());
+    settings.timeout.map_or(left, |asked| asked.min(left))
+}
+
+fn args(call: &Call, settings: &Settings, prompt: &Prompt, logprobs: bool) -> Args {
+    let config = config(call, settings, prompt, logprobs);
+    let args = Args::new().with("config", config.into_chunk());
+    match prompt {
+        Prompt::Text(text) => args.with("prompt", text.as_str()),
+        Prompt::Messages(text) => {
+            args.with("messages", Chunk::text(text.as_str()).with_mime(Mime::JSON))
+        }
+    }
+}
+
+/// What the model is asked for, in the core's ranges (D-20): no JSON is written for it.
+fn config(call: &Call, settings: &Settings, prompt: &Prompt, logprobs: bool) -> GenerateConfig {
+    let templated = call.found.model.template_raw_prompts;
+    let tokens = settings.stop_token_ids.iter();
+    let forbids = |bias: f32| {
+        if bias <= FORBIDDING {
+            f32::NEG_INFINITY
+        } else {
+            bias
+        }
+    };
+    let biases = settings.logit_bias.iter();
+    GenerateConfig {
+        max_tokens: settings.max_tokens,
+        min_tokens: settings.min_tokens,
+        temperature: settings.temperature,
+        top_p: settings.top_p,
+        top_k: settings.top_k,
+        min_p: settings.min_p,
+        repetition_penalty: settings.repetition_penalty,
+        presence_penalty: settings.presence_penalty,
+        frequency_penalty: settings.frequency_penalty,
+        seed: settings.seed,
+        stop: settings.stop.clone(),
+        stop_sequences: tokens.map(|token| vec![*token]).collect(),
+        ignore_eos: settings.ignore_eos,
+        top_logprobs: logprobs.then(|| settings.top_logprobs.unwrap_or(0)),
+        logit_bias: biases.map(|(id, bias)| (*id, forbids(*bias))).collect(),
+        n: settings.choices,
+        // Here lower goes first, there higher.
+        priority: Some(i32::try_from(settings.priority.saturating_neg()).unwrap_or(i32::MIN)),
+        scored: None,
+        prompt_mode: match prompt {
+            // D-24
+            Prompt::Text(_) if !templated => PromptMode::Raw,
+            _ => PromptMode::Auto,
+        },
+        template_args: None,
+    }
+}

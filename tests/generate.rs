@@ -1,0 +1,131 @@
+//! The Triton face, from a client's end of a real socket.
+//!
+//! Owns: what its tests share: a server with a parrot, and how it is asked. Refuses to know: the rest of the house.
+
+mod bodies;
+mod controls;
+mod models;
+mod settings;
+mod streams;
+
+use sapwood_engine::scripted::{self, Rule, Script, Step};
+use sapwood_kernel::Kernel;
+use sapwood_proto::generate::{Datatype, Input, InputRole, Output, OutputRole, Signature};
+use sapwood_server::generate::{Config, Control, Model};
+use sapwood_tests::http::{Answer, Wire};
+use sapwood_tests::{Running, spawned};
+
+/// A kernel with these scripted models, and the test functions.
+fn kernel(models: &[(&'static str, scripted::Config)]) -> Kernel {
+    let kernel = Kernel::new();
+    for (name, config) in models {
+        kernel
+            .add(sapwood_kernel::model(*name, spawned(config.clone())))
+            .unwrap();
+    }
+    kernel
+        .add_all(sapwood_kernel::session::test_functions())
+        .unwrap();
+    kernel
+}
+
+fn script(script: Script) -> scripted::Config {
+    scripted::Config {
+        script,
+        ..scripted::Config::default()
+    }
+}
+
+/// A script of one rule for every prompt.
+fn steps(steps: Vec<Step>) -> scripted::Config {
+    scripted::Config {
+        rules: vec![Rule {
+            pattern: None,
+            steps,
+        }],
+        ..script(Script::Steps)
+    }
+}
+
+/// A server with the model `demo`, which says `words` of the prompt, one at a time.
+async fn demo() -> Running {
+    Running::generating(
+        kernel(&[("demo", script(Script::Words))]),
+        Config::default(),
+    )
+    .await
+}
+
+/// A server with the model `m` that plays these steps.
+async fn playing(list: Vec<Step>) -> Running {
+    Running::generating(kernel(&[("m", steps(list))]), Config::default()).await
+}
+
+/// The example of the page: QUESTION and LIVE in, ANSWER out.
+fn parrot_signature() -> Signature {
+    let input = |name: &str, datatype, shape: &[i64], role| Input {
+        name: name.into(),
+        datatype,
+        shape: shape.to_vec(),
+        optional: false,
+        role,
+        accepts_json: false,
+    };
+    Signature {
+        inputs: vec![
+            input("QUESTION", Datatype::Bytes, &[1, 1], InputRole::Prompt),
+            input("LIVE", Datatype::Bool, &[1, 1], InputRole::Stream),
+            Input {
+                optional: true,
+                ..input("hints", Datatype::Int32, &[1, -1], InputRole::Ignore)
+            },
+        ],
+        outputs: vec![Output {
+            name: "ANSWER".into(),
+            datatype: Datatype::Bytes,
+            shape: vec![1, -1],
+            role: OutputRole::Text,
+        }],
+        max_batch_size: 0,
+        decoupled: true,
+        lenient: false,
+    }
+}
+
+/// A server with the example of the page, and what `change` makes of it.
+async fn parrot(change: impl FnOnce(&mut Model)) -> Running {
+    let controls = [
+        (Control::Repeat, "TIMES"),
+        (Control::DelayS, "PAUSE"),
+        (Control::FailLast, "BREAK"),
+        (Control::EmptyOutput, "HOLLOW"),
+        (Control::FailFirst, "REFUSE"),
+        (Control::Code, "KIND"),
+    ];
+    let mut model = Model {
+        signature: Some(parrot_signature()),
+        controls: controls
+            .map(|(control, name)| (control, name.to_owned()))
+            .into(),
+        fail_message: "the parrot is tired".into(),
+        ..Model::default()
+    };
+    change(&mut model);
+    let config = Config {
+        models: [("parrot".to_owned(), model)].into(),
+        ..Config::default()
+    };
+    Running::generating(kernel(&[("parrot", script(Script::Echo))]), config).await
+}
+
+/// Posts a body and gives the answer.
+async fn ask(server: &Running, path: &str, body: &str) -> Answer {
+    Wire::connect(server.address).await.post(path, body).await
+}
+
+/// The text of an error.
+fn error(answer: &Answer) -> String {
+    let json = answer.json();
+    assert_eq!(json.as_object().unwrap().len(), 1, "{json}");
+    json["error"].as_str().unwrap().to_owned()
+}

@@ -1,0 +1,291 @@
+//! How a body arrives: too large, in pieces, compressed, refused before it was needed (TR-208, TR-209, TR-315, TR-316).
+
+use std::io::Write;
+
+use flate2::Compression;
+use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};
+use sapwood_engine::scripted::Script;
+use sapwood_proto::generate::Limits;
+use sapwood_server::generate::Config;
+use sapwood_tests::Running;
+use sapwood_tests::http::{Wire, head, post};
+
+use super::{demo, error, kernel, script};
+
+const PATH: &str = "/v2/models/m/generate";
+
+async fn limited(config: Config) -> Running {
+    Running::generating(kernel(&[("m", script(Script::Echo))]), config).await
+}
+
+fn small() -> Config {
+    Config {
+        limits: Limits {
+            input_bytes: 1_000,
+            ..Limits::default()
+        },
+        ..Config::default()
+    }
+}
+
+/// A body of exactly so many bytes.
+fn body(bytes: usize) -> Vec<u8> {
+    let text = "x".repeat(bytes - r#"{"text_input":""}"#.len());
+    format!(r#"{{"text_input":"{text}"}}"#).into_bytes()
+}
+
+fn too_large(bytes: usize) -> String {
+    format!(
+        "request JSON size of {bytes} bytes exceeds the maximum allowed input size of 1000 bytes. Use \
+         --http-max-input-size to increase the limit."
+    )
+}
+
+/// The same bytes in chunks of `size`.
+fn chunked(path: &str, headers: &[&str], body: &[u8], size: usize) -> Vec<u8> {
+    let lines: Vec<&str> = headers
+        .iter()
+        .copied()
+        .chain(["transfer-encoding: chunked"])
+        .collect();
+    let mut request = head("POST", path, &lines).into_bytes();
+    for chunk in body.chunks(size) {
+        request.extend_from_slice(format!("{:x}\r\n", chunk.len()).as_bytes());
+        request.extend_from_slice(chunk);
+        request.extend_from_slice(b"\r\n");
+    }
+    request.extend_from_slice(b"0\r\n\r\n");
+    request
+}
+
+/// TR-207
+#[tokio::test]
+async fn tr_208_a_body_that_is_too_large_is_drained_and_answered_and_the_connection_lives() {
+    let server = limited(small()).await;
+    let mut wire = Wire::connect(server.address).await;
+    assert_eq!(wire.ask(post(PATH, &[], &body(1_000))).await.told().0, 200);
+    for bytes in [1_001, 3_000_000] {
+        let answer = wire.ask(post(PATH, &[], &body(bytes))).await;
+        assert_eq!((answer.told().0, error(&answer)), (400, too_large(bytes)));
+        let answer = wire.ask(chunked(PATH, &[], &body(bytes), 10_000)).await;
+        assert_eq!((answer.told().0, error(&answer)), (400, too_large(bytes)));
+    }
+    // Refused before the body was needed.
+    for (path, status) in [
+        ("/v2/models/x/generate", 400),
+        ("/v2/none", 404),
+        ("/v2/models/m", 405),
+    ] {
+        assert_eq!(
+            wire.ask(post(path, &[], &body(3_000_000))).await.told().0,
+            status,
+            "{path}"
+        );
+    }
+    assert_eq!(wire.ask(post(PATH, &[], &body(1_000))).await.told().0, 200);
+}
+
+#[tokio::test]
+async fn tr_208_beyond_what_is_drained_the_answer_comes_and_the_connection_goes() {
+    let server = limited(Config {
+        drain_bytes: 10_000,
+        ..small()
+    })
+    .await;
+    let mut wire = Wire::connect(server.address).await;
+    let answer = wire.ask(post(PATH, &[], &body(10_000))).await;
+    assert_eq!(answer.told().0, 400);
+    let mut wire = Wire::connect(server.address).await;
+    wire.send(head("POST", PATH, &["content-length: 50000000"]))
+        .await;
+    while wire.try_send(&[b'x'; 10_000]).await {
+        // It is enough that the server does not read for ever.
+        if wire.answered().await {
+            break;
+        }
+    }
+    assert_eq!(wire.answer().await.told().0, 400);
+    // Who asks first is told at once.
+    let mut wire = Wire::connect(server.address).await;
+    let asking = ["content-length: 50000000", "expect: 100-continue"];
+    let answer = wire.ask(head("POST", PATH, &asking)).await;
+    assert_eq!(
+        (answer.told().0, error(&answer)),
+        (400, too_large(50_000_000))
+    );
+}
+
+#[tokio::test]
+async fn tr_209_bodies_may_be_compressed_within_the_same_limit() {
+    let server = limited(small()).await;
+    let packed = |kind: &str, bytes: &[u8]| -> Vec<u8> {
+        match kind {
+            "gzip" => {
+                let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+                encoder.write_all(bytes).unwrap();
+                encoder.finish().unwrap()
+            }
+            "deflate" => {
+                let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
+                encoder.write_all(bytes).unwrap();
+                encoder.finish().unwrap()
+            }
+            _ => {
+                let mut encoder = DeflateEncoder::new(Vec::new(), Compression::default());
+                encoder.write_all(bytes).unwrap();
+                encoder.finish().unwrap()
+            }
+        }
+    };
+    let mut wire = Wire::connect(server.address).await;
+    for (kind, name) in [
+        ("gzip", "gzip"),
+        ("deflate", "deflate"),
+        ("raw", "Deflate"),
+        ("gzip", "x-gzip"),
+    ] {
+        let encoding = format!("content-encoding: {name}");
+        let small = wire
+            .ask(post(PATH, &[&encoding], &packed(kind, &body(1_000))))
+            .await;
+        assert_eq!(small.told().0, 200, "{kind}: {}", small.text());
+        let large = wire
+            .ask(post(PATH, &[&encoding], &packed(kind, &body(100_000))))
+            .await;
+        assert_eq!(
+            (large.told().0, error(&large)),
+            (400, too_large(1_001)),
+            "{kind}"
+        );
+        let corrupt = wire.ask(post(PATH, &[&encoding], b"\x1f\x8bnothing")).await;
+        assert_eq!(corrupt.told().0, 400, "{kind}");
+        assert!(error(&corrupt).starts_with("the request body is not valid"));
+    }
+    let answer = wire
+        .ask(post(PATH, &["content-encoding: br"], &body(100)))
+        .await;
+    let told = "Unsupported content-encoding 'br', supported: identity, gzip, deflate, zstd.";
+    assert_eq!((answer.told().0, error(&answer).as_str()), (400, told));
+    let server = limited(Config {
+        compat: true,
+        ..Config::default()
+    })
+    .await;
+    let mut wire = Wire::connect(server.address).await;
+    let answer = wire
+        .ask(post(
+            PATH,
+            &["content-encoding: gzip"],
+            &packed("gzip", &body(100)),
+        ))
+        .await;
+    assert_eq!(
+        error(&answer),
+        "Unsupported content-encoding, only 'identity' is supported."
+    );
+    assert_eq!(
+        wire.ask(post(PATH, &["content-encoding: identity"], &body(100)))
+            .await
+            .told()
+            .0,
+        200
+    );
+}
+
+#[tokio::test]
+async fn tr_316_a_body_of_too_many_chunks_is_refused() {
+    let server = limited(Config {
+        http_chunks: 100,
+        ..Config::default()
+    })
+    .await;
+    let mut wire = Wire::connect(server.address).await;
+    assert_eq!(
+        wire.ask(chunked(PATH, &[], &body(100), 1)).await.told().0,
+        200
+    );
+    let answer = wire.ask(chunked(PATH, &[], &body(101), 1)).await;
+    let told = "Chunked request body exceeds maximum of 100 non-empty chunks. Send fewer or larger HTTP chunks.";
+    assert_eq!((answer.told().0, error(&answer).as_str()), (400, told));
+}
+
+/// Whatever the pieces of a request are, the answer is the same; no body gives a status of 500 and above.
+#[tokio::test]
+async fn tr_301_any_split_gives_the_same_answer() {
+    let server = demo().await;
+    let path = "/v2/models/demo/generate";
+    for (body, status) in [
+        (r#"{"id":"1","text_input":"ä tea"}"#, 200),
+        ("{\"a\":}", 400),
+        ("", 400),
+        ("[]", 400),
+    ] {
+        let request = post(path, &[], body.as_bytes());
+        let whole = Wire::connect(server.address).await.ask(&request).await;
+        assert_eq!(whole.told().0, status);
+        for size in [1, 7, 64] {
+            let mut wire = Wire::connect(server.address).await;
+            for piece in request.chunks(size) {
+                wire.send(piece).await;
+            }
+            assert_eq!(wire.answer().await.body, whole.body);
+        }
+    }
+}
+
+/// One request has every fault; each is told when those before it are mended.
+#[tokio::test]
+async fn tr_203_the_first_check_that_fails_is_the_answer() {
+    let server = limited(small()).await;
+    let long = format!("/v2/models/x/versions/{}/generate", "9".repeat(30));
+    let large = body(2_000);
+    let mut wire = Wire::connect(server.address).await;
+    let odd = ["content-encoding: br"];
+    let members = r#"{"text_input":1,"id":2,"top_p":7}"#;
+    for (request, expect) in [
+        (head("GET", &long, &odd), "Method Not Allowed"),
+        (
+            String::from_utf8(post(&long, &odd, &large)).unwrap(),
+            "failed to get model version",
+        ),
+        (
+            String::from_utf8(post("/v2/models/x/generate", &odd, &large)).unwrap(),
+            "Request for unknown model",
+        ),
+        (
+            String::from_utf8(post(PATH, &odd, &large)).unwrap(),
+            "Unsupported content-encoding",
+        ),
+        (
+            String::from_utf8(post(PATH, &[], &vec![b'{'; 2_000])).unwrap(),
+            "request JSON size",
+        ),
+        (
+            String::from_utf8(post(PATH, &[], &members.as_bytes()[1..])).unwrap(),
+            "failed to parse the request JSON",
+        ),
+        (
+            String::from_utf8(post(PATH, &[], members.as_bytes())).unwrap(),
+            "Unable to parse 'id'",
+        ),
+        (
+            String::from_utf8(post(PATH, &[], br#"{"text_input":1,"top_p":7}"#)).unwrap(),
+            "Unable to parse JSON bytes",
+        ),
+        (
+            String::from_utf8(post(PATH, &[], br#"{"top_p":7}"#)).unwrap(),
+            "[request id: <id_unknown>] expected",
+        ),
+        (
+            String::from_utf8(post(PATH, &[], br#"{"text_input":"a","top_p":7}"#)).unwrap(),
+            "parameter 'top_p'",
+        ),
+    ] {
+        let answer = wire.ask(request).await;
+        assert!(
+            error(&answer).starts_with(expect),
+            "{expect}: {}",
+            answer.text()
+        );
+    }
+}

@@ -1,0 +1,363 @@
+//! `/generate` and `/generate_stream`: exact answers, what decides the status, and clients that go away (sections 5, 6).
+
+use std::time::Duration;
+
+use sapwood_engine::scripted::{Cut, Failure, Finish, Script, Step};
+use sapwood_server::generate::Config;
+use sapwood_tests::http::{Wire, post};
+use sapwood_tests::{Running, by_hand, until};
+use serde_json::json;
+
+use super::{ask, demo, error, kernel, playing, script, steps};
+
+const STREAM: &str = "text/event-stream; charset=utf-8";
+
+/// TR-205, TR-502, TR-503
+#[tokio::test]
+async fn tr_501_one_answer_with_its_exact_head() {
+    let server = demo().await;
+    let body = r#"{"id":"a1","text_input":"green tea"}"#;
+    // curl's own type, and none.
+    for headers in [
+        &["content-type: application/x-www-form-urlencoded"][..],
+        &[],
+    ] {
+        let mut wire = Wire::connect(server.address).await;
+        let answer = wire
+            .ask(post("/v2/models/demo/generate", headers, body.as_bytes()))
+            .await;
+        let expect =
+            r#"{"id":"a1","model_name":"demo","model_version":"1","text_output":"green tea"}"#;
+        assert_eq!(answer.told(), (200, "application/json".into(), expect));
+        assert_eq!(
+            answer.head.header("content-length"),
+            Some(expect.len().to_string())
+        );
+    }
+    let answer = ask(&server, "/v2/models/demo/generate", r#"{"text_input":"x"}"#).await;
+    assert_eq!(
+        answer.text(),
+        r#"{"model_name":"demo","model_version":"1","text_output":"x"}"#
+    );
+}
+
+/// TR-406, TR-607
+#[tokio::test]
+async fn tr_601_a_stream_is_events_and_nothing_else() {
+    let server = demo().await;
+    let body = r#"{"id":"a1","text_input":"Say two words","stream":true,"max_tokens":"16"}"#;
+    let answer = ask(&server, "/v2/models/demo/generate_stream", body).await;
+    assert_eq!(answer.told().0, 200);
+    assert_eq!(answer.told().1, STREAM);
+    assert_eq!(
+        answer.head.header("cache-control").as_deref(),
+        Some("no-cache")
+    );
+    assert_eq!(
+        answer.head.header("x-accel-buffering").as_deref(),
+        Some("no")
+    );
+    let begin = r#"data: {"id":"a1","model_name":"demo","model_version":"1","text_output":""#;
+    let events: Vec<&str> = answer.text().split_inclusive("\n\n").collect();
+    assert!(events.len() > 1);
+    assert!(
+        events
+            .iter()
+            .all(|event| event.starts_with(begin) && event.ends_with("\"}\n\n")),
+        "{events:?}"
+    );
+    let text: String = answer
+        .events()
+        .iter()
+        .map(|event| event["text_output"].as_str().unwrap())
+        .collect();
+    assert_eq!(text, "Say two words");
+    let whole = ask(
+        &server,
+        "/v2/models/demo/generate",
+        r#"{"text_input":"Say two words"}"#,
+    )
+    .await;
+    assert_eq!(whole.json()["text_output"], text);
+    let one = ask(
+        &server,
+        "/v2/models/demo/generate_stream",
+        r#"{"text_input":"Say two words"}"#,
+    )
+    .await;
+    assert_eq!(one.events().len(), 1);
+    assert_eq!(one.events()[0]["text_output"], "Say two words");
+}
+
+/// TR-606
+#[tokio::test(flavor = "multi_thread")]
+async fn tr_602_the_head_waits_for_the_first_response_and_each_event_is_one_chunk() {
+    let (mut owner, engine) = by_hand(script(Script::Words));
+    let kernel = sapwood_kernel::Kernel::new();
+    kernel.add(sapwood_kernel::model("m", engine)).unwrap();
+    let server = Running::generating(kernel, Config::default()).await;
+    let mut wire = Wire::connect(server.address).await;
+    let body = br#"{"text_input":"one two","stream":true}"#;
+    wire.send(post("/v2/models/m/generate_stream", &[], body))
+        .await;
+    let mut time = 0;
+    let mut step = || {
+        time += 1;
+        owner.step(sapwood_proto::time::Time::new(Duration::from_millis(time)));
+    };
+    let reading = tokio::spawn(async move {
+        let head = wire.head().await;
+        (head, wire)
+    });
+    assert!(!reading.is_finished());
+    while !reading.is_finished() {
+        step();
+        tokio::task::yield_now().await;
+    }
+    let (head, mut wire) = reading.await.unwrap();
+    assert_eq!(head.status, 200);
+    let first = wire.chunk().await.unwrap();
+    assert!(first.starts_with(b"data: {") && first.ends_with(b"}\n\n"));
+    for _ in 0..8 {
+        step();
+    }
+    let mut rest = Vec::new();
+    while let Some(chunk) = wire.chunk().await
+        && !chunk.is_empty()
+    {
+        assert!(chunk.starts_with(b"data: {") && chunk.ends_with(b"}\n\n"));
+        rest.push(chunk);
+    }
+    assert!(!rest.is_empty());
+}
+
+/// TR-105, TR-505, TR-605
+#[tokio::test]
+async fn tr_604_a_first_error_decides_the_status_and_a_later_one_is_an_event() {
+    let failure = |code: &str| {
+        Step::Error(Failure {
+            code: code.into(),
+            message: "the parrot is tired".into(),
+        })
+    };
+    let told = r#"{"error":"the parrot is tired"}"#;
+    let body = r#"{"text_input":"x","stream":true}"#;
+    for (code, status) in [
+        ("internal", 500),
+        ("unavailable", 503),
+        ("invalid-request", 400),
+        ("unimplemented", 501),
+    ] {
+        let server = playing(vec![failure(code)]).await;
+        let answer = ask(&server, "/v2/models/m/generate", body).await;
+        assert_eq!(
+            answer.told(),
+            (status, "application/json".into(), told),
+            "{code}"
+        );
+        let answer = ask(&server, "/v2/models/m/generate_stream", body).await;
+        assert_eq!(
+            answer.told(),
+            (status, STREAM.into(), format!("data: {told}\n\n").as_str()),
+            "{code}"
+        );
+    }
+    let server = playing(vec![Step::Text("x".into()), failure("internal")]).await;
+    let answer = ask(&server, "/v2/models/m/generate_stream", body).await;
+    assert_eq!(answer.told().0, 200);
+    let events = answer.events();
+    assert_eq!(events.len(), 2);
+    assert_eq!(events[0]["text_output"], "x");
+    assert_eq!(events[1], json!({"error": "the parrot is tired"}));
+    // What is found before there is work is plain JSON, at both.
+    for tail in ["generate", "generate_stream"] {
+        let answer = ask(
+            &server,
+            &format!("/v2/models/m/{tail}"),
+            r#"{"text_input":"x","top_p":7}"#,
+        )
+        .await;
+        assert_eq!(answer.told().1, "application/json");
+        assert_eq!(
+            error(&answer),
+            "parameter 'top_p' must be in (0, 1], got 7.0"
+        );
+    }
+}
+
+/// TR-603
+#[tokio::test]
+async fn tr_504_generate_needs_one_response_and_a_stream_may_have_none() {
+    let text = "generate expects model to produce exactly 1 response, use generate stream for model that generates \
+                various number of responses";
+    let several = demo().await;
+    let none = playing(vec![Step::Finish(Finish::Stop)]).await;
+    for (server, path) in [(&several, "demo"), (&none, "m")] {
+        let body = r#"{"text_input":"one two three","stream":true}"#;
+        let answer = ask(server, &format!("/v2/models/{path}/generate"), body).await;
+        assert_eq!(
+            (answer.told().0, error(&answer).as_str()),
+            (500, text),
+            "{path}"
+        );
+    }
+    let answer = ask(
+        &none,
+        "/v2/models/m/generate_stream",
+        r#"{"text_input":"x","stream":true}"#,
+    )
+    .await;
+    assert_eq!(answer.told(), (200, STREAM.into(), ""));
+    // Unstreamed there is always one.
+    let answer = ask(&none, "/v2/models/m/generate", r#"{"text_input":"x"}"#).await;
+    assert_eq!(answer.json()["text_output"], "");
+    // An error among the responses wins.
+    let failing = playing(vec![
+        Step::Text("a".into()),
+        Step::Error(Failure {
+            code: "internal".into(),
+            message: "broken".into(),
+        }),
+    ])
+    .await;
+    let answer = ask(
+        &failing,
+        "/v2/models/m/generate",
+        r#"{"text_input":"x","stream":true}"#,
+    )
+    .await;
+    assert_eq!(error(&answer), "broken");
+}
+
+#[tokio::test]
+async fn tr_608_a_client_that_goes_away_frees_its_sequence_at_once() {
+    let config = steps(vec![Step::Text("a".into()), Step::Hang(true)]);
+    let engine = sapwood_tests::spawned(config);
+    let kernel = sapwood_kernel::Kernel::new();
+    kernel
+        .add(sapwood_kernel::model("m", engine.clone()))
+        .unwrap();
+    let server = Running::generating(kernel, Config::default()).await;
+    let running = |engine: &sapwood_engine::Engine| engine.stats().requests_running.get();
+    for path in ["/v2/models/m/generate_stream", "/v2/models/m/generate"] {
+        let mut wire = Wire::connect(server.address).await;
+        wire.send(post(path, &[], br#"{"text_input":"x","stream":true}"#))
+            .await;
+        until("the sequence runs", || running(&engine) == 1).await;
+        if path.ends_with("stream") {
+            assert_eq!(wire.head().await.status, 200);
+            wire.chunk().await.unwrap();
+        }
+        drop(wire);
+        until("the sequence is gone", || running(&engine) == 0).await;
+    }
+    let mut wire = Wire::connect(server.address).await;
+    assert_eq!(wire.get("/v2/health/ready").await.told().0, 200);
+}
+
+/// D-11: a script that cuts the transport ends the connection without the stream's own end.
+#[tokio::test]
+async fn tr_1105_a_script_can_cut_the_connection() {
+    for cut in [Cut::Close, Cut::Reset] {
+        let server = playing(vec![
+            Step::Text("one ".into()),
+            Step::SleepMs(20),
+            Step::Cut(cut),
+        ])
+        .await;
+        let body = r#"{"text_input":"x","stream":true}"#;
+        let answer = ask(&server, "/v2/models/m/generate_stream", body).await;
+        assert_eq!(answer.told().0, 200);
+        assert!(!answer.complete);
+        let answer = ask(&server, "/v2/models/m/generate", r#"{"text_input":"x"}"#).await;
+        assert_eq!(answer.told().0, 500);
+    }
+    let server = playing(vec![Step::Panic(true)]).await;
+    let answer = ask(&server, "/v2/models/m/generate", r#"{"text_input":"x"}"#).await;
+    assert_eq!(answer.told().0, 500);
+    assert_eq!(
+        ask(&server, "/v2/models/m/generate", "{").await.told().0,
+        400
+    );
+}
+
+#[tokio::test]
+async fn tr_404_a_request_that_takes_too_long_is_unavailable() {
+    let server = playing(vec![Step::Text("a".into()), Step::Hang(true)]).await;
+    let text = "[request id: 5] Request timeout expired";
+    let answer = ask(
+        &server,
+        "/v2/models/m/generate",
+        r#"{"id":"5","text_input":"x","timeout":20000}"#,
+    )
+    .await;
+    assert_eq!((answer.told().0, error(&answer).as_str()), (503, text));
+    let body = r#"{"id":"5","text_input":"x","timeout":20000,"stream":true}"#;
+    let answer = ask(&server, "/v2/models/m/generate_stream", body).await;
+    assert_eq!(answer.events().last().unwrap()["error"], text);
+    let mut wire = Wire::connect(server.address).await;
+    let head = ["x-request-timeout-ms: 100"];
+    let answer = wire
+        .ask(post(
+            "/v2/models/m/generate",
+            &head,
+            br#"{"id":"5","text_input":"x"}"#,
+        ))
+        .await;
+    assert_eq!((answer.told().0, error(&answer).as_str()), (503, text));
+}
+
+#[tokio::test]
+async fn tr_605_a_full_queue_is_plain_json_with_its_text() {
+    let config = sapwood_engine::Config {
+        queue_requests: 1,
+        ..sapwood_engine::Config::default()
+    };
+    let model = sapwood_tests::scripted(script(Script::Echo));
+    let (_owner, engine) = sapwood_engine::Owner::by_hand(model, config);
+    let kernel = sapwood_kernel::Kernel::new();
+    kernel
+        .add(sapwood_kernel::model("m", engine.clone()))
+        .unwrap();
+    let server = Running::generating(kernel, Config::default()).await;
+    let prompt = sapwood_engine::api::Prompt::Text("x".into());
+    let _waiting = engine
+        .submit(sapwood_engine::api::Request::new(prompt))
+        .unwrap();
+    for tail in ["generate", "generate_stream"] {
+        let answer = ask(
+            &server,
+            &format!("/v2/models/m/{tail}"),
+            r#"{"id":"q","text_input":"x"}"#,
+        )
+        .await;
+        assert_eq!(
+            (answer.told().0, answer.told().1.as_str()),
+            (503, "application/json")
+        );
+        assert_eq!(error(&answer), "[request id: q] Exceeds maximum queue size");
+        assert!(answer.head.header("retry-after").is_some());
+    }
+}
+
+#[tokio::test]
+async fn tr_610_many_streams_at_once_all_end_well() {
+    let server =
+        Running::generating(kernel(&[("m", script(Script::Words))]), Config::default()).await;
+    let streams = (0..200).map(|index| {
+        let address = server.address;
+        async move {
+            let body = format!(r#"{{"id":"{index}","text_input":"one two three","stream":true}}"#);
+            let mut wire = Wire::connect(address).await;
+            wire.post("/v2/models/m/generate_stream", &body).await
+        }
+    });
+    for answer in futures::future::join_all(streams).await {
+        let text: String = answer
+            .events()
+            .iter()
+            .map(|event| event["text_output"].as_str().unwrap())
+            .collect();
+        assert_eq!(text, "one two three");
+    }
+}
