@@ -100,9 +100,9 @@ fn put<T: Serialize + ?Sized>(out: &mut Vec<u8>, value: &T) {
 /// TR-503: one element is itself, any other number of them a flat array.
 fn write_tensor(out: &mut Vec<u8>, datatype: Datatype, tensor: &Tensor) {
     match &tensor.data {
-        Data::Bool(list) => write_list(out, list.iter(), |out, flag| put(out, flag)),
-        Data::Int(list) => write_list(out, list.iter(), |out, number| put(out, number)),
-        Data::Uint(list) => write_list(out, list.iter(), |out, number| put(out, number)),
+        Data::Bool(list) => write_list(out, list.iter(), put),
+        Data::Int(list) => write_list(out, list.iter(), put),
+        Data::Uint(list) => write_list(out, list.iter(), put),
         Data::Float(list) => write_list(out, list.iter(), |out, number| {
             write_float(out, datatype, *number);
         }),
