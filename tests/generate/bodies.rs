@@ -115,28 +115,22 @@ async fn tr_208_beyond_what_is_drained_the_answer_comes_and_the_connection_goes(
     );
 }
 
+fn packed(kind: &str, bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let level = Compression::default();
+    match kind {
+        "gzip" => GzEncoder::new(&mut out, level).write_all(bytes).unwrap(),
+        "deflate" => ZlibEncoder::new(&mut out, level).write_all(bytes).unwrap(),
+        _ => DeflateEncoder::new(&mut out, level)
+            .write_all(bytes)
+            .unwrap(),
+    }
+    out
+}
+
 #[tokio::test]
 async fn tr_209_bodies_may_be_compressed_within_the_same_limit() {
     let server = limited(small()).await;
-    let packed = |kind: &str, bytes: &[u8]| -> Vec<u8> {
-        match kind {
-            "gzip" => {
-                let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
-                encoder.write_all(bytes).unwrap();
-                encoder.finish().unwrap()
-            }
-            "deflate" => {
-                let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
-                encoder.write_all(bytes).unwrap();
-                encoder.finish().unwrap()
-            }
-            _ => {
-                let mut encoder = DeflateEncoder::new(Vec::new(), Compression::default());
-                encoder.write_all(bytes).unwrap();
-                encoder.finish().unwrap()
-            }
-        }
-    };
     let mut wire = Wire::connect(server.address).await;
     for (kind, name) in [
         ("gzip", "gzip"),

@@ -8,6 +8,9 @@ use super::{ask, error, parrot};
 const ONE: &str = "/v2/models/parrot/generate";
 const STREAM: &str = "/v2/models/parrot/generate_stream";
 
+const KINDS: (&str, &str) = ("application/json", "text/event-stream; charset=utf-8");
+const SEVERAL: &str = r#"{"error":"generate expects model to produce exactly 1 response, use generate stream for model that generates various number of responses"}"#;
+
 fn body(members: &str) -> String {
     let more = if members.is_empty() {
         String::new()
@@ -25,14 +28,13 @@ async fn tr_1103_controls_make_the_shapes_of_failure() {
     let answer = format!(r#"{head}"x"}}"#);
     let event = format!("data: {answer}\n\n");
     let tired = r#"{"error":"the parrot is tired"}"#;
-    let several = r#"{"error":"generate expects model to produce exactly 1 response, use generate stream for model that generates various number of responses"}"#;
-    let (json, sse) = ("application/json", "text/event-stream; charset=utf-8");
+    let (json, sse) = KINDS;
     for (path, members, status, kind, text) in [
         (ONE, "", 200, json, answer.clone()),
         (ONE, r#""REFUSE":true"#, 500, json, tired.to_owned()),
         (ONE, r#""BREAK":true"#, 500, json, tired.to_owned()),
-        (ONE, r#""TIMES":0"#, 500, json, several.to_owned()),
-        (ONE, r#""TIMES":2"#, 500, json, several.to_owned()),
+        (ONE, r#""TIMES":0"#, 500, json, SEVERAL.to_owned()),
+        (ONE, r#""TIMES":2"#, 500, json, SEVERAL.to_owned()),
         (ONE, r#""HOLLOW":true"#, 200, json, format!("{head}[]}}")),
         (STREAM, "", 200, sse, event.clone()),
         (STREAM, r#""TIMES":0"#, 200, sse, String::new()),

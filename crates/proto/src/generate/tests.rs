@@ -344,7 +344,7 @@ fn tr_310_every_datatype_takes_its_json_type_and_refuses_the_others() {
             Some("value 128 of input 'int8' is out of range for INT8".into()),
         ),
         ("int8", "1.0", Some(signed.clone())),
-        ("int8", "\"1\"", Some(signed.clone())),
+        ("int8", "\"1\"", Some(signed)),
         (
             "int16",
             "-32769",

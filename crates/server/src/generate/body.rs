@@ -37,7 +37,7 @@ pub(super) struct Upload {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Style {
     Generate,
-    #[cfg_attr(not(test), allow(dead_code, reason = "infer is not there yet"))]
+    #[allow(dead_code, reason = "infer is not there yet")]
     Infer,
 }
 

@@ -266,11 +266,12 @@ impl Sending {
             }
             Some(Err(failure)) => {
                 self.over = true;
-                Some(if failure.cut {
-                    Err(cut(&failure))
-                } else {
-                    Ok(error_event(&failure.message))
-                })
+                if !failure.cut {
+                    return Some(Ok(error_event(&failure.message)));
+                }
+                // What was told before goes out first: an error drops whatever the connection still holds.
+                tokio::task::yield_now().await;
+                Some(Err(cut(&failure)))
             }
             None => {
                 self.over = true;

@@ -17,7 +17,10 @@ const RESPONSES_APART: usize = 16;
 
 /// The counts of every model that was asked.
 #[derive(Debug, Default)]
-pub(super) struct Stats(Mutex<BTreeMap<(Name, u64), Arc<Mutex<Counts>>>>);
+pub(super) struct Stats(Mutex<BTreeMap<(Name, u64), Shared>>);
+
+/// The counts of one version of a model.
+type Shared = Arc<Mutex<Counts>>;
 
 /// A number of times, and how long they took together.
 #[derive(Clone, Copy, Debug, Default)]
@@ -117,7 +120,7 @@ impl Counts {
 /// A request that is being counted.
 #[derive(Debug)]
 pub(super) struct Counting {
-    counts: Arc<Mutex<Counts>>,
+    counts: Shared,
     began: Instant,
     last: Instant,
     responses: usize,
