@@ -74,14 +74,6 @@ async fn tr_1103_controls_make_the_shapes_of_failure() {
             sse,
             event.repeat(2),
         ),
-        (
-            STREAM,
-            r#""LIVE":1"#,
-            400,
-            json,
-            r#"{"error":"[request id: <id_unknown>] input 'LIVE' already exists in request"}"#
-                .to_owned(),
-        ),
     ] {
         let told = ask(&server, path, &body(members)).await;
         assert_eq!(
