@@ -81,7 +81,7 @@ pub struct Metrics {
     pub streams_open: IntGaugeVec,
     /// Calls ended, by `face`, `model` and `code` (`ok` or an error code).
     pub requests: IntCounterVec,
-    /// Parameters of generate requests that meant nothing (TR-307).
+    /// Parameters of requests that meant nothing (TR-307, LM-207).
     pub unknown_parameters: IntCounter,
     /// What Evergreen sessions count (EV-904).
     pub evergreen: Evergreen,
@@ -142,6 +142,7 @@ impl Metrics {
         build
             .with_label_values(&[crate::VERSION, crate::COMMIT])
             .set(1);
+        let lmtp = Lmtp::new(&shelf)?;
         Ok(Self {
             connections_open: shelf.gauge(names::CONNECTIONS_OPEN, "TCP connections open now.")?,
             draining: shelf.gauge(names::DRAINING, "1 while the server is shutting down.")?,
@@ -157,12 +158,10 @@ impl Metrics {
                 "Calls ended, by how.",
                 &["face", "model", "code"],
             )?,
-            unknown_parameters: shelf.counter(
-                names::UNKNOWN_PARAMETERS,
-                "Parameters of generate requests that meant nothing.",
-            )?,
+            // One number for the faces that ignore what they do not know.
+            unknown_parameters: lmtp.unknown_parameters.clone(),
             evergreen: Evergreen::new(&shelf)?,
-            lmtp: Lmtp::new(&shelf)?,
+            lmtp,
             registry: shelf.0,
         })
     }

@@ -55,7 +55,6 @@ pub(crate) const LMTP_REFUSED: &str = "sapwood_lmtp_refused_total";
 pub(crate) const LMTP_MESSAGES: &str = "sapwood_lmtp_messages_total";
 pub(crate) const LMTP_ITEMS: &str = "sapwood_lmtp_items_total";
 pub(crate) const LMTP_IGNORED: &str = "sapwood_lmtp_ignored_total";
-pub(crate) const UNKNOWN_PARAMETERS: &str = "sapwood_unknown_parameters_total";
 
 /// The names under which dashboards for vLLM look for the same numbers (OA-802).
 pub(crate) mod vllm {
