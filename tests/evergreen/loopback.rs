@@ -286,13 +286,17 @@ async fn ev_704_without_the_key_there_is_no_session() {
     let key = key("anna", "secret");
     let kernel = sapwood_kernel::Kernel::new();
     let server = Running::start(kernel, Config::default(), vec![key]).await;
+    // The finer name as well, in trailers.
+    let refused = (Code::Unauthenticated, "INVALID_API_KEY");
     for (address, expect) in [
-        (server.at(), Some(Code::Unauthenticated)),
-        (server.at().with_key("wrong"), Some(Code::Unauthenticated)),
+        (server.at(), Some(refused)),
+        (server.at().with_key("wrong"), Some(refused)),
         (server.at().with_key("secret"), None),
     ] {
         let got = Session::connect(&address, Options::default()).await;
-        assert_eq!(got.err().map(|status| status.code), expect);
+        let got = got.err();
+        let got = got.as_ref().map(|status| (status.code, &*status.reason));
+        assert_eq!(got, expect);
         assert!(!format!("{address:?}").contains("secret"));
     }
 }

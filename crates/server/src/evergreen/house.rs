@@ -46,20 +46,16 @@ impl House {
 
     /// A place among the open sessions, or the reason why there is none (section 8.2, EV-960).
     pub(super) fn admit(&self) -> Result<OwnedSemaphorePermit, Status> {
+        let rejected = &self.shared.metrics.rejected;
         if self.shared.drain.phase() >= Phase::Refusing {
+            rejected.with_label_values(&["drain"]).inc();
             let message = "the server is shutting down and opens no new sessions: try another one";
             return Err(Status::new(Reason::GoingAway, message));
         }
         Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
-            self.shared
-                .metrics
-                .rejected
-                .with_label_values(&["queue"])
-                .inc();
-            Status::new(
-                Reason::EngineBusy,
-                "the server has all the sessions it can hold: try again later",
-            )
+            rejected.with_label_values(&["queue"]).inc();
+            let message = "the server has all the sessions it can hold: try again later";
+            Status::new(Reason::EngineBusy, message)
         })
     }
 
