@@ -199,7 +199,7 @@ async fn first(drain: &Drain, socket: &mut Socket) -> Result<Heard, Option<(u16,
     // Every arm may be cancelled: a message not yet heard whole stays in the socket.
     let heard = tokio::select! {
         heard = socket.heard() => heard,
-        () = drain.reached(Phase::Refusing) => return Err(Some((1001, "the server is shutting down"))),
+        () = drain.reached(Phase::Refusing) => return Err(Some((1001, GOING_AWAY))),
     };
     heard.map_err(|lost| match lost {
         Lost::Left | Lost::Gone => None,
@@ -209,6 +209,8 @@ async fn first(drain: &Drain, socket: &mut Socket) -> Result<Heard, Option<(u16,
     })
 }
 
+/// As clients of Evergreen read it (EV-903); to others the close code says enough.
+const GOING_AWAY: &str = "UNAVAILABLE: GOING_AWAY";
 /// How long the closing handshake may take.
 const GOODBYE: Duration = Duration::from_secs(2);
 /// The close code for it.
