@@ -91,7 +91,7 @@ impl Work {
 
     /// Takes what one step has for this stream. Never more, so that the connection can stop reading between steps.
     pub(super) fn look(&mut self, cx: &mut Context<'_>, mut take: impl FnMut(Piece)) -> Seen {
-        let mut taken = false;
+        let mut taken = !self.ahead.is_empty();
         loop {
             let polled = match &mut self.run {
                 Some(run) => Pin::new(run).poll_next(cx),
