@@ -17,6 +17,8 @@ use sapwood_kernel::{
 use sapwood_proto::lmtp::{self, Finish, Generate, Item, Piece, Score, Start};
 use sapwood_proto::steer::Token;
 
+use serde_json::Value;
+
 use super::refusals::fault;
 
 /// What a look at some work has shown.
@@ -67,7 +69,13 @@ impl Work {
         if scored.is_empty() {
             return Self { run: None, ahead };
         }
-        Self::calling(kernel, name, tokens(&prompt), score(scored, top_logprobs), ahead)
+        Self::calling(
+            kernel,
+            name,
+            tokens(&prompt),
+            score(scored, top_logprobs),
+            ahead,
+        )
     }
 
     fn calling(
@@ -126,6 +134,8 @@ impl Work {
             }
             if let (Some(meta), Some(last)) = (end, self.ahead.back_mut()) {
                 last.finish = meta.finish.get(&0).map(ending);
+                let stop = meta.extra.get("stop").and_then(Value::as_str);
+                last.stop = stop.map(str::to_owned);
                 let cached = meta.usage.cached_tokens;
                 last.cached_tokens = u32::try_from(cached).unwrap_or(u32::MAX);
                 self.say_all(&mut take);
