@@ -1,9 +1,8 @@
-//! What the Evergreen benches share: a bare echo to compare with, a load, and a child process to measure.
+//! What the Evergreen benches share: a bare echo to compare with, and a load.
 //!
 //! Owns: nothing but these. Refuses to know: Sapwood's server; the bench program starts it.
 
 pub mod bare;
-pub mod child;
 pub mod load;
 pub mod session;
 pub mod wire;

@@ -2,8 +2,12 @@
 //!
 //! Owns: loads, anchors to compare with, child processes to measure. Refuses to know: how what is measured works inside.
 
+pub mod child;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 pub mod evergreen;
+pub mod generate;
+pub mod lmtp;
 pub mod measure;
 pub mod report;
+pub mod scripted;

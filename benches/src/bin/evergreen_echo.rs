@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Parser;
-use sapwood_benches::evergreen::child::Server;
+use sapwood_benches::child::Server;
 use sapwood_benches::evergreen::load::{self, Shape};
 use sapwood_benches::evergreen::wire::{Peer, Wire};
 use sapwood_benches::evergreen::{bare, session};

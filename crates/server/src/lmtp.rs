@@ -17,7 +17,6 @@ mod post;
 mod refusals;
 mod socket;
 mod tally;
-mod words;
 mod work;
 mod works;
 

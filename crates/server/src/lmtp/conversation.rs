@@ -99,13 +99,12 @@ impl Conversation {
     pub(super) fn new(
         house: &Arc<House>,
         carrier: Carrier,
-        negotiated: bool,
         allowance: Option<Arc<Allowance>>,
     ) -> Self {
         let shared = &house.shared;
         Self {
             allowance,
-            session: house.open(carrier, negotiated),
+            session: house.open(carrier),
             works: Works::new(),
             tally: Tally::begin(&shared.metrics, &shared.drain),
             began: Instant::now(),

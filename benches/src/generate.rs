@@ -1,0 +1,7 @@
+//! What the benches of Triton's generate share: a bare sender to compare with, and the one client that drives both.
+//!
+//! Owns: nothing but these. Refuses to know: Sapwood's server; the bench program starts it.
+
+pub mod bare;
+pub mod face;
+pub mod load;
