@@ -2,7 +2,12 @@
 //!
 //! Owns: the client that these tests talk with. Refuses to know: the rest of the house.
 
+mod abuse;
+mod extended;
+mod flow;
+mod models;
 mod streams;
+mod transports;
 
 use sapwood_engine::scripted::{self, Script};
 use sapwood_engine::{Engine, Owner};
@@ -102,15 +107,10 @@ pub(crate) async fn stream(socket: &mut Socket, id: impl Into<Value>) -> Vec<Val
 pub(crate) fn told(items: &[Value]) -> (Vec<u64>, String) {
     let tokens = items.iter().filter_map(|item| item["token"].as_u64());
     let last = items.last().map_or(&Value::Null, |item| {
-        item.get("code").unwrap_or(&item["finish_reason"])
+        item.get("code").unwrap_or_else(|| &item["finish_reason"])
     });
     (
         tokens.collect(),
         last.as_str().unwrap_or_default().to_owned(),
     )
-}
-
-/// The ids of a text's bytes.
-pub(crate) fn ids(text: &str) -> Vec<u64> {
-    text.bytes().map(u64::from).collect()
 }

@@ -17,6 +17,7 @@ mod post;
 mod refusals;
 mod socket;
 mod tally;
+mod words;
 mod work;
 mod works;
 

@@ -200,6 +200,7 @@ async fn first(drain: &Drain, socket: &mut Socket) -> Result<Heard, Option<(u16,
     let heard = tokio::select! {
         heard = socket.heard() => heard,
         () = drain.reached(Phase::Refusing) => return Err(Some((1001, GOING_AWAY))),
+        () = tokio::time::sleep(SILENCE) => return Err(Some((1001, IDLE_TIMEOUT))),
     };
     heard.map_err(|lost| match lost {
         Lost::Left | Lost::Gone => None,
@@ -211,6 +212,9 @@ async fn first(drain: &Drain, socket: &mut Socket) -> Result<Heard, Option<(u16,
 
 /// As clients of Evergreen read it (EV-903); to others the close code says enough.
 const GOING_AWAY: &str = "UNAVAILABLE: GOING_AWAY";
+const IDLE_TIMEOUT: &str = "DEADLINE_EXCEEDED: IDLE_TIMEOUT";
+/// How long a client may only answer pings, as long as a session may that is idle (EV-111): it holds a place of each protocol.
+const SILENCE: Duration = Duration::from_secs(30 * 60);
 /// How long the closing handshake may take.
 const GOODBYE: Duration = Duration::from_secs(2);
 /// The close code for it.

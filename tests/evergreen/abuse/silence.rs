@@ -162,6 +162,20 @@ async fn ev_111_a_call_without_a_message_has_half_an_hour() {
     unharmed(&server).await;
 }
 
+#[tokio::test]
+async fn ev_111_a_socket_that_only_answers_pings_has_half_an_hour_also_before_it_has_said_whom_it_wants()
+ {
+    let server = Running::with_test_functions().await;
+    let mut socket = Socket::open(&server, "/", &[]).await.unwrap();
+    let silent = tokio::spawn(async move { socket.rest().await.1 });
+    let ended = || silent.is_finished();
+    let took = in_time("a socket without a message", 40 * MINUTE, ended).await;
+    assert!((29 * MINUTE..31 * MINUTE).contains(&took), "{took:?}");
+    let close = (1001, "DEADLINE_EXCEEDED: IDLE_TIMEOUT".to_owned());
+    assert_eq!(silent.await.unwrap(), Some(close));
+    unharmed(&server).await;
+}
+
 /// EV-104, EV-109
 #[tokio::test]
 async fn ev_109_what_is_opened_and_left_leaves_nothing() {

@@ -148,13 +148,15 @@ impl Answer {
         let before = self.ready.len();
         let text = tokens.text.clone();
         self.parse(choice, |markup, out| markup.push(text, out))?;
+        // Shared rather than copied; alone with the chunk again once this is over.
+        let tokens = Arc::new(tokens);
         if self.asked.want.inner {
             if self.ready.len() == before {
                 self.text(choice, Port::MAIN, Text::new());
             }
             // The first chunk of the step carries what the step sampled.
             if let Some(chunk) = self.ready.get_mut(before) {
-                chunk.inner = Some(Arc::new(tokens.clone()));
+                chunk.inner = Some(Arc::clone(&tokens) as _);
             }
         }
         if self.wants.tokens && !tokens.tokens.is_empty() {
@@ -297,6 +299,13 @@ impl Answer {
                 // Choices are counted in 32 bits, see `choice`.
                 meta = meta.with_finish(index as u32, reason.clone());
             }
+        }
+        // Who takes tokens is told which text stopped them, too.
+        if self.asked.want.inner
+            && let Some(first) = self.choices.first()
+            && let Some((_, Some(Stop::Text(text)))) = &first.finish
+        {
+            meta = meta.with_extra("stop", text.as_str());
         }
         let (port, mime) = self.carrier();
         let carrier = Chunk::empty().on(port).with_mime(mime);

@@ -8,17 +8,21 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use sapwood_engine::api::Vocabulary;
 use sapwood_kernel::{Facts, Kernel, Name};
-use sapwood_proto::lmtp::{Model, Models, Reason, Tokenizer};
+use sapwood_proto::lmtp::{self, Load, Model, Models, Reason, Tokenizer};
 use sapwood_proto::steer::Token;
 use sha2::{Digest, Sha256};
 
+use super::words::Words;
 use crate::allowance::Allowance;
 use crate::health::{Health, State};
+use crate::metrics::Metrics;
+use crate::shared::Shared;
 
 /// The models of a kernel.
 pub(super) struct Catalog {
     kernel: Kernel,
     health: Arc<Health>,
+    metrics: Arc<Metrics>,
     /// What was gathered of which facts; never held while gathering.
     known: RwLock<HashMap<Name, Known>>,
 }
@@ -27,10 +31,11 @@ pub(super) struct Catalog {
 type Known = (Arc<Facts>, Arc<Model>);
 
 impl Catalog {
-    pub(super) fn new(kernel: Kernel, health: Arc<Health>) -> Self {
+    pub(super) fn new(kernel: Kernel, shared: &Shared) -> Self {
         Self {
             kernel,
-            health,
+            health: Arc::clone(&shared.health),
+            metrics: Arc::clone(&shared.metrics),
             known: RwLock::default(),
         }
     }
@@ -91,6 +96,23 @@ impl Models for Permitted<'_> {
             return Err(Reason::InsufficientScope);
         }
         Ok(model)
+    }
+
+    fn vocabulary(&self, name: &str) -> Option<Arc<dyn lmtp::Vocabulary>> {
+        let function = self.catalog.kernel.get(name).ok()?;
+        let facts = function.spec().facts.as_ref()?;
+        Some(Arc::new(Words(facts.vocabulary.clone())))
+    }
+
+    fn load(&self) -> Load {
+        let mut load = Load::default();
+        for engine in self.catalog.metrics.engines() {
+            let stats = engine.stats();
+            load.running += stats.requests_running.get();
+            load.queued += stats.requests_waiting.get();
+            load.parked += stats.streams_parked.get();
+        }
+        load
     }
 }
 

@@ -99,12 +99,13 @@ impl Conversation {
     pub(super) fn new(
         house: &Arc<House>,
         carrier: Carrier,
+        negotiated: bool,
         allowance: Option<Arc<Allowance>>,
     ) -> Self {
         let shared = &house.shared;
         Self {
             allowance,
-            session: house.open(carrier),
+            session: house.open(carrier, negotiated),
             works: Works::new(),
             tally: Tally::begin(&shared.metrics, &shared.drain),
             began: Instant::now(),

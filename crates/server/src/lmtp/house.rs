@@ -28,7 +28,7 @@ pub(super) struct House {
 impl House {
     pub(super) fn new(shared: Shared, kernel: Kernel, config: Config) -> Self {
         Self {
-            catalog: Catalog::new(kernel.clone(), Arc::clone(&shared.health)),
+            catalog: Catalog::new(kernel.clone(), &shared),
             default_model: config.default_model.as_deref().map(ByteString::from),
             places: Arc::new(Semaphore::new(config.connections)),
             shared,
@@ -47,8 +47,8 @@ impl House {
         })
     }
 
-    /// A session that begins now.
-    pub(super) fn open(&self, carrier: Carrier) -> Session {
+    /// A session that begins now; `negotiated`: with all that version 2 has here (LM-905).
+    pub(super) fn open(&self, carrier: Carrier, negotiated: bool) -> Session {
         Session::new(lmtp::Config {
             limits: Arc::clone(&self.config.limits),
             carrier,
@@ -56,6 +56,8 @@ impl House {
             strict_parameters: self.config.strict_parameters,
             coalesce: self.config.coalesce,
             close_on_malformed: self.config.close_on_malformed,
+            negotiated,
+            // Nobody can come back to it yet.
             ..lmtp::Config::default()
         })
     }

@@ -70,7 +70,7 @@ pub(super) async fn speak(
     stream: Stream<impl AsyncRead + Send + Unpin, impl AsyncWrite + Send + Unpin>,
     cancel_at_end: bool,
 ) -> Ended {
-    let mut conversation = Conversation::new(house, Carrier::Lines, None);
+    let mut conversation = Conversation::new(house, Carrier::Lines, false, None);
     let mut wire = Lines::new(stream, house.config.limits.max_message_in);
     let end = std::future::poll_fn(|cx| {
         let end = conversation.poll_end(&mut wire, cx);

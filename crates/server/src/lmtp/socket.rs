@@ -30,9 +30,10 @@ impl Protocol for Sockets {
         metrics::Face::Lmtp
     }
 
-    /// LM-104; version 2 is not there yet, so a client that offers it alone is told that it was not selected.
+    /// LM-104
     fn subprotocol(&self, offered: &[&str]) -> Option<&'static str> {
-        offered.contains(&"lmtp").then_some("lmtp")
+        let mut names = [VERSION_2, "lmtp"].into_iter();
+        names.find(|name| offered.contains(name))
     }
 
     /// LM-103: a word and one space.
@@ -48,7 +49,12 @@ impl Protocol for Sockets {
         self.0.config.limits.max_message_in
     }
 
-    fn invite(&self, request: &Request<Body>, _: Option<&'static str>) -> Result<Invited, Refusal> {
+    fn invite(
+        &self,
+        request: &Request<Body>,
+        chosen: Option<&'static str>,
+    ) -> Result<Invited, Refusal> {
+        let negotiated = chosen == Some(VERSION_2);
         let house = Arc::clone(&self.0);
         let place = house.admit()?;
         let caller = request.extensions().get::<Caller>();
@@ -62,7 +68,8 @@ impl Protocol for Sockets {
                     first,
                     max: house.config.limits.max_message_in,
                 };
-                let conversation = Conversation::new(&house, Carrier::Frames, allowance);
+                let conversation =
+                    Conversation::new(&house, Carrier::Frames, negotiated, allowance);
                 Box::pin(serve(conversation, wire, place))
             }),
         })
@@ -132,5 +139,7 @@ impl Wire for Frames {
     }
 }
 
+/// The subprotocol of all that version 2 has (LM-905).
+const VERSION_2: &str = "lmtp.v2";
 /// How long the closing handshake may take (LM-505).
 const GOODBYE: Duration = Duration::from_secs(2);

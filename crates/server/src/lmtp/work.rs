@@ -17,6 +17,8 @@ use sapwood_kernel::{
 use sapwood_proto::lmtp::{self, Finish, Generate, Item, Piece, Score, Start};
 use sapwood_proto::steer::Token;
 
+use serde_json::Value;
+
 use super::refusals::fault;
 
 /// What a look at some work has shown.
@@ -97,7 +99,7 @@ impl Work {
 
     /// Takes what one step has for this stream. Never more, so that the connection can stop reading between steps.
     pub(super) fn look(&mut self, cx: &mut Context<'_>, mut take: impl FnMut(Piece)) -> Seen {
-        let mut taken = false;
+        let mut taken = !self.ahead.is_empty();
         loop {
             let polled = match &mut self.run {
                 Some(run) => Pin::new(run).poll_next(cx),
@@ -132,6 +134,8 @@ impl Work {
             }
             if let (Some(meta), Some(last)) = (end, self.ahead.back_mut()) {
                 last.finish = meta.finish.get(&0).map(ending);
+                let stop = meta.extra.get("stop").and_then(Value::as_str);
+                last.stop = stop.map(str::to_owned);
                 let cached = meta.usage.cached_tokens;
                 last.cached_tokens = u32::try_from(cached).unwrap_or(u32::MAX);
                 self.say_all(&mut take);

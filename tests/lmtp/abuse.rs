@@ -1,0 +1,187 @@
+//! What nobody should send, and what is left behind.
+
+use sapwood_proto::lmtp::Limits;
+use sapwood_server::lmtp;
+use sapwood_tests::socket::{Said, frame};
+use sapwood_tests::{spawned, until};
+use serde_json::json;
+
+use super::{chatter, client, kernel, message, of_parrot, parrot, stream, told, with_config};
+
+/// LM-201, LM-505
+#[tokio::test]
+async fn lm_202_a_flood_of_bad_lines_ends_its_connection_alone() {
+    let server = of_parrot().await;
+    let mut other = client(&server).await;
+    let mut flooding = client(&server).await;
+    for bad in [
+        "",
+        "GENERATE",
+        "GENERATE\t{}",
+        "GENERATE {",
+        "GENERATE []",
+        "{}",
+    ] {
+        flooding.say(bad).await;
+        let (word, items) = message(&mut flooding).await;
+        assert_eq!(
+            (word.as_str(), &items[0]["code"]),
+            ("MSG", &json!("malformed")),
+            "{bad}"
+        );
+        assert_eq!(items[0]["stream_id"], json!(null));
+        flooding.say("FOO {}").await;
+        assert_eq!(
+            message(&mut flooding).await.1[0]["code"],
+            json!("unknown_command")
+        );
+    }
+    for _ in 0..1000 {
+        flooding.say("no json").await;
+    }
+    let (said, close) = flooding.rest().await;
+    assert_eq!((said.len(), close.map(|(code, _)| code)), (16, Some(1008)));
+    other
+        .say(r#"GENERATE {"model":"parrot","prompt":[7],"stream_id":1}"#)
+        .await;
+    assert_eq!(told(&stream(&mut other, 1).await).1, "stop");
+    let ignored = &server.shared.metrics.lmtp.ignored;
+    assert_eq!(ignored.with_label_values(&["malformed"]).get(), 6 + 16);
+}
+
+#[tokio::test]
+async fn lm_201_the_reference_servers_answer_can_be_had_on_a_socket() {
+    let config = lmtp::Config {
+        close_on_malformed: true,
+        ..lmtp::Config::default()
+    };
+    let server = with_config(kernel("parrot", spawned(parrot())), config).await;
+    let mut socket = client(&server).await;
+    socket.say("nothing").await;
+    assert_eq!(socket.rest().await.1.map(|(code, _)| code), Some(1000));
+}
+
+/// LM-106, LM-505, LM-1201: open streams hear why.
+#[tokio::test]
+async fn lm_1201_what_is_too_large_or_no_text_closes_behind_last_words() {
+    for (path, message, code, reason) in [
+        (
+            "/lmtp",
+            frame(0x81, &[b'x'; 1025]),
+            1009,
+            "message_too_large",
+        ),
+        ("/lmtp", frame(0x81, b"X {\xff}"), 1007, "malformed"),
+        ("/lmtp", frame(0xf1, b"X {}"), 1002, "malformed"),
+        ("/", frame(0x81, &[b'x'; 1025]), 1009, "message_too_large"),
+    ] {
+        let config = lmtp::Config {
+            limits: std::sync::Arc::new(Limits {
+                max_message_in: 1024,
+                ..Limits::default()
+            }),
+            ..lmtp::Config::default()
+        };
+        let (_owner, engine) = sapwood_tests::by_hand(parrot());
+        let server = with_config(kernel("parrot", engine), config).await;
+        let mut socket = sapwood_tests::socket::Socket::open(&server, path, &[])
+            .await
+            .unwrap();
+        let fits = r#"GENERATE {"model":"parrot","prompt":[7],"stream_id":1}"#;
+        socket.say(&format!("{fits:1024}")).await;
+        socket.raw(&message).await;
+        let (said, close) = socket.rest().await;
+        let Some(Said::Text(last)) = said.last() else {
+            panic!("no last words: {said:?}");
+        };
+        assert!(last.contains(&format!(r#""code":"{reason}""#)), "{last}");
+        assert_eq!(close.map(|(code, _)| code), Some(code));
+    }
+}
+
+/// LM-106, LM-207
+#[tokio::test]
+async fn lm_106_binary_is_passed_over_and_fragments_are_joined() {
+    let server = of_parrot().await;
+    let mut socket = client(&server).await;
+    socket.send(&b"\x0a\x00"[..]).await;
+    let text = r#"GENERATE {"model":"parrot","prompt":[7],"stream_id":1,"x":1,"y":2}"#;
+    let pieces: Vec<&[u8]> = text.as_bytes().chunks(3).collect();
+    for (index, piece) in pieces.iter().enumerate() {
+        let kind = if index == 0 { 0x01 } else { 0x00 };
+        let last = if index + 1 == pieces.len() {
+            0x80
+        } else {
+            0x00
+        };
+        socket.raw(&frame(kind | last, piece)).await;
+    }
+    assert_eq!(told(&stream(&mut socket, 1).await).1, "stop");
+    let numbers = &server.shared.metrics.lmtp;
+    assert_eq!(numbers.ignored.with_label_values(&["binary"]).get(), 1);
+    assert_eq!(numbers.unknown_parameters.get(), 2);
+}
+
+#[tokio::test]
+async fn lm_601_a_thousand_streams_of_one_connection_end_once_each() {
+    let engine = spawned(chatter());
+    let server = with_config(kernel("m", engine.clone()), lmtp::Config::default()).await;
+    let mut socket = client(&server).await;
+    for id in 0..1000 {
+        let text = format!(
+            r#"GENERATE {{"model":"m","prompt":[{id}],"stream_id":{id},"max_tokens":{},"top_logprobs":0}}"#,
+            1 + id % 20
+        );
+        socket.say(&text).await;
+    }
+    let (mut counts, mut ends) = (vec![0_usize; 1000], 0);
+    while ends < 1000 {
+        for item in message(&mut socket).await.1 {
+            let id = usize::try_from(item["stream_id"].as_u64().unwrap()).unwrap();
+            counts[id] += 1;
+            assert!(counts[id] <= 1 + id % 20, "nothing behind the end");
+            ends += usize::from(item["finish_reason"] == json!("length"));
+        }
+    }
+    for (id, count) in counts.iter().enumerate() {
+        assert_eq!(*count, 1 + id % 20);
+    }
+    let numbers = &server.shared.metrics.lmtp;
+    assert_eq!(numbers.items.get(), counts.iter().sum::<usize>() as u64);
+    assert!(
+        numbers.messages.get() < numbers.items.get() / 2,
+        "{}",
+        numbers.messages.get()
+    );
+}
+
+/// LM-610
+#[tokio::test]
+async fn lm_506_abandoned_streams_leave_nothing() {
+    let engine = spawned(chatter());
+    let server = with_config(kernel("m", engine.clone()), lmtp::Config::default()).await;
+    for round in 0..50 {
+        let mut socket = client(&server).await;
+        for id in 0..8 {
+            let text = format!(
+                r#"GENERATE {{"model":"m","prompt":[{id}],"stream_id":{id},"max_tokens":4000}}"#
+            );
+            socket.say(&text).await;
+        }
+        if round % 2 == 0 {
+            message(&mut socket).await;
+        }
+    }
+    let numbers = &server.shared.metrics;
+    let open = numbers.streams_open.with_label_values(&["lmtp"]);
+    until("all connections are gone", || {
+        numbers.connections_open.get() == 0
+    })
+    .await;
+    assert_eq!((open.get(), numbers.lmtp.connections_open.get()), (0, 0));
+    until("the engine is idle", || {
+        let stats = engine.stats();
+        stats.requests_running.get() + stats.requests_waiting.get() == 0
+    })
+    .await;
+}

@@ -1,0 +1,316 @@
+//! Steps and frames, slow readers, clients that go, and a server that goes.
+
+use std::time::Duration;
+
+use sapwood_engine::Engine;
+use sapwood_proto::lmtp::Limits;
+use sapwood_proto::time::Time;
+use sapwood_server::{drain, lmtp, server};
+use sapwood_tests::socket::{Said, Socket};
+use sapwood_tests::{Faces, Running, by_hand, scripted, spawned, until};
+use serde_json::json;
+
+use super::{chatter, client, kernel, message, parrot, parsed, stepped, stream, told, with_config};
+
+fn generate(id: usize, members: &str) -> String {
+    format!(
+        r#"GENERATE {{"model":"parrot","prompt":[72,105],"stream_id":{id},"top_logprobs":0{members}}}"#
+    )
+}
+
+#[tokio::test]
+async fn lm_601_the_items_of_a_step_share_a_frame_in_order_of_admission() {
+    let (mut owner, server) = stepped(parrot()).await;
+    let mut socket = client(&server).await;
+    for id in 0..8 {
+        socket.say(&generate(id, "")).await;
+    }
+    // Answered behind everything before it, so they are all in.
+    socket.say("X {}").await;
+    assert_eq!(message(&mut socket).await.0, "MSG");
+    let open = server
+        .shared
+        .metrics
+        .streams_open
+        .with_label_values(&["lmtp"]);
+    assert_eq!(open.get(), 8);
+    let mut steps = Vec::new();
+    for step in 0.. {
+        owner.step(Time::from_millis(step));
+        if owner.is_empty() {
+            break;
+        }
+    }
+    while steps.iter().map(Vec::len).sum::<usize>() < 24 {
+        steps.push(message(&mut socket).await.1);
+    }
+    for (step, items) in steps.iter().enumerate() {
+        let ids: Vec<u64> = items
+            .iter()
+            .map(|item| item["stream_id"].as_u64().unwrap())
+            .collect();
+        assert_eq!(ids, (0..8).collect::<Vec<_>>());
+        let expect = [72, 105, 257][step];
+        assert!(items.iter().all(|item| item["token"] == json!(expect)));
+    }
+    assert_eq!(steps.len(), 3);
+    until("all are over", || open.get() == 0).await;
+}
+
+#[tokio::test]
+async fn lm_601_off_gives_one_item_per_message() {
+    let (mut owner, engine) = by_hand(parrot());
+    let config = lmtp::Config {
+        coalesce: false,
+        ..lmtp::Config::default()
+    };
+    let server = with_config(kernel("parrot", engine), config).await;
+    let mut socket = client(&server).await;
+    socket.say(&generate(1, "")).await;
+    socket.say(&generate(2, "")).await;
+    socket.say("X {}").await;
+    assert_eq!(message(&mut socket).await.0, "MSG");
+    while !owner.is_empty() || owner.step(Time::ZERO).step < 2 {
+        owner.step(Time::ZERO);
+    }
+    for _ in 0..6 {
+        assert_eq!(message(&mut socket).await.1.len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn lm_506_a_client_that_goes_frees_its_rows_by_the_next_step() {
+    for close in [false, true] {
+        let (mut owner, server) = stepped(chatter()).await;
+        let numbers = &server.shared.metrics;
+        let cancelled = numbers.cancelled.with_label_values(&["client"]);
+        let mut socket = client(&server).await;
+        for id in 0..4 {
+            socket.say(&generate(id, r#","max_tokens":1000"#)).await;
+        }
+        socket.say("X {}").await;
+        assert_eq!(message(&mut socket).await.0, "MSG");
+        owner.step(Time::ZERO);
+        assert!(!owner.is_empty());
+        message(&mut socket).await;
+        if close {
+            socket.close().await;
+        } else {
+            drop(socket);
+        }
+        until("they are cancelled", || cancelled.get() == 4).await;
+        until("nothing is open", || {
+            numbers.lmtp.connections_open.get() == 0
+        })
+        .await;
+        owner.step(Time::from_millis(1));
+        assert!(owner.is_empty());
+    }
+}
+
+/// LM-508
+#[tokio::test]
+async fn lm_508_the_id_of_a_live_stream_is_taken_and_then_free_again() {
+    let (mut owner, server) = stepped(parrot()).await;
+    let mut socket = client(&server).await;
+    socket.say(&generate(7, "")).await;
+    socket.say(&generate(7, "")).await;
+    let (word, items) = message(&mut socket).await;
+    let expect =
+        json!({"stream_id": 7, "error": "stream_id is in use", "code": "duplicate_stream"});
+    assert_eq!((word.as_str(), &items[0]["code"]), ("MSG", &expect["code"]));
+    for _ in 0..2 {
+        while !owner.is_empty() || owner.step(Time::ZERO).step == 0 {
+            owner.step(Time::ZERO);
+        }
+        owner.step(Time::ZERO);
+        while !owner.is_empty() {
+            owner.step(Time::ZERO);
+        }
+        let said = stream(&mut socket, 7).await;
+        assert_eq!(told(&said), (vec![72, 105, 257], "stop".into()));
+        socket.say(&generate(7, "")).await;
+        socket.say("X {}").await;
+        assert_eq!(message(&mut socket).await.0, "MSG");
+        owner.step(Time::ZERO);
+    }
+}
+
+/// A reader that does not read.
+#[tokio::test]
+async fn lm_607_a_slow_reader_slows_itself_alone_and_loses_nothing() {
+    let engine = spawned(sapwood_engine::scripted::Config {
+        context_tokens: 1 << 20,
+        ..chatter()
+    });
+    let server = with_config(kernel("parrot", engine.clone()), lmtp::Config::default()).await;
+    let mut slow = client(&server).await;
+    for id in 0..4 {
+        // Wide items fill what the network holds sooner.
+        slow.say(&generate(id, r#","max_tokens":8000,"top_logprobs":40"#))
+            .await;
+    }
+    until("it is parked", || engine.stats().streams_parked.get() == 4).await;
+    let mut quick = client(&server).await;
+    quick.say(&generate(1, r#","max_tokens":500"#)).await;
+    assert_eq!(told(&stream(&mut quick, 1).await).0.len(), 500);
+    assert_eq!(engine.stats().streams_parked.get(), 4);
+    let (mut counts, mut ends) = ([0; 4], 0);
+    while ends < 4 {
+        let Said::Text(text) = slow.heard().await else {
+            panic!("cut");
+        };
+        for (id, count) in counts.iter_mut().enumerate() {
+            *count += text.matches(&format!(r#""stream_id":{id},"#)).count();
+        }
+        ends += text.matches(r#""finish_reason":"length""#).count();
+    }
+    assert_eq!(counts, [8_000; 4]);
+}
+
+#[tokio::test]
+async fn lm_607_who_never_reads_is_cut() {
+    let engine = spawned(sapwood_engine::scripted::Config {
+        context_tokens: 1 << 22,
+        ..chatter()
+    });
+    let config = lmtp::Config {
+        limits: std::sync::Arc::new(Limits {
+            stall_timeout: Duration::from_millis(50),
+            ..Limits::default()
+        }),
+        ..lmtp::Config::default()
+    };
+    let server = with_config(kernel("parrot", engine.clone()), config).await;
+    let numbers = &server.shared.metrics;
+    let mut mute = client(&server).await;
+    mute.say(&generate(1, r#","max_tokens":4000000,"top_logprobs":200"#))
+        .await;
+    let stalled = numbers.cancelled.with_label_values(&["stall"]);
+    until("it is cut", || stalled.get() == 1).await;
+    until("it is gone", || numbers.lmtp.connections_open.get() == 0).await;
+    until("the engine is free", || {
+        engine.stats().requests_running.get() == 0
+    })
+    .await;
+    drop(mute);
+}
+
+async fn draining(engine: Engine, deadline: Duration) -> Running {
+    let config = server::Config {
+        drain: drain::Config {
+            grace: Duration::ZERO,
+            deadline,
+            ..drain::Config::default()
+        },
+        ..server::Config::default()
+    };
+    Running::start_faces(
+        config,
+        kernel("parrot", engine),
+        Faces::default(),
+        Vec::new(),
+    )
+    .await
+}
+
+/// LM-505
+#[tokio::test]
+async fn lm_509_a_drain_refuses_new_streams_and_ends_open_ones_at_its_deadline() {
+    let (_owner, engine) = by_hand(chatter());
+    let server = draining(engine, Duration::from_millis(300)).await;
+    let mut socket = client(&server).await;
+    let mut idle = Socket::open(&server, "/", &[]).await.unwrap();
+    socket.say(&generate(1, "")).await;
+    let open = server
+        .shared
+        .metrics
+        .streams_open
+        .with_label_values(&["lmtp"]);
+    until("it is open", || open.get() == 1).await;
+    let drain = server.shared.drain.clone();
+    let outcome = tokio::spawn(async move { drain.run().await });
+    server.shared.drain.reached(drain::Phase::Refusing).await;
+    // Nobody knows yet what it would have spoken.
+    assert_eq!(
+        idle.heard().await,
+        Said::Close(Some((1001, "the server is shutting down".into())))
+    );
+    socket.say(&generate(2, "")).await;
+    let (rest, close) = socket.rest().await;
+    let codes: Vec<_> = rest
+        .iter()
+        .map(|said| match said {
+            Said::Text(text) => parsed(text).1[0].clone(),
+            other => panic!("{other:?}"),
+        })
+        .map(|item| (item["stream_id"].clone(), item["code"].clone()))
+        .collect();
+    assert_eq!(
+        codes,
+        [(json!(2), json!("draining")), (json!(1), json!("draining"))]
+    );
+    assert_eq!(close.map(|(code, _)| code), Some(1001));
+    assert_eq!(outcome.await.unwrap().cut, 1);
+}
+
+/// LM-109, LM-302
+#[tokio::test]
+async fn lm_510_what_there_is_no_room_for_is_told_when_to_come_again() {
+    let model = scripted(parrot());
+    let limits = sapwood_engine::Config {
+        queue_requests: 2,
+        ..sapwood_engine::Config::default()
+    };
+    let (_owner, engine) = sapwood_engine::Owner::by_hand(model, limits);
+    let config = lmtp::Config {
+        connections: 1,
+        limits: std::sync::Arc::new(Limits {
+            max_streams: 3,
+            ..Limits::default()
+        }),
+        ..lmtp::Config::default()
+    };
+    let server = with_config(kernel("parrot", engine), config).await;
+    let mut socket = client(&server).await;
+    for id in 0..4 {
+        socket.say(&generate(id, "")).await;
+    }
+    // The queue is the engine's and is asked behind the connection's own limit.
+    for id in [3, 2] {
+        let items = stream(&mut socket, id).await;
+        assert_eq!(told(&items).1, "server_overloaded", "{items:?}");
+        assert_eq!(items[0]["retryable"], json!(true));
+        assert!(items[0]["retry_after_ms"].as_u64().unwrap() > 0);
+    }
+    let refused = Socket::open(&server, "/lmtp", &[]).await;
+    assert_eq!(refused.err().map(|status| status.as_u16()), Some(503));
+    // LM-103: Evergreen has its own room.
+    assert!(Socket::open(&server, "/", &[]).await.is_ok());
+}
+
+/// LM-608: streams of two connections take turns.
+#[tokio::test]
+async fn lm_604_streams_join_between_steps() {
+    let (mut owner, server) = stepped(chatter()).await;
+    let mut first = client(&server).await;
+    first.say(&generate(1, r#","max_tokens":50"#)).await;
+    let open = server
+        .shared
+        .metrics
+        .streams_open
+        .with_label_values(&["lmtp"]);
+    until("it is open", || open.get() == 1).await;
+    for step in 0..10 {
+        owner.step(Time::from_millis(step));
+    }
+    let mut second = client(&server).await;
+    second.say(&generate(1, r#","max_tokens":2"#)).await;
+    second.say("X {}").await;
+    assert_eq!(message(&mut second).await.0, "MSG");
+    for step in 10..16 {
+        owner.step(Time::from_millis(step));
+    }
+    assert_eq!(told(&stream(&mut second, 1).await).1, "length");
+    assert!(!owner.is_empty(), "the first goes on");
+}

@@ -1,0 +1,114 @@
+//! Which models there are, and what is said of them.
+
+use sapwood_kernel::Kernel;
+use serde_json::{Value, json};
+
+use super::{chatter, client, kernel, message, of_parrot, parrot, stepped, stream, told};
+use sapwood_tests::{Running, spawned};
+
+#[tokio::test]
+async fn lm_331_a_model_says_what_it_is() {
+    let server = of_parrot().await;
+    let mut socket = client(&server).await;
+    socket
+        .say(r#"MODEL_INFO {"stream_id": "a", "model": "parrot", "data": {"model": "parrot"}}"#)
+        .await;
+    let (word, items) = message(&mut socket).await;
+    assert_eq!((word.as_str(), items.len()), ("MSG", 1));
+    assert_eq!(items[0]["stream_id"], json!("a"));
+    let info = &items[0]["model_info"];
+    let keys: Vec<&str> = info
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect();
+    let expect = [
+        "model",
+        "constructor",
+        "model_type",
+        "vocab_size",
+        "max_context",
+        "bos",
+        "eos",
+        "tokenizer",
+        "version",
+    ];
+    assert_eq!(keys, expect);
+    for (key, value) in [
+        ("model", json!("parrot")),
+        ("constructor", json!("sapwood:scripted scripted: echo")),
+        ("vocab_size", json!(258)),
+        ("max_context", json!(4096)),
+        ("bos", json!(256)),
+        ("eos", json!([257])),
+    ] {
+        assert_eq!(info[key], value, "{key}");
+    }
+    assert_eq!(info["tokenizer"]["kind"], json!("bytes"));
+    assert_eq!(info["tokenizer"]["sha256"].as_str().map(str::len), Some(64));
+    socket
+        .say(r#"MODEL_INFO {"stream_id":1,"model":"nobody"}"#)
+        .await;
+    let (word, items) = message(&mut socket).await;
+    assert_eq!(
+        (word.as_str(), &items[0]["code"]),
+        ("MSG", &json!("model_not_found"))
+    );
+}
+
+#[tokio::test]
+async fn lm_331_words_are_told_from_bytes() {
+    let server = super::with_config(kernel("m", spawned(chatter())), Default::default()).await;
+    let mut socket = client(&server).await;
+    socket
+        .say(r#"MODEL_INFO {"stream_id":1,"model":"m"}"#)
+        .await;
+    let info = message(&mut socket).await.1[0]["model_info"].clone();
+    assert_eq!(info["tokenizer"]["kind"], json!("words"));
+    assert_eq!(info["vocab_size"], json!(32_000));
+}
+
+/// The engine stands still, and nobody waits for it.
+#[tokio::test]
+async fn lm_332_a_model_says_what_it_is_while_its_engine_does_nothing() {
+    let (_owner, server) = stepped(parrot()).await;
+    let mut socket = client(&server).await;
+    socket
+        .say(r#"GENERATE {"model":"parrot","prompt":[1],"stream_id":1}"#)
+        .await;
+    socket
+        .say(r#"MODEL_INFO {"model":"parrot","stream_id":1}"#)
+        .await;
+    assert_eq!(message(&mut socket).await.0, "MSG");
+}
+
+/// LM-322: what is loading says so, and what takes text alone is no model.
+#[tokio::test]
+async fn lm_322_a_model_that_is_loading_says_when_to_come_back() {
+    let kernel = Kernel::new();
+    let spec = |name: &'static str| sapwood_kernel::Spec::new(name, "");
+    let none = |_| Box::pin(futures::stream::empty()) as sapwood_kernel::Chunks;
+    kernel
+        .add(sapwood_kernel::raw(spec("later"), none))
+        .unwrap();
+    kernel
+        .add(sapwood_kernel::raw(spec("upper"), none))
+        .unwrap();
+    let server = Running::start(kernel, Default::default(), Vec::new()).await;
+    server.shared.health.loading("later");
+    let mut socket = client(&server).await;
+    for (model, code, retryable) in [
+        ("later", "model_loading", true),
+        ("upper", "unsupported_operation", false),
+    ] {
+        socket
+            .say(&format!(
+                r#"GENERATE {{"model":"{model}","prompt":[1],"stream_id":1}}"#
+            ))
+            .await;
+        let items = stream(&mut socket, 1).await;
+        assert_eq!(told(&items).1, code);
+        assert_eq!(items[0]["retryable"], Value::from(retryable));
+    }
+}

@@ -1,0 +1,476 @@
+//! The same protocol over every transport, and what each has of its own.
+
+use std::time::Duration;
+
+use sapwood_kernel::Kernel;
+use sapwood_proto::evergreen::wire::SessionMessage;
+use sapwood_server::lmtp::Ended;
+use sapwood_server::{lmtp, server, socket as listening};
+use sapwood_tests::raw::action;
+use sapwood_tests::socket::{Said, Socket};
+use sapwood_tests::{Faces, Running, by_hand, in_time, key, spawned, until};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+use tokio::net::{TcpStream, UnixStream};
+
+use super::{
+    chatter, client, kernel, message, of_parrot, parrot, parsed, stream, told, with_config,
+};
+
+/// A session of everything that the base protocol has.
+const SESSION: [&str; 9] = [
+    r#"MODEL_INFO {"stream_id": 1, "model": "parrot", "data": {"model": "parrot"}}"#,
+    r#"GENERATE {"model":"parrot","prompt":[256,72,105],"max_tokens":2,"top_logprobs":2,"stream_id":2}"#,
+    r#"GENERATE {"model":"parrot","prompt":[256,72],"logit_bias":{"257":100},"stream_id":"b"}"#,
+    r#"SCORE {"model":"parrot","prompt":[256,72],"scored":[105,33],"stream_id":3}"#,
+    r#"GENERATE {"model":"nope","prompt":[1],"stream_id":4}"#,
+    r#"FROB {"stream_id":5,"model":"parrot"}"#,
+    r#"GENERATE {"model":"#,
+    r#"CANCEL {"stream_id":6,"model":"parrot","streams":"all"}"#,
+    r#"GENERATE {"model":"parrot","prompt":[],"stream_id":7}"#,
+];
+/// Items that it is answered with.
+const ITEMS: usize = 1 + 2 + 1 + 2 + 5;
+
+/// The same as an array, where what is no JSON cannot stand.
+fn array() -> String {
+    let pairs = SESSION.iter().filter(|line| line.ends_with('}'));
+    let pairs: Vec<String> = pairs
+        .map(|line| line.split_once(' ').unwrap())
+        .map(|(word, payload)| format!("[{word:?}, {payload}]"))
+        .collect();
+    format!("[{}]", pairs.join(",\n "))
+}
+
+/// Items in an order that does not depend on steps: those of one id keep theirs.
+fn sorted(messages: impl IntoIterator<Item = String>) -> Vec<Value> {
+    let messages = messages.into_iter().map(|text| parsed(&text));
+    let mut items: Vec<Value> = messages.flat_map(|(_, items)| items).collect();
+    items.sort_by_key(|item| item["stream_id"].to_string());
+    items
+}
+
+async fn over_socket(server: &Running, path: &str) -> Vec<Value> {
+    let mut socket = Socket::open(server, path, &[]).await.unwrap();
+    for line in SESSION {
+        socket.say(line).await;
+    }
+    let mut texts = Vec::new();
+    let mut items = 0;
+    while items < ITEMS {
+        let Said::Text(text) = socket.heard().await else {
+            panic!("cut");
+        };
+        items += parsed(&text).1.len();
+        texts.push(text);
+    }
+    socket.close().await;
+    sorted(texts)
+}
+
+fn lines(text: &str) -> Vec<Value> {
+    sorted(text.lines().map(str::to_owned))
+}
+
+async fn over_unix(server: &Running) -> Vec<Value> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("l");
+    let socket = listening::Socket::unix(&path).unwrap();
+    let lmtp = server.lmtp.clone();
+    let listening = tokio::spawn(async move { lmtp.listen(socket).await });
+    let mut stream = UnixStream::connect(&path).await.unwrap();
+    let text = SESSION.join("\r\n\n") + "\n";
+    stream.write_all(text.as_bytes()).await.unwrap();
+    // LM-111: a half-close; what runs finishes.
+    stream.shutdown().await.unwrap();
+    let mut said = String::new();
+    stream.read_to_string(&mut said).await.unwrap();
+    listening.abort();
+    lines(&said)
+}
+
+async fn over_pipes(server: &Running) -> Vec<Value> {
+    let (ours, theirs) = duplex(100);
+    let (mut reader, mut writer) = tokio::io::split(ours);
+    let lmtp = server.lmtp.clone();
+    let spoken = tokio::spawn(async move {
+        let (reader, writer) = tokio::io::split(theirs);
+        lmtp.speak(reader, writer, false).await
+    });
+    let says = tokio::spawn(async move {
+        // The last line has no end.
+        writer
+            .write_all(SESSION.join("\n").as_bytes())
+            .await
+            .unwrap();
+        writer.shutdown().await.unwrap();
+    });
+    let mut said = String::new();
+    reader.read_to_string(&mut said).await.unwrap();
+    says.await.unwrap();
+    assert_eq!(spoken.await.unwrap(), Ended::Finished);
+    lines(&said)
+}
+
+/// Sends a request over a connection of its own; the head of the answer, and its body.
+async fn http(server: &Running, head: &str, body: &str) -> (String, String) {
+    let mut tcp = TcpStream::connect(server.address).await.unwrap();
+    let length = body.len();
+    let text = format!(
+        "{head} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}",
+        server.address
+    );
+    // Headers of the caller's stand behind the path.
+    let text = match head.split_once('\n') {
+        Some((line, headers)) => text.replacen(
+            &format!("{head} HTTP/1.1"),
+            &format!("{line} HTTP/1.1\r\n{headers}"),
+            1,
+        ),
+        None => text,
+    };
+    tcp.write_all(text.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    tcp.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.to_ascii_lowercase(), unchunked(head, body))
+}
+
+fn unchunked(head: &str, mut body: &str) -> String {
+    if !head
+        .to_ascii_lowercase()
+        .contains("transfer-encoding: chunked")
+    {
+        return body.to_owned();
+    }
+    let mut whole = String::new();
+    while let Some((size, rest)) = body.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap();
+        whole.push_str(&rest[..size]);
+        body = &rest[size + 2..];
+    }
+    whole
+}
+
+/// LM-110, LM-111, LM-113, LM-114
+#[tokio::test]
+async fn lm_101_the_same_session_over_every_transport_gives_equal_items() {
+    let server = of_parrot().await;
+    let expect = over_socket(&server, "/lmtp").await;
+    assert_eq!(expect.len(), ITEMS);
+    assert_eq!(over_socket(&server, "/?a=b").await, expect);
+    assert_eq!(over_unix(&server).await, expect);
+    assert_eq!(over_pipes(&server).await, expect);
+    let body = SESSION.join("\n");
+    for kind in [
+        "",
+        "content-type: text/plain; charset=utf-8",
+        "content-type: application/x-lmtp",
+    ] {
+        let head = format!("POST /lmtp\n{kind}").trim_end().to_owned();
+        let (head, said) = http(&server, &head, &body).await;
+        assert!(head.starts_with("http/1.1 200"), "{head}");
+        for header in [
+            "content-type: application/x-lmtp; charset=utf-8",
+            "cache-control: no-store",
+            "x-accel-buffering: no",
+        ] {
+            assert!(head.contains(header), "{head}");
+        }
+        assert_eq!(lines(&said), expect);
+    }
+    let well_formed: Vec<Value> = expect
+        .iter()
+        .filter(|item| item["code"] != json!("malformed"))
+        .cloned()
+        .collect();
+    let (_, said) = http(
+        &server,
+        "POST /lmtp\ncontent-type: application/json",
+        &array(),
+    )
+    .await;
+    assert_eq!(lines(&said), well_formed);
+    let events = "POST /lmtp\naccept: text/event-stream";
+    let (head, said) = http(&server, events, &body).await;
+    assert!(head.contains("content-type: text/event-stream"), "{head}");
+    let mut told: Vec<&str> = said.split_terminator("\n\n").collect();
+    assert_eq!(told.pop(), Some("event: done\ndata: {}"));
+    let told = told
+        .into_iter()
+        .map(|event| event.strip_prefix("data: ").unwrap());
+    assert_eq!(sorted(told.map(str::to_owned)), expect);
+}
+
+#[tokio::test]
+async fn lm_102_other_requests_are_told_what_to_ask_for() {
+    let server = of_parrot().await;
+    for (head, status, header) in [
+        ("GET /lmtp", 426, "upgrade: websocket"),
+        ("HEAD /lmtp", 426, "upgrade: websocket"),
+        ("PUT /lmtp", 405, "allow: "),
+        ("POST /", 405, "allow: "),
+        ("GET /lmtp/x", 404, ""),
+        // D-32: a page, for people.
+        ("GET /", 200, "text/html"),
+    ] {
+        let (answer, _) = http(&server, head, "").await;
+        assert!(
+            answer.starts_with(&format!("http/1.1 {status}")),
+            "{head}: {answer}"
+        );
+        assert!(answer.contains(header), "{head}: {answer}");
+    }
+    let elsewhere = Socket::open(&server, "/lmtp/x", &[]).await;
+    assert_eq!(elsewhere.err().map(|status| status.as_u16()), Some(404));
+}
+
+/// LM-102, LM-104
+#[tokio::test]
+async fn lm_103_the_first_message_on_the_root_decides() {
+    let kernel = kernel("parrot", spawned(parrot()));
+    let server = Running::over(kernel).await;
+    let mut ours = Socket::open(&server, "/", &[]).await.unwrap();
+    ours.say(r#"GENERATE {"model":"parrot","prompt":[7],"stream_id":1}"#)
+        .await;
+    assert_eq!(told(&stream(&mut ours, 1).await).1, "stop");
+    // It stays what it is.
+    ours.say(r#"{"actions":[]}"#).await;
+    assert_eq!(message(&mut ours).await.1[0]["code"], json!("malformed"));
+    let mut theirs = Socket::open(&server, "/", &[]).await.unwrap();
+    let list: SessionMessage = action("LIST_ACTIONS", &[], &[("actions", "a")]);
+    theirs.send(prost::Message::encode_to_vec(&list)).await;
+    assert!(matches!(theirs.heard().await, Said::Binary(_)));
+    // `/lmtp` is never anything else.
+    let mut ours = client(&server).await;
+    ours.say(r#"{"actions":[]}"#).await;
+    assert_eq!(message(&mut ours).await.1[0]["code"], json!("malformed"));
+}
+
+#[tokio::test]
+async fn lm_104_a_subprotocol_is_selected_where_it_is_ours() {
+    let server = of_parrot().await;
+    let upgrade = "upgrade: websocket\nsec-websocket-version: 13\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==";
+    for (path, offered, chosen) in [
+        ("/", "lmtp", Some("lmtp")),
+        ("/lmtp", "soap, lmtp", Some("lmtp")),
+        ("/lmtp", "soap", None),
+        ("/", "evergreen.v2.json", Some("evergreen.v2.json")),
+        ("/lmtp", "evergreen.v2.json", None),
+        (
+            "/",
+            "soap, lmtp, evergreen.v2.json",
+            Some("evergreen.v2.json"),
+        ),
+    ] {
+        let mut tcp = TcpStream::connect(server.address).await.unwrap();
+        let text = format!(
+            "GET {path} HTTP/1.1\nhost: x\nconnection: upgrade\n{upgrade}\nsec-websocket-protocol: {offered}\n\n"
+        );
+        tcp.write_all(text.replace('\n', "\r\n").as_bytes())
+            .await
+            .unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(tcp.read_u8().await.unwrap());
+        }
+        let head = String::from_utf8(head).unwrap();
+        assert!(head.starts_with("HTTP/1.1 101"), "{head}");
+        let mut selected = head
+            .lines()
+            .filter_map(|line| line.strip_prefix("sec-websocket-protocol: "));
+        assert_eq!(selected.next(), chosen, "{path} {offered}");
+    }
+    // Where it is offered there is nothing to find out: a first word that is none is ours to answer.
+    let headers = [("sec-websocket-protocol", "lmtp")];
+    let mut socket = Socket::open(&server, "/", &headers).await.unwrap();
+    socket.say("{}").await;
+    assert_eq!(message(&mut socket).await.1[0]["code"], json!("malformed"));
+}
+
+#[tokio::test]
+async fn lm_107_a_socket_that_answers_no_ping_is_dropped_after_90_seconds() {
+    let server = of_parrot().await;
+    let numbers = server.shared.metrics.clone();
+    for path in ["/lmtp", "/"] {
+        let mut mute = Socket::open(&server, path, &[]).await.unwrap();
+        mute.say("X {}").await;
+        assert_eq!(message(&mut mute).await.0, "MSG");
+        let took = in_time("it is dropped", Duration::from_secs(300), || {
+            numbers.connections_open.get() == 0
+        })
+        .await;
+        assert!(
+            (Duration::from_secs(60)..Duration::from_secs(120)).contains(&took),
+            "{took:?}"
+        );
+        drop(mute);
+    }
+}
+
+#[tokio::test]
+async fn lm_108_keys_are_asked_for_before_the_upgrade() {
+    for query_key in [false, true] {
+        let config = server::Config {
+            query_key,
+            ..server::Config::default()
+        };
+        let kernel = kernel("parrot", spawned(parrot()));
+        let keys = vec![key("anna", "secret")];
+        let server = Running::start_faces(config, kernel, Faces::default(), keys).await;
+        for path in ["/lmtp", "/"] {
+            let refused = Socket::open(&server, path, &[]).await;
+            assert_eq!(refused.err().map(|status| status.as_u16()), Some(401));
+            let bearer = [("authorization", "Bearer secret")];
+            assert!(Socket::open(&server, path, &bearer).await.is_ok());
+            let named = Socket::open(&server, &format!("{path}?key=secret"), &[]).await;
+            assert_eq!(named.is_ok(), query_key);
+        }
+        let (head, _) = http(&server, "POST /lmtp", "X {}").await;
+        assert!(head.starts_with("http/1.1 401"), "{head}");
+        let (head, _) = http(&server, "POST /lmtp\nauthorization: Bearer secret", "X {}").await;
+        assert!(head.starts_with("http/1.1 200"), "{head}");
+    }
+}
+
+/// Input that has ended, with streams that have not.
+async fn pipes(server: &Running, cancel: bool, kept: bool) -> (Ended, String) {
+    let (ours, theirs) = duplex(1 << 20);
+    let (mut reader, mut writer) = tokio::io::split(ours);
+    let lmtp = server.lmtp.clone();
+    let spoken = tokio::spawn(async move {
+        let (reader, writer) = tokio::io::split(theirs);
+        lmtp.speak(reader, writer, cancel).await
+    });
+    let text =
+        "\n \nGENERATE {\"model\":\"m\",\"prompt\":[1],\"stream_id\":1,\"max_tokens\":2000}\n";
+    writer.write_all(text.as_bytes()).await.unwrap();
+    let mut said = String::new();
+    if kept {
+        writer.shutdown().await.unwrap();
+        reader.read_to_string(&mut said).await.unwrap();
+    } else {
+        let mut first = [0; 8];
+        reader.read_exact(&mut first).await.unwrap();
+        drop((reader, writer));
+    }
+    (spoken.await.unwrap(), said)
+}
+
+#[tokio::test]
+async fn lm_110_at_the_end_of_input_streams_finish_or_are_cancelled_as_wished() {
+    let config = sapwood_engine::scripted::Config {
+        tokens_per_s: 2_000.0,
+        ..chatter()
+    };
+    let engine = spawned(config);
+    let server = with_config(kernel("m", engine.clone()), lmtp::Config::default()).await;
+    let (ended, said) = pipes(&server, false, true).await;
+    assert_eq!((ended, lines(&said).len()), (Ended::Finished, 2000));
+    let (ended, said) = pipes(&server, true, true).await;
+    assert_eq!(ended, Ended::Finished);
+    assert!(lines(&said).len() < 2000);
+    // Nobody reads any more.
+    let (ended, _) = pipes(&server, false, false).await;
+    assert_eq!(ended, Ended::Cut);
+    until("nothing runs", || {
+        engine.stats().requests_running.get() == 0
+    })
+    .await;
+}
+
+/// LM-112: a long line is skipped and the next is read.
+#[tokio::test]
+async fn lm_111_a_unix_client_that_hangs_up_cancels_everything() {
+    let (mut owner, engine) = by_hand(chatter());
+    let server = with_config(kernel("m", engine), lmtp::Config::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("l");
+    let socket = listening::Socket::unix(&path).unwrap();
+    let lmtp = server.lmtp.clone();
+    let listening = tokio::spawn(async move { lmtp.listen(socket).await });
+    let open = server
+        .shared
+        .metrics
+        .streams_open
+        .with_label_values(&["lmtp"]);
+    for half_closed in [false, true] {
+        let mut stream = UnixStream::connect(&path).await.unwrap();
+        let text = "GENERATE {\"model\":\"m\",\"prompt\":[1],\"stream_id\":1}\n";
+        stream.write_all(text.as_bytes()).await.unwrap();
+        if half_closed {
+            stream.shutdown().await.unwrap();
+        }
+        until("it is open", || open.get() == 1).await;
+        drop(stream);
+        in_time("it is cancelled", Duration::from_secs(10), || {
+            open.get() == 0
+        })
+        .await;
+        owner.step(sapwood_proto::time::Time::ZERO);
+        assert!(owner.is_empty());
+    }
+    listening.abort();
+}
+
+#[tokio::test]
+async fn lm_113_a_body_that_is_no_list_of_messages_is_refused_at_once() {
+    let server = of_parrot().await;
+    for body in ["", "[]", "{}", "7", "[[\"X\"]]", "[[1,{}]]"] {
+        let (head, said) = http(&server, "POST /lmtp\ncontent-type: application/json", body).await;
+        assert!(head.starts_with("http/1.1 400"), "{body}: {head}");
+        let error: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(error["error"]["code"], json!("malformed"));
+    }
+    // Lines of nothing are no fault.
+    let (head, said) = http(&server, "POST /lmtp", "").await;
+    assert!(
+        head.starts_with("http/1.1 200") && said.is_empty(),
+        "{head} {said}"
+    );
+}
+
+/// LM-113: lines are acted on as they arrive.
+#[tokio::test]
+async fn lm_115_a_client_that_closes_the_answer_cancels_its_streams() {
+    let engine = spawned(chatter());
+    let server = with_config(kernel("m", engine.clone()), lmtp::Config::default()).await;
+    let open = server
+        .shared
+        .metrics
+        .streams_open
+        .with_label_values(&["lmtp"]);
+    let mut tcp = TcpStream::connect(server.address).await.unwrap();
+    let line = "GENERATE {\"model\":\"m\",\"prompt\":[1],\"stream_id\":1,\"max_tokens\":4000}\n";
+    let text = format!(
+        "POST /lmtp HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{line}\r\n",
+        line.len()
+    );
+    tcp.write_all(text.as_bytes()).await.unwrap();
+    // The answer comes although the body has not ended.
+    let mut first = vec![0; 600];
+    tcp.read_exact(&mut first).await.unwrap();
+    assert!(String::from_utf8_lossy(&first).contains("TOKEN ["));
+    drop(tcp);
+    until("it is cancelled", || open.get() == 0).await;
+    let numbers = &server.shared.metrics;
+    assert_eq!(numbers.cancelled.with_label_values(&["client"]).get(), 1);
+    until("nothing runs", || {
+        engine.stats().requests_running.get() == 0
+    })
+    .await;
+}
+
+/// LM-302: what a client calls by no name is the configured model.
+#[tokio::test]
+async fn lm_302_a_default_model_stands_for_a_missing_name_on_a_socket() {
+    let config = lmtp::Config {
+        default_model: Some("parrot".into()),
+        ..lmtp::Config::default()
+    };
+    let kernel: Kernel = kernel("parrot", spawned(parrot()));
+    let server = with_config(kernel, config).await;
+    let mut socket = client(&server).await;
+    socket.say(r#"GENERATE {"prompt":[7],"stream_id":1}"#).await;
+    assert_eq!(told(&stream(&mut socket, 1).await).1, "stop");
+}
