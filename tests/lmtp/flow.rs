@@ -232,10 +232,10 @@ async fn lm_509_a_drain_refuses_new_streams_and_ends_open_ones_at_its_deadline()
     let outcome = tokio::spawn(async move { drain.run().await });
     server.shared.drain.reached(drain::Phase::Refusing).await;
     // Nobody knows yet what it would have spoken.
-    assert_eq!(
-        idle.heard().await,
-        Said::Close(Some((1001, "the server is shutting down".into())))
-    );
+    let Said::Close(Some((code, _))) = idle.heard().await else {
+        panic!("not closed");
+    };
+    assert_eq!(code, 1001);
     socket.say(&generate(2, "")).await;
     let (rest, close) = socket.rest().await;
     let codes: Vec<_> = rest
