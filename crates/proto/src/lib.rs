@@ -14,6 +14,7 @@ pub mod generated;
 pub mod lmtp;
 pub mod log;
 pub mod session;
+pub mod sse;
 pub mod steer;
 mod sync;
 pub mod time;

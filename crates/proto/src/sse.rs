@@ -1,0 +1,208 @@
+//! Server-sent events as a client reads them.
+//!
+//! Owns: [`Events`]: lines, fields and the blank line that ends an event, whatever pieces the bytes come in. Refuses to
+//! know: HTTP, what the data mean. Strict where it matters, for an event counts only with its blank line; tolerant where
+//! servers differ: LF, CRLF or CR, a space after the colon or none, comments, fields that nobody asked for, a byte order
+//! mark, any number of `data` lines.
+//!
+//! ```text
+//!   bytes ──push──► lines ──► data: … ──blank line──► Event        the body's end ──finish──► whether one was cut off
+//! ```
+
+use bytes::{Buf, Bytes, BytesMut};
+
+/// How much an event may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of one line.
+    pub line_bytes: usize,
+    /// Bytes of one event's data.
+    pub event_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            line_bytes: 8 << 20,
+            event_bytes: 8 << 20,
+        }
+    }
+}
+
+/// Why a stream of events cannot be read on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// A line is longer than it may be.
+    #[error("a line of the event stream is longer than {0} bytes")]
+    LineTooLong(usize),
+    /// An event holds more than it may.
+    #[error("an event holds more than {0} bytes")]
+    EventTooLarge(usize),
+    /// The bytes ended within an event.
+    #[error("the event stream ended within an event")]
+    Cut,
+}
+
+/// One event that has data.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Event {
+    /// Its type; empty if it has none.
+    pub name: Bytes,
+    /// Its `data` lines, joined by line feeds. UTF-8 if the server keeps to the rules.
+    pub data: Bytes,
+}
+
+/// Reads events out of bytes. What is pushed is held until [`next`](Self::next) has given everything before it.
+#[derive(Clone, Debug, Default)]
+pub struct Events {
+    limits: Limits,
+    buf: BytesMut,
+    /// So many bytes of `buf` hold no line's end.
+    scanned: usize,
+    /// A CR ended the last line: an LF that follows belongs to it.
+    after_cr: bool,
+    /// The first line has been read.
+    begun: bool,
+    name: Bytes,
+    data: Data,
+}
+
+/// The data of the event that is being read; mostly one line, which is then not copied.
+#[derive(Clone, Debug, Default)]
+enum Data {
+    #[default]
+    None,
+    One(Bytes),
+    Many(BytesMut),
+}
+
+impl Events {
+    /// A reader with these limits.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            ..Self::default()
+        }
+    }
+
+    /// More bytes of the body.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.buf.extend_from_slice(bytes);
+    }
+
+    /// The next event, if it is complete. An event without data is none, as browsers have it.
+    ///
+    /// # Errors
+    /// [`Violation`]; nothing can be read afterwards.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "an iterator's end is for ever, and this one goes on with the next bytes"
+    )]
+    pub fn next(&mut self) -> Result<Option<Event>, Violation> {
+        while let Some(line) = self.line()? {
+            if !line.is_empty() {
+                self.field(&line)?;
+                continue;
+            }
+            let name = std::mem::take(&mut self.name);
+            let data = match std::mem::take(&mut self.data) {
+                Data::None => continue,
+                Data::One(data) => data,
+                Data::Many(data) => data.freeze(),
+            };
+            return Ok(Some(Event { name, data }));
+        }
+        Ok(None)
+    }
+
+    /// The body has ended.
+    ///
+    /// # Errors
+    /// [`Violation::Cut`] if that was within an event or a line.
+    pub fn finish(&self) -> Result<(), Violation> {
+        if self.buf.is_empty() && matches!(self.data, Data::None) {
+            Ok(())
+        } else {
+            Err(Violation::Cut)
+        }
+    }
+
+    fn line(&mut self) -> Result<Option<Bytes>, Violation> {
+        if let Some(first) = self.buf.first()
+            && std::mem::take(&mut self.after_cr)
+            && *first == b'\n'
+        {
+            self.buf.advance(1);
+        }
+        let end = self.buf[self.scanned..]
+            .iter()
+            .position(|byte| matches!(byte, b'\n' | b'\r'));
+        let bytes = end.map_or(self.buf.len(), |end| self.scanned + end);
+        if bytes > self.limits.line_bytes {
+            return Err(Violation::LineTooLong(self.limits.line_bytes));
+        }
+        if end.is_none() {
+            self.scanned = bytes;
+            return Ok(None);
+        }
+        let mut line = self.buf.split_to(bytes).freeze();
+        self.scanned = 0;
+        self.after_cr = self.buf.first() == Some(&b'\r');
+        self.buf.advance(1);
+        if !std::mem::replace(&mut self.begun, true) && line.starts_with(BYTE_ORDER_MARK) {
+            line.advance(BYTE_ORDER_MARK.len());
+        }
+        Ok(Some(line))
+    }
+
+    fn field(&mut self, line: &Bytes) -> Result<(), Violation> {
+        let colon = line.iter().position(|byte| *byte == b':');
+        let name = &line[..colon.unwrap_or(line.len())];
+        let mut value = line.slice(colon.map_or(line.len(), |colon| colon + 1)..);
+        if value.first() == Some(&b' ') {
+            value.advance(1);
+        }
+        match name {
+            b"data" => self.more(value),
+            b"event" => {
+                self.name = value;
+                Ok(())
+            }
+            // Comments have an empty name; `id`, `retry` and what nobody knows change nothing here.
+            _ => Ok(()),
+        }
+    }
+
+    fn more(&mut self, line: Bytes) -> Result<(), Violation> {
+        let held = match &self.data {
+            Data::None => 0,
+            Data::One(data) => data.len() + 1,
+            Data::Many(data) => data.len() + 1,
+        };
+        if held + line.len() > self.limits.event_bytes {
+            return Err(Violation::EventTooLarge(self.limits.event_bytes));
+        }
+        self.data = match std::mem::take(&mut self.data) {
+            Data::None => Data::One(line),
+            Data::One(data) => {
+                let mut both = BytesMut::with_capacity(held + line.len());
+                both.extend_from_slice(&data);
+                Data::Many(joined(both, &line))
+            }
+            Data::Many(data) => Data::Many(joined(data, &line)),
+        };
+        Ok(())
+    }
+}
+
+fn joined(mut data: BytesMut, line: &[u8]) -> BytesMut {
+    data.extend_from_slice(b"\n");
+    data.extend_from_slice(line);
+    data
+}
+
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+#[cfg(test)]
+mod tests;
