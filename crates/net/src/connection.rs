@@ -1,6 +1,6 @@
-//! Connections to hosts, in the clear or over TLS, as every client over WebSockets needs them.
+//! Connections to hosts, in the clear or over TLS, as clients need them.
 //!
-//! Owns: [`connect`]. Refuses to know: what is spoken on a connection.
+//! Owns: [`connect`], [`dial`], [`Tls`]. Refuses to know: what is spoken on a connection.
 
 use std::io;
 use std::sync::Arc;
@@ -16,6 +16,13 @@ use crate::tls;
 /// A connection of whatever kind.
 pub(crate) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// How TLS is spoken to one host. Clones share what was read once.
+#[derive(Clone)]
+pub(crate) struct Tls {
+    connector: TlsConnector,
+    name: ServerName<'static>,
+}
 
 /// Why there is none.
 #[derive(Debug)]
@@ -42,14 +49,34 @@ pub(crate) async fn connect(
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let default = if secure { 443 } else { 80 };
     let port = uri.port_u16().unwrap_or(default);
-    let tcp = TcpStream::connect((host, port)).await?;
-    tcp.set_nodelay(true)?;
-    if !secure {
-        return Ok(Box::new(tcp));
-    }
+    let tls = if secure {
+        Some(tls(host, authorities)?)
+    } else {
+        None
+    };
+    Ok(dial(host, port, tls).await?)
+}
+
+/// TLS to the host of this name.
+///
+/// # Errors
+/// [`Unreached::Bad`].
+pub(crate) fn tls(host: &str, authorities: Option<&[u8]>) -> Result<Tls, Unreached> {
     let name = ServerName::try_from(host.to_owned())
         .map_err(|_| Unreached::Bad("its host is no name that a certificate could have"))?;
     let config = tls::client(authorities).map_err(|bad| Unreached::Bad(bad.why()))?;
-    let tls = TlsConnector::from(Arc::new(config));
-    Ok(Box::new(tls.connect(name, tcp).await?))
+    Ok(Tls {
+        connector: TlsConnector::from(Arc::new(config)),
+        name,
+    })
+}
+
+/// Connects to a host, over TLS if that is given.
+pub(crate) async fn dial(host: &str, port: u16, tls: Option<Tls>) -> io::Result<Box<dyn Io>> {
+    let tcp = TcpStream::connect((host, port)).await?;
+    tcp.set_nodelay(true)?;
+    match tls {
+        Some(tls) => Ok(Box::new(tls.connector.connect(tls.name, tcp).await?)),
+        None => Ok(Box::new(tcp)),
+    }
 }

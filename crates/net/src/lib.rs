@@ -5,8 +5,10 @@
 
 mod connection;
 pub mod evergreen;
+mod http1;
 pub mod lmtp;
 #[cfg(feature = "otlp")]
 pub mod otlp;
 pub mod references;
 mod tls;
+pub mod triton;

@@ -13,6 +13,7 @@ mod datatype;
 pub mod fuzz;
 mod json;
 mod limits;
+mod raw;
 mod refused;
 mod request;
 mod settings;
@@ -27,7 +28,7 @@ pub use refused::{Encoding, Refused};
 pub use request::{Mapped, Mapper, Parameter};
 pub use settings::Settings;
 pub use signature::{Input, InputRole, Invalid, Output, OutputRole, Signature};
-pub use tensor::{Data, Strings, Tensor};
+pub use tensor::{Data, Strings, Tensor, fit};
 
 #[cfg(test)]
 mod tests;

@@ -1,30 +1,23 @@
 //! One HTTP request over a connection of its own.
 //!
-//! Owns: dialling an address that was checked, TLS, HTTP/1.1, and an answer that keeps its connection alive. Refuses to
-//! know: redirects, cookies, credentials, proxies, decompression, pools: none of them is here.
+//! Owns: dialling an address that was checked, and TLS. Refuses to know: HTTP ([`crate::http1`] speaks it), redirects.
 
 use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{Request, Response};
-use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use hyper::body::Body;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
-use tokio_util::task::AbortOnDropHandle;
 use url::{Host, Url};
 
 use super::address::is_public;
 use super::error::Error;
+use crate::http1::{Answer, exchange};
 
 /// Dials and asks.
 #[derive(Clone, Debug)]
@@ -64,7 +57,7 @@ impl Dialler {
             .ok_or(Error::Malformed("it has no port"))?;
         let tcp = connect(&host, port, reach).await?;
         if url.scheme() != "https" {
-            return exchange(tcp, request).await;
+            return exchange(tcp, request).await.map_err(|error| broken(&error));
         }
         let name = server_name(&host)?;
         let tls = TlsConnector::from(Arc::clone(&self.tls));
@@ -72,7 +65,7 @@ impl Dialler {
             tracing::debug!(%error, "no TLS");
             Error::Failed("its server is not who it should be")
         })?;
-        exchange(tls, request).await
+        exchange(tls, request).await.map_err(|error| broken(&error))
     }
 }
 
@@ -116,63 +109,12 @@ async fn connect(host: &Host<&str>, port: u16, reach: Reach) -> Result<TcpStream
     Err(Error::Failed("its host does not answer"))
 }
 
-async fn exchange<B>(
-    io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    request: Request<B>,
-) -> Result<Response<Answer>, Error>
-where
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let broken = |error: hyper::Error| {
-        tracing::debug!(%error, "no answer");
-        Error::Failed("its server does not speak HTTP as it should")
-    };
-    let mut builder = http1::Builder::new();
-    builder.max_buf_size(BUFFER_BYTES);
-    let (mut sender, connection) = builder.handshake(TokioIo::new(io)).await.map_err(broken)?;
-    // Ends with the answer, which owns it; how it ends the answer tells.
-    let connection = AbortOnDropHandle::new(tokio::spawn(async move {
-        let _told_by_the_answer = connection.await;
-    }));
-    let answer = sender.send_request(request).await.map_err(broken)?;
-    Ok(answer.map(|body| Answer {
-        body,
-        _connection: connection,
-    }))
-}
-
-/// The body of an answer, together with its connection.
-#[derive(Debug)]
-pub(super) struct Answer {
-    body: Incoming,
-    _connection: AbortOnDropHandle<()>,
-}
-
-impl Body for Answer {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
+fn broken(error: &hyper::Error) -> Error {
+    tracing::debug!(%error, "no answer");
+    Error::Failed("its server does not speak HTTP as it should")
 }
 
 /// Time for one address.
 const CONNECT: Duration = Duration::from_secs(3);
 /// Addresses of one host that are tried.
 const ADDRESSES_TRIED: usize = 4;
-/// Bytes of an answer's head.
-const BUFFER_BYTES: usize = 64 * 1024;

@@ -12,9 +12,10 @@ use hyper::body::{Body, Bytes};
 use url::{Position, Url};
 
 use super::error::{BadConfig, Error};
-use super::exchange::{Answer, Dialler, Reach};
+use super::exchange::{Dialler, Reach};
 use super::hosts::Hosts;
 use super::{Config, Found};
+use crate::http1::Answer;
 use crate::tls;
 
 /// The web as far as it may be read.

@@ -166,8 +166,9 @@ impl Tensor {
     }
 }
 
-/// The shape of `count` elements where `declared` has to be kept (TR-309).
-pub(super) fn fit(declared: &[i64], count: usize) -> Option<Vec<i64>> {
+/// The shape of `count` elements where `declared` has to be kept (TR-309); `None` if they do not fit.
+#[must_use]
+pub fn fit(declared: &[i64], count: usize) -> Option<Vec<i64>> {
     let mut rest = i64::try_from(count).ok()?;
     for fixed in declared.iter().copied().filter(|size| *size >= 0) {
         match rest.checked_rem(fixed) {

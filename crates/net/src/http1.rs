@@ -1,0 +1,72 @@
+//! One HTTP/1.1 request over a connection of its own.
+//!
+//! Owns: an answer that keeps its connection alive, and ends it when it is dropped. Refuses to know: who is dialled and
+//! how, redirects, cookies, credentials, proxies, decompression, pools: none of them is here.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::task::AbortOnDropHandle;
+
+/// Sends `request`, whose URI is in origin form.
+///
+/// # Errors
+/// The connection breaks before the head of an answer has come, or what comes is none.
+pub(crate) async fn exchange<B>(
+    io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    request: Request<B>,
+) -> hyper::Result<Response<Answer>>
+where
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let mut builder = http1::Builder::new();
+    builder.max_buf_size(BUFFER_BYTES);
+    let (mut sender, connection) = builder.handshake(TokioIo::new(io)).await?;
+    // Ends with the answer, which owns it; how it ends the answer tells.
+    let connection = AbortOnDropHandle::new(tokio::spawn(async move {
+        let _told_by_the_answer = connection.await;
+    }));
+    let answer = sender.send_request(request).await?;
+    Ok(answer.map(|body| Answer {
+        body,
+        _connection: connection,
+    }))
+}
+
+/// The body of an answer, together with its connection.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    body: Incoming,
+    _connection: AbortOnDropHandle<()>,
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Bytes of an answer's head.
+const BUFFER_BYTES: usize = 64 * 1024;

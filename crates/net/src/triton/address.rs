@@ -1,0 +1,206 @@
+//! Where a Triton server is (D-40).
+//!
+//! Owns: [`Address`] and reading its URL. Refuses to know: connections.
+
+use std::time::Duration;
+
+use percent_encoding::percent_decode_str;
+use url::{Position, Url};
+
+use super::error::Error;
+
+/// Where a server is, and how to be let in.
+#[derive(Clone)]
+pub struct Address {
+    /// `triton+http://HOST:PORT`, `triton+https://`, `triton+grpc://` or `triton+grpcs://`, with `/MODEL` behind it where
+    /// only one model is meant; what is no letter, digit, `-`, `.`, `_` or `~` there is percent-encoded. Without a port:
+    /// 80, 443, and 8001 for gRPC.
+    pub url: String,
+    /// Sent as `authorization: Bearer KEY`; never logged.
+    pub key: Option<String>,
+    /// How long connecting may take.
+    pub connect_timeout: Duration,
+    /// How long a server may say nothing while it answers; then its answer counts as cut.
+    pub silence: Duration,
+    /// Authorities (PEM) to trust beside the well-known ones.
+    pub authorities: Option<Vec<u8>>,
+}
+
+impl Address {
+    /// The server at `url`, without a key.
+    #[must_use]
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            key: None,
+            connect_timeout: Duration::from_secs(10),
+            silence: Duration::from_secs(600),
+            authorities: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Address")
+            .field("url", &self.url)
+            .field("key", &self.key.is_some())
+            .finish()
+    }
+}
+
+/// How requests travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Carrier {
+    Http,
+    Grpc,
+}
+
+/// An address, read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) carrier: Carrier,
+    pub(super) secure: bool,
+    /// Without brackets.
+    pub(super) host: String,
+    pub(super) port: u16,
+    /// As the header `host` has it.
+    pub(super) authority: String,
+    pub(super) model: Option<String>,
+}
+
+impl Place {
+    pub(super) fn read(url: &str) -> Result<Self, Error> {
+        let (scheme, rest) = url.split_once("://").ok_or(NO_URL)?;
+        let (carrier, secure, port) = match scheme {
+            "triton+http" => (Carrier::Http, false, 80),
+            "triton+https" => (Carrier::Http, true, 443),
+            "triton+grpc" => (Carrier::Grpc, false, 8001),
+            "triton+grpcs" => (Carrier::Grpc, true, 8001),
+            _ => {
+                return Err(Error::Address(
+                    "it must begin with triton+http://, triton+https://, triton+grpc:// or triton+grpcs://",
+                ));
+            }
+        };
+        // The library would take the model for the host.
+        if rest.starts_with('/') {
+            return Err(Error::Address("it has no host"));
+        }
+        // A scheme that the library knows makes it read hosts as hosts. Its default port is not one of ours.
+        let url = Url::parse(&format!("ftp://{rest}")).map_err(|_| NO_URL)?;
+        if !url.username().is_empty() || url.password().is_some() {
+            let why = "a key belongs into the key option, not into the URL";
+            return Err(Error::Address(why));
+        }
+        if url.query().is_some() || url.fragment().is_some() {
+            return Err(Error::Address("nothing can follow the model's name"));
+        }
+        let host = url.host_str().filter(|host| !host.is_empty());
+        let host = host.ok_or(Error::Address("it has no host"))?;
+        let port = match url[Position::AfterHost..Position::BeforePath].strip_prefix(':') {
+            Some(written) => written.parse().map_err(|_| NO_URL)?,
+            // The library leaves out the port that it knows.
+            None if rest.split('/').next().is_some_and(|at| at.ends_with(":21")) => 21,
+            None => port,
+        };
+        Ok(Self {
+            carrier,
+            secure,
+            authority: format!("{host}:{port}"),
+            host: host.trim_matches(['[', ']']).to_owned(),
+            port,
+            model: model(url.path())?,
+        })
+    }
+}
+
+fn model(path: &str) -> Result<Option<String>, Error> {
+    let name = path.trim_matches('/');
+    if name.is_empty() {
+        return Ok(None);
+    }
+    let bad = Error::Address("what follows the host must be one model's name, percent-encoded");
+    if name.contains('/') {
+        return Err(bad);
+    }
+    let name = percent_decode_str(name)
+        .decode_utf8()
+        .map_err(|_| bad.clone())?;
+    if name.chars().any(char::is_control) {
+        return Err(bad);
+    }
+    Ok(Some(name.into_owned()))
+}
+
+const NO_URL: Error = Error::Address("it is no URL");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tr_201_an_address_is_a_host_and_perhaps_one_encoded_model() {
+        for (url, carrier, secure, authority, host, model) in [
+            (
+                "triton+http://h:8000",
+                Carrier::Http,
+                false,
+                "h:8000",
+                "h",
+                None,
+            ),
+            ("triton+http://h", Carrier::Http, false, "h:80", "h", None),
+            ("triton+https://h/", Carrier::Http, true, "h:443", "h", None),
+            (
+                "triton+grpc://h/m",
+                Carrier::Grpc,
+                false,
+                "h:8001",
+                "h",
+                Some("m"),
+            ),
+            (
+                "triton+grpcs://[::1]:9/org%2Fm",
+                Carrier::Grpc,
+                true,
+                "[::1]:9",
+                "::1",
+                Some("org/m"),
+            ),
+            (
+                "triton+http://h:21",
+                Carrier::Http,
+                false,
+                "h:21",
+                "h",
+                None,
+            ),
+        ] {
+            let place = Place::read(url).unwrap();
+            assert_eq!((place.carrier, place.secure), (carrier, secure), "{url}");
+            assert_eq!(
+                (&*place.authority, &*place.host),
+                (authority, host),
+                "{url}"
+            );
+            assert_eq!(place.model.as_deref(), model, "{url}");
+        }
+        for url in [
+            "",
+            "h:8000",
+            "http://h:8000",
+            "triton+http://",
+            "triton+http:///m",
+            "triton+http://name:secret@h",
+            "triton+http://h:x",
+            "triton+http://h:99999",
+            "triton+http://h/a/b",
+            "triton+http://h/a%ff",
+            "triton+http://h/a%00",
+            "triton+http://h/m?x=1",
+        ] {
+            assert!(matches!(Place::read(url), Err(Error::Address(_))), "{url}");
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! A Triton server over gRPC: section 9 of the page from the client's side.
+//!
+//! Owns: the channel, calls, which response is the last. Refuses to know: what tensors mean.
+//!
+//! Each request is a call of `ModelStreamInfer` of its own. It ends with the response that says so; where a server marks
+//! none, with the call's own good end. An error of the request ends the call with its status (`triton_grpc_error`,
+//! TR-905), or comes as text from servers that do not know of that.
+
+use std::time::Duration;
+
+use ::http::uri::PathAndQuery;
+use futures::{StreamExt, stream};
+use prost::Message;
+use sapwood_proto::generated::inference::infer_parameter::ParameterChoice;
+use sapwood_proto::generated::inference::repository_index_response::ModelIndex;
+use sapwood_proto::generated::inference::{
+    InferParameter, ModelConfigRequest, ModelConfigResponse, ModelInferRequest, ModelInferResponse,
+    ModelMetadataRequest, ModelMetadataResponse, ModelReadyRequest, ModelReadyResponse,
+    ModelStreamInferResponse, RepositoryIndexRequest, RepositoryIndexResponse, ServerReadyRequest,
+    ServerReadyResponse,
+};
+use std::sync::Arc;
+use tokio::time::timeout;
+use tonic::metadata::AsciiMetadataValue;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tonic::{Code, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use super::Responses;
+use super::address::{Address, Place};
+use super::error::{Error, LOST};
+use super::model::Model;
+use super::request::{Request, Response};
+
+/// A server, connected.
+#[derive(Debug)]
+pub(super) struct Grpc {
+    channel: Channel,
+    key: Option<AsciiMetadataValue>,
+    silence: Duration,
+}
+
+impl Grpc {
+    pub(super) async fn connect(place: &Place, address: &Address) -> Result<Self, Error> {
+        let key = address.key.as_ref().map(|key| {
+            let mut value =
+                AsciiMetadataValue::try_from(format!("Bearer {key}")).map_err(|_| BAD_KEY)?;
+            value.set_sensitive(true);
+            Ok(value)
+        });
+        let key = key.transpose()?;
+        let channel = endpoint(place, address)?.connect().await.map_err(|cause| {
+            tracing::debug!(%cause, "cannot connect");
+            Error::Unreachable("is the server running there?")
+        })?;
+        Ok(Self {
+            channel,
+            key,
+            silence: address.silence,
+        })
+    }
+
+    /// Whether the server, or this model, is ready.
+    pub(super) async fn ready(&self, model: Option<&str>) -> Result<bool, Error> {
+        let Some(name) = model.map(str::to_owned) else {
+            let answer: ServerReadyResponse =
+                self.ask("ServerReady", ServerReadyRequest {}).await?;
+            return Ok(answer.ready);
+        };
+        let version = String::new();
+        let request = ModelReadyRequest { name, version };
+        let answer: ModelReadyResponse = self.ask("ModelReady", request).await?;
+        Ok(answer.ready)
+    }
+
+    pub(super) async fn index(&self) -> Result<Vec<ModelIndex>, Error> {
+        let request = RepositoryIndexRequest {
+            ready: true,
+            ..RepositoryIndexRequest::default()
+        };
+        let answer: RepositoryIndexResponse = self.ask("RepositoryIndex", request).await?;
+        Ok(answer.models)
+    }
+
+    pub(super) async fn model(&self, name: &str) -> Result<Model, Error> {
+        let (name, version) = (name.to_owned(), String::new());
+        let request = ModelMetadataRequest {
+            name: name.clone(),
+            version: version.clone(),
+        };
+        let metadata: ModelMetadataResponse = self.ask("ModelMetadata", request).await?;
+        let mut model = Model::from_message(metadata)?;
+        let request = ModelConfigRequest { name, version };
+        match self
+            .ask::<_, ModelConfigResponse>("ModelConfig", request)
+            .await
+        {
+            Ok(answer) => model.configure_by(&answer.config.unwrap_or_default()),
+            Err(Error::Said(said)) => tracing::debug!(code = %said.code, "no configuration"),
+            Err(error) => return Err(error),
+        }
+        Ok(model)
+    }
+
+    /// A request and its stream of responses.
+    pub(super) async fn generate(&self, request: Request) -> Result<Responses, Error> {
+        let mut message = request.message(ID)?;
+        if !request.model.decoupled {
+            let asked = self.ask::<_, ModelInferResponse>("ModelInfer", message);
+            let answer = timeout(self.silence, asked).await.map_err(|_| LOST)??;
+            let response = Response::from_message(&request.model, answer).ok_or(UNREAD)?;
+            return Ok(stream::iter([Ok(response)]).boxed());
+        }
+        let flag = InferParameter {
+            parameter_choice: Some(ParameterChoice::BoolParam(true)),
+        };
+        message.parameters.insert(EMPTY_FINAL.into(), flag);
+        let mut asked = self.request(stream::iter([message]));
+        let flag = AsciiMetadataValue::from_static("true");
+        asked.metadata_mut().insert(ERROR_AS_STATUS, flag);
+        let mut client = self.client().await?;
+        let codec = ProstCodec::<ModelInferRequest, ModelStreamInferResponse>::default();
+        let answer = client.streaming(asked, path("ModelStreamInfer")?, codec);
+        let answer = timeout(self.silence, answer).await.map_err(|_| LOST)?;
+        let answer = answer.map_err(|status| Error::of_grpc(&status, false))?;
+        let streamed = Streamed {
+            model: request.model,
+            answer: answer.into_inner(),
+            silence: self.silence,
+            started: false,
+            marked: false,
+            ended: false,
+        };
+        Ok(stream::try_unfold(streamed, Streamed::next).boxed())
+    }
+
+    fn request<T>(&self, message: T) -> tonic::Request<T> {
+        let mut request = tonic::Request::new(message);
+        if let Some(key) = &self.key {
+            request.metadata_mut().insert("authorization", key.clone());
+        }
+        request
+    }
+
+    async fn client(&self) -> Result<tonic::client::Grpc<Channel>, Error> {
+        let mut client = tonic::client::Grpc::new(self.channel.clone())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX);
+        client.ready().await.map_err(|cause| {
+            tracing::debug!(%cause, "the connection is gone");
+            LOST
+        })?;
+        Ok(client)
+    }
+
+    async fn ask<Q, A>(&self, method: &str, message: Q) -> Result<A, Error>
+    where
+        Q: Message + Default + 'static,
+        A: Message + Default + 'static,
+    {
+        let mut client = self.client().await?;
+        let codec = ProstCodec::<Q, A>::default();
+        let asked = client.unary(self.request(message), path(method)?, codec);
+        let answer = asked
+            .await
+            .map_err(|status| Error::of_grpc(&status, false))?;
+        Ok(answer.into_inner())
+    }
+}
+
+fn endpoint(place: &Place, address: &Address) -> Result<Endpoint, Error> {
+    let scheme = if place.secure { "https" } else { "http" };
+    let endpoint = Endpoint::from_shared(format!("{scheme}://{}", place.authority))
+        .map_err(|_| Error::Address("its host is no host"))?
+        .connect_timeout(address.connect_timeout)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEPALIVE)
+        .keep_alive_while_idle(true);
+    if !place.secure {
+        return Ok(endpoint);
+    }
+    let mut tls = ClientTlsConfig::new().with_webpki_roots();
+    if let Some(pem) = &address.authorities {
+        tls = tls.ca_certificate(Certificate::from_pem(pem));
+    }
+    let bad = |_| Error::Address("the authorities to trust are no PEM certificates");
+    endpoint.tls_config(tls).map_err(bad)
+}
+
+fn path(method: &str) -> Result<PathAndQuery, Error> {
+    let path = format!("/inference.GRPCInferenceService/{method}");
+    path.try_into()
+        .map_err(|_| Error::Request("no such method"))
+}
+
+/// A call that is being read.
+struct Streamed {
+    model: Arc<Model>,
+    answer: Streaming<ModelStreamInferResponse>,
+    silence: Duration,
+    started: bool,
+    /// The server says of each response whether it is the last (TR-906).
+    marked: bool,
+    ended: bool,
+}
+
+impl Streamed {
+    async fn next(mut self) -> Result<Option<(Response, Self)>, Error> {
+        while !self.ended {
+            let message = timeout(self.silence, self.answer.message()).await;
+            let message = message.map_err(|_| Error::Truncated)?;
+            let message = message.map_err(|status| self.failed(&status))?;
+            let Some(message) = message else {
+                return if self.marked {
+                    Err(Error::Truncated)
+                } else {
+                    Ok(None)
+                };
+            };
+            if !message.error_message.is_empty() {
+                return Err(Error::of_text(&message.error_message, self.started));
+            }
+            let message = message.infer_response.unwrap_or_default();
+            if let Some(last) = last(&message) {
+                self.marked = true;
+                self.ended = last;
+            }
+            // The mark may come alone (TR-906).
+            if message.outputs.is_empty() && (self.ended || message.parameters.len() <= 1) {
+                continue;
+            }
+            let response = Response::from_message(&self.model, message).ok_or(UNREAD)?;
+            self.started = true;
+            return Ok(Some((response, self)));
+        }
+        Ok(None)
+    }
+
+    /// A message that is too large is the server's, and no word of its.
+    fn failed(&self, status: &Status) -> Error {
+        let large = matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted);
+        if large
+            && status
+                .message()
+                .contains("decoded message length too large")
+        {
+            return Error::Limit {
+                name: "bytes of an answer",
+                max: MESSAGE_BYTES_MAX as u64,
+            };
+        }
+        Error::of_grpc(status, self.started)
+    }
+}
+
+fn last(message: &ModelInferResponse) -> Option<bool> {
+    match message.parameters.get(FINAL)?.parameter_choice {
+        Some(ParameterChoice::BoolParam(last)) => Some(last),
+        _ => None,
+    }
+}
+
+/// There is one request in each call.
+const ID: &str = "1";
+const FINAL: &str = "triton_final_response";
+const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
+const ERROR_AS_STATUS: &str = "triton_grpc_error";
+const BAD_KEY: Error = Error::Address("the key holds characters that no header can carry");
+const UNREAD: Error = Error::Protocol("an output is not what it is declared to be");
+const MESSAGE_BYTES_MAX: usize = 64 << 20;
+const KEEPALIVE: Duration = Duration::from_secs(30);

@@ -1,0 +1,351 @@
+//! A Triton server over HTTP/1.1: sections 2, 5, 6 and 7 of the page from the client's side.
+//!
+//! Owns: URLs, headers, connections, bodies and their bounds, how an answer ends. Refuses to know: what tensors mean.
+//!
+//! ```text
+//!   POST …/generate_stream ─► status 200 ─► event, event, … ─► the body's own end | truncated
+//!                        └──► any other: Said, before anything was given
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::http::header::{
+    ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST,
+    HeaderMap, HeaderValue, TRANSFER_ENCODING, USER_AGENT,
+};
+use ::http::{Method, StatusCode};
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use sapwood_proto::generated::inference::repository_index_response::ModelIndex;
+use sapwood_proto::sse::{self, Events, Violation};
+use serde_json::{Map, Value};
+use tokio::time::timeout;
+
+use super::Responses;
+use super::address::{Address, Place};
+use super::error::{Error, LOST};
+use super::model::{self, Model};
+use super::request::{Request, Response};
+use crate::connection::{self, Tls, Unreached};
+use crate::http1::{Answer, exchange};
+
+/// A server, and how to be let in.
+pub(super) struct Http {
+    host: String,
+    port: u16,
+    headers: HeaderMap,
+    tls: Option<Tls>,
+    connect_timeout: Duration,
+    silence: Duration,
+}
+
+impl Http {
+    pub(super) fn new(place: &Place, address: &Address) -> Result<Self, Error> {
+        let mut headers = HeaderMap::new();
+        let host = HeaderValue::try_from(&*place.authority)
+            .map_err(|_| Error::Address("its host is no host"))?;
+        headers.insert(HOST, host);
+        headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(IDENTITY));
+        if let Some(key) = &address.key {
+            let mut value = HeaderValue::try_from(format!("Bearer {key}")).map_err(|_| BAD_KEY)?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        Ok(Self {
+            host: place.host.clone(),
+            port: place.port,
+            headers,
+            tls: if place.secure {
+                Some(tls(place, address)?)
+            } else {
+                None
+            },
+            connect_timeout: address.connect_timeout,
+            silence: address.silence,
+        })
+    }
+
+    /// Whether the server, or this model, is ready.
+    pub(super) async fn ready(&self, model: Option<&str>) -> Result<bool, Error> {
+        let path = model.map_or_else(
+            || "/v2/health/ready".to_owned(),
+            |model| format!("{}/ready", model_path(model)),
+        );
+        let answer = self.ask(Method::GET, &path, None).await?;
+        match answer.status() {
+            StatusCode::OK => Ok(true),
+            // Who is not ready says 400, and no more (section 2).
+            StatusCode::BAD_REQUEST if model.is_none() => Ok(false),
+            _ => Err(refused(answer).await),
+        }
+    }
+
+    pub(super) async fn index(&self) -> Result<Vec<ModelIndex>, Error> {
+        let ready = Bytes::from_static(b"{\"ready\":true}");
+        let index = self
+            .json(Method::POST, "/v2/repository/index", Some(ready))
+            .await?;
+        model::index_from_json(&index)
+    }
+
+    pub(super) async fn model(&self, name: &str) -> Result<Model, Error> {
+        let path = model_path(name);
+        let metadata = self.json(Method::GET, &path, None).await?;
+        let mut model = Model::from_json(&metadata)?;
+        match self
+            .json(Method::GET, &format!("{path}/config"), None)
+            .await
+        {
+            Ok(config) => model.configure(&config),
+            Err(Error::Said(said)) => tracing::debug!(code = %said.code, "no configuration"),
+            Err(error) => return Err(error),
+        }
+        Ok(model)
+    }
+
+    /// A request and its stream of responses.
+    pub(super) async fn generate(&self, request: Request) -> Result<Responses, Error> {
+        let path = format!("{}/generate_stream", model_path(&request.model.name));
+        let body = request.json()?;
+        let asked = self.ask(Method::POST, &path, Some(body));
+        let answer = timeout(self.silence, asked).await.map_err(|_| LOST)??;
+        if answer.status() != StatusCode::OK {
+            return Err(refused(answer).await);
+        }
+        plain(answer.headers())?;
+        if is(answer.headers(), JSON) {
+            let members = object(&whole(answer, ANSWER_BYTES).await?)?;
+            let response = read(&request.model, members, false)?;
+            return Ok(stream::iter([Ok(response)]).boxed());
+        }
+        if !is(answer.headers(), EVENTS) {
+            return Err(Error::Protocol(
+                "its answer is neither an event stream nor JSON",
+            ));
+        }
+        let has_end = [CONTENT_LENGTH, TRANSFER_ENCODING]
+            .iter()
+            .any(|name| answer.headers().contains_key(name));
+        let streamed = Streamed {
+            model: request.model,
+            has_end,
+            body: answer.into_body(),
+            events: Events::new(sse::Limits::default()),
+            silence: self.silence,
+            started: false,
+        };
+        Ok(stream::try_unfold(streamed, Streamed::next).boxed())
+    }
+
+    async fn json(&self, method: Method, path: &str, body: Option<Bytes>) -> Result<Value, Error> {
+        let answer = self.ask(method, path, body).await?;
+        if answer.status() != StatusCode::OK {
+            return Err(refused(answer).await);
+        }
+        plain(answer.headers())?;
+        let text = whole(answer, ABOUT_BYTES).await?;
+        serde_json::from_slice(&text).map_err(|_| Error::Protocol("its answer is no JSON"))
+    }
+
+    async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Bytes>,
+    ) -> Result<::http::Response<Answer>, Error> {
+        let mut request = ::http::Request::new(Full::new(body.clone().unwrap_or_default()));
+        *request.method_mut() = method;
+        *request.uri_mut() = path
+            .parse()
+            .map_err(|_| Error::Request("no URL has this name"))?;
+        *request.headers_mut() = self.headers.clone();
+        if body.is_some() {
+            let json = HeaderValue::from_static(JSON);
+            request.headers_mut().insert(CONTENT_TYPE, json);
+            let both = HeaderValue::from_static("text/event-stream, application/json");
+            request.headers_mut().insert(ACCEPT, both);
+        }
+        let io = connection::dial(&self.host, self.port, self.tls.clone());
+        let io = timeout(self.connect_timeout, io).await;
+        let io = io.map_err(|_| Error::Unreachable("it does not answer in time"))?;
+        let io = io.map_err(|cause| {
+            tracing::debug!(%cause, "cannot connect");
+            Error::Unreachable("is the server running there?")
+        })?;
+        exchange(io, request).await.map_err(|error| {
+            tracing::debug!(%error, "no answer");
+            if error.is_parse() {
+                Error::Protocol("it does not speak HTTP")
+            } else {
+                LOST
+            }
+        })
+    }
+}
+
+impl std::fmt::Debug for Http {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Http")
+            .field("host", &self.host)
+            .field("port", &self.port)
+            .finish()
+    }
+}
+
+fn tls(place: &Place, address: &Address) -> Result<Tls, Error> {
+    let tls = connection::tls(&place.host, address.authorities.as_deref());
+    tls.map_err(|unreached| match unreached {
+        Unreached::Bad(why) => Error::Address(why),
+        Unreached::Gone(_) => LOST,
+    })
+}
+
+/// A stream of events that is being read.
+struct Streamed {
+    model: Arc<Model>,
+    /// The body says itself where it ends: one that goes on until the connection closes cannot tell an end from a cut.
+    has_end: bool,
+    body: Answer,
+    events: Events,
+    silence: Duration,
+    started: bool,
+}
+
+impl Streamed {
+    async fn next(mut self) -> Result<Option<(Response, Self)>, Error> {
+        loop {
+            if let Some(event) = self.events.next().map_err(broken)? {
+                if &*event.data == DONE {
+                    return Ok(None);
+                }
+                let response = read(&self.model, object(&event.data)?, self.started)?;
+                self.started = true;
+                return Ok(Some((response, self)));
+            }
+            let frame = timeout(self.silence, self.body.frame()).await;
+            match frame.map_err(|_| Error::Truncated)? {
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.events.push(&data);
+                    }
+                }
+                Some(Err(error)) => {
+                    tracing::debug!(%error, "an answer was cut off");
+                    return Err(Error::Truncated);
+                }
+                None => {
+                    self.events.finish().map_err(broken)?;
+                    return if self.has_end {
+                        Ok(None)
+                    } else {
+                        Err(Error::Truncated)
+                    };
+                }
+            }
+        }
+    }
+}
+
+const fn broken(violation: Violation) -> Error {
+    match violation {
+        Violation::Cut => Error::Truncated,
+        Violation::LineTooLong(max) | Violation::EventTooLarge(max) => Error::Limit {
+            name: "bytes of an event",
+            max: max as u64,
+        },
+    }
+}
+
+/// An answer's members, or the error that they are (TR-604; some servers send one with status 200).
+fn read(model: &Model, members: Map<String, Value>, started: bool) -> Result<Response, Error> {
+    if let Some(Value::String(text)) = members.get("error")
+        && model.output("error").is_none()
+    {
+        return Err(Error::of_text(text, started));
+    }
+    Response::from_json(model, members).ok_or(Error::Protocol("an output is not of its type"))
+}
+
+fn object(text: &[u8]) -> Result<Map<String, Value>, Error> {
+    serde_json::from_slice(text).map_err(|_| Error::Protocol("its answer is no JSON object"))
+}
+
+/// What a status other than 200 says, in JSON or as an event.
+async fn refused(answer: ::http::Response<Answer>) -> Error {
+    let (head, body) = answer.into_parts();
+    let body = timeout(REFUSAL_TIMEOUT, Limited::new(body, REFUSAL_BYTES).collect());
+    // What cannot be read says no more than the status does.
+    let bytes = match body.await {
+        Ok(Ok(body)) => body.to_bytes(),
+        _ => Bytes::new(),
+    };
+    let mut events = Events::default();
+    events.push(&bytes);
+    let event = events.next().ok().flatten();
+    let text = event.map_or(bytes, |event| event.data);
+    let said = serde_json::from_slice::<Value>(&text).ok();
+    let error = said.as_ref().and_then(|said| said.get("error"));
+    let text = error.and_then(Value::as_str).unwrap_or_default();
+    Error::of_http(head.status, &head.headers, text)
+}
+
+async fn whole(answer: ::http::Response<Answer>, max: usize) -> Result<Bytes, Error> {
+    let body = Limited::new(answer.into_body(), max).collect().await;
+    let body = body.map_err(|error| {
+        if error.is::<LengthLimitError>() {
+            let name = "bytes of an answer";
+            return Error::Limit {
+                name,
+                max: max as u64,
+            };
+        }
+        Error::Truncated
+    })?;
+    Ok(body.to_bytes())
+}
+
+/// Nobody asked for another encoding.
+fn plain(headers: &HeaderMap) -> Result<(), Error> {
+    match headers.get(CONTENT_ENCODING) {
+        Some(encoding) if encoding != IDENTITY => Err(Error::Protocol(
+            "its answer is compressed, which nobody asked for",
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn is(headers: &HeaderMap, mime: &str) -> bool {
+    let value = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    let essence = value.and_then(|value| value.split(';').next());
+    essence.is_some_and(|essence| essence.trim().eq_ignore_ascii_case(mime))
+}
+
+fn model_path(name: &str) -> String {
+    format!("/v2/models/{}", utf8_percent_encode(name, SEGMENT))
+}
+
+/// What stands for itself in a path's segment (TR-201).
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
+const AGENT: &str = concat!("sapwood/", env!("CARGO_PKG_VERSION"));
+const IDENTITY: &str = "identity";
+const JSON: &str = "application/json";
+const EVENTS: &str = "text/event-stream";
+/// The end as other protocols write it; some servers do so here.
+const DONE: &[u8] = b"[DONE]";
+const BAD_KEY: Error = Error::Address("the key holds characters that no header can carry");
+/// Bytes of an answer that is no stream.
+const ANSWER_BYTES: usize = 64 << 20;
+/// Bytes of what a server says of itself and its models.
+const ABOUT_BYTES: usize = 4 << 20;
+const REFUSAL_BYTES: usize = 64 << 10;
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,0 +1,242 @@
+//! One request and its responses, in either carrier's words.
+//!
+//! Owns: [`Request`], [`Response`], their JSON (sections 3 and 5 of the page) and their messages (section 9). Refuses to
+//! know: connections, how a stream ends.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use sapwood_proto::generate::{Data, Datatype, Strings, fit};
+use sapwood_proto::generated::inference::infer_parameter::ParameterChoice;
+use sapwood_proto::generated::inference::model_infer_request::InferInputTensor;
+use sapwood_proto::generated::inference::{InferParameter, ModelInferRequest, ModelInferResponse};
+use serde_json::{Map, Value};
+
+use super::error::Error;
+use super::model::{Declared, Model};
+
+/// What is asked of a model.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The model, as its server describes it.
+    pub model: Arc<Model>,
+    /// Elements of inputs, by their place in the model's list. They are fitted to the declared shape (TR-309).
+    pub inputs: Vec<(usize, Data)>,
+    /// Values that no model declares: flags, numbers and strings.
+    pub parameters: Vec<(String, Value)>,
+    /// The server is told to give up after so long (TR-404).
+    pub timeout: Option<Duration>,
+}
+
+/// One payload of a model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Response {
+    /// Elements of outputs, by their place in the model's list, in the order in which they came.
+    pub outputs: Vec<(usize, Data)>,
+    /// What the server says beside them: flags, numbers and strings.
+    pub parameters: Vec<(String, Value)>,
+}
+
+impl Request {
+    /// A request without inputs.
+    #[must_use]
+    pub const fn new(model: Arc<Model>) -> Self {
+        Self {
+            model,
+            inputs: Vec::new(),
+            parameters: Vec::new(),
+            timeout: None,
+        }
+    }
+
+    fn timeout(&self) -> Option<i64> {
+        let left = self.timeout?.as_micros().max(1);
+        Some(i64::try_from(left).unwrap_or(i64::MAX))
+    }
+
+    /// The body for `/generate` and `/generate_stream`.
+    pub(super) fn json(&self) -> Result<Bytes, Error> {
+        let mut members = Map::new();
+        for (place, data) in &self.inputs {
+            let input = self.declared(*place)?;
+            members.insert(input.name.clone(), input_json(input, data)?);
+        }
+        let mut parameters: Map<String, Value> = self.parameters.iter().cloned().collect();
+        if let Some(timeout) = self.timeout() {
+            parameters.entry(TIMEOUT).or_insert_with(|| timeout.into());
+        }
+        // A model may have an input of that name; then there is no room for parameters (TR-306).
+        if !parameters.is_empty() && !members.contains_key("parameters") {
+            members.insert("parameters".into(), Value::Object(parameters));
+        }
+        Ok(Value::Object(members).to_string().into())
+    }
+
+    /// The message for `ModelInfer` and `ModelStreamInfer`.
+    pub(super) fn message(&self, id: &str) -> Result<ModelInferRequest, Error> {
+        let mut message = ModelInferRequest {
+            model_name: self.model.name.clone(),
+            id: id.to_owned(),
+            ..ModelInferRequest::default()
+        };
+        for (place, data) in &self.inputs {
+            let input = self.declared(*place)?;
+            let shape = fit(&input.shape, data.len()).ok_or(UNFIT)?;
+            message.inputs.push(InferInputTensor {
+                name: input.name.clone(),
+                datatype: input.datatype.name().to_owned(),
+                shape,
+                ..InferInputTensor::default()
+            });
+            let raw = data.to_raw(input.datatype);
+            message.raw_input_contents.push(raw.into());
+        }
+        for (name, value) in &self.parameters {
+            let value = parameter(value).ok_or(Error::Request("a parameter is no plain value"))?;
+            message.parameters.insert(name.clone(), value);
+        }
+        if let Some(timeout) = self.timeout() {
+            let value = parameter(&timeout.into()).unwrap_or_default();
+            message.parameters.entry(TIMEOUT.into()).or_insert(value);
+        }
+        Ok(message)
+    }
+
+    fn declared(&self, place: usize) -> Result<&Declared, Error> {
+        let input = self.model.inputs.get(place);
+        input.ok_or(Error::Request("the model has no such input"))
+    }
+}
+
+/// A single element stands alone, as the generate extension's clients write it.
+fn input_json(input: &Declared, data: &Data) -> Result<Value, Error> {
+    if matches!(input.datatype, Datatype::Fp16 | Datatype::Bf16) {
+        return Err(Error::Request(
+            "an input of 16-bit floats cannot be sent as JSON: use triton+grpc://",
+        ));
+    }
+    fit(&input.shape, data.len()).ok_or(UNFIT)?;
+    let mut list = values(data)?;
+    Ok(match list.len() {
+        1 => list.remove(0),
+        _ => Value::Array(list),
+    })
+}
+
+fn values(data: &Data) -> Result<Vec<Value>, Error> {
+    let number = |x: &f64| {
+        let number = serde_json::Number::from_f64(*x);
+        let number = number.ok_or(Error::Request("JSON has no infinite numbers"))?;
+        Ok(Value::Number(number))
+    };
+    let text = |bytes| {
+        let text = std::str::from_utf8(bytes);
+        let text = text.map_err(|_| Error::Request("text that is not UTF-8 cannot be JSON"))?;
+        Ok(Value::from(text))
+    };
+    match data {
+        Data::Bool(list) => Ok(list.iter().map(|flag| Value::from(*flag)).collect()),
+        Data::Int(list) => Ok(list.iter().map(|number| Value::from(*number)).collect()),
+        Data::Uint(list) => Ok(list.iter().map(|number| Value::from(*number)).collect()),
+        Data::Float(list) => list.iter().map(number).collect(),
+        Data::Bytes(list) => list.iter().map(text).collect(),
+    }
+}
+
+impl Response {
+    /// From a JSON object; `None` if it is none, or an output is not of its type.
+    pub(super) fn from_json(model: &Model, members: Map<String, Value>) -> Option<Self> {
+        let mut response = Self::default();
+        for (name, value) in members {
+            if let Some(place) = model.output(&name) {
+                let data = output(model.outputs[place].datatype, value)?;
+                response.outputs.push((place, data));
+            } else if !matches!(&*name, "id" | "model_name" | "model_version") {
+                response.parameters.push((name, value));
+            }
+        }
+        Some(response)
+    }
+
+    /// From a message; `None` if an output is not declared, or not what it says.
+    pub(super) fn from_message(model: &Model, message: ModelInferResponse) -> Option<Self> {
+        let mut response = Self::default();
+        let raw = !message.raw_output_contents.is_empty();
+        for (index, output) in message.outputs.into_iter().enumerate() {
+            let place = model.output(&output.name)?;
+            let datatype = Datatype::from_name(&output.datatype)?;
+            let data = if raw {
+                Data::from_raw(datatype, message.raw_output_contents.get(index)?)?
+            } else {
+                Data::from_contents(datatype, &output.contents.unwrap_or_default())?
+            };
+            response.outputs.push((place, data));
+        }
+        response.parameters = parameters(message.parameters);
+        Some(response)
+    }
+}
+
+fn parameters(map: BTreeMap<String, InferParameter>) -> Vec<(String, Value)> {
+    let value = |parameter: InferParameter| {
+        Some(match parameter.parameter_choice? {
+            ParameterChoice::BoolParam(flag) => flag.into(),
+            ParameterChoice::Int64Param(number) => number.into(),
+            ParameterChoice::Uint64Param(number) => number.into(),
+            ParameterChoice::DoubleParam(number) => number.into(),
+            ParameterChoice::StringParam(text) => text.into(),
+        })
+    };
+    map.into_iter()
+        .filter(|(name, _)| !name.starts_with("triton_"))
+        .filter_map(|(name, parameter)| Some((name, value(parameter)?)))
+        .collect()
+}
+
+fn parameter(value: &Value) -> Option<InferParameter> {
+    let choice = match value {
+        Value::Bool(flag) => ParameterChoice::BoolParam(*flag),
+        Value::String(text) => ParameterChoice::StringParam(text.clone()),
+        Value::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(number), _) => ParameterChoice::Int64Param(number),
+            (None, Some(number)) => ParameterChoice::Uint64Param(number),
+            (None, None) => ParameterChoice::DoubleParam(number.as_f64()?),
+        },
+        _ => return None,
+    };
+    Some(InferParameter {
+        parameter_choice: Some(choice),
+    })
+}
+
+/// An output's elements: a scalar, or a flat list (TR-503). What is no number is a float's `null`.
+fn output(datatype: Datatype, value: Value) -> Option<Data> {
+    let list = match value {
+        Value::Array(list) => list,
+        scalar => vec![scalar],
+    };
+    Some(match Data::empty(datatype) {
+        Data::Bool(_) => Data::Bool(list.iter().map(Value::as_bool).collect::<Option<_>>()?),
+        Data::Int(_) => Data::Int(list.iter().map(Value::as_i64).collect::<Option<_>>()?),
+        Data::Uint(_) => Data::Uint(list.iter().map(Value::as_u64).collect::<Option<_>>()?),
+        Data::Float(_) => {
+            let number = |value: &Value| match value {
+                Value::Null => Some(f64::NAN),
+                value => value.as_f64(),
+            };
+            Data::Float(list.iter().map(number).collect::<Option<_>>()?)
+        }
+        Data::Bytes(_) => {
+            let mut strings = Strings::default();
+            for value in &list {
+                strings.push(value.as_str()?.as_bytes());
+            }
+            Data::Bytes(strings)
+        }
+    })
+}
+
+const TIMEOUT: &str = "timeout";
+const UNFIT: Error = Error::Request("so many elements do not fit the input's shape");

@@ -1,0 +1,87 @@
+//! Servers whose every byte is the test's, and what the client makes of them.
+
+mod grpc;
+mod http;
+
+use futures::StreamExt;
+use sapwood_proto::generate::{Data, Datatype, Strings};
+use serde_json::json;
+
+use super::*;
+
+/// A text model as most servers declare it.
+fn demo() -> Arc<Model> {
+    let tensor = |name: &str, datatype, optional| Declared {
+        name: name.into(),
+        datatype,
+        shape: vec![-1, 1],
+        optional,
+    };
+    Arc::new(Model {
+        name: "demo".into(),
+        platform: "test".into(),
+        inputs: vec![
+            tensor("text_input", Datatype::Bytes, false),
+            tensor("max_tokens", Datatype::Int32, true),
+            tensor("stream", Datatype::Bool, true),
+        ],
+        outputs: vec![
+            tensor("text_output", Datatype::Bytes, false),
+            tensor("score", Datatype::Fp32, false),
+        ],
+        decoupled: true,
+    })
+}
+
+fn texts(list: &[&str]) -> Data {
+    Data::Bytes(list.iter().map(|text| text.as_bytes()).collect::<Strings>())
+}
+
+/// Asks for two words, with a parameter.
+fn two_words() -> Request {
+    let mut request = Request::new(demo());
+    request.inputs.push((0, texts(&["Say two words"])));
+    request.inputs.push((1, Data::Int(vec![16])));
+    request.inputs.push((2, Data::Bool(vec![true])));
+    request.parameters.push(("top_k".into(), json!(5)));
+    request.timeout = Some(Duration::from_millis(1_500));
+    request
+}
+
+/// The text of all responses, and how the stream ended.
+async fn read(mut responses: Responses) -> (Vec<String>, Result<(), Error>) {
+    let mut all = Vec::new();
+    while let Some(response) = responses.next().await {
+        match response {
+            Ok(response) => all.push(text(&response)),
+            Err(error) => {
+                assert!(responses.next().await.is_none(), "it ends once");
+                return (all, Err(error));
+            }
+        }
+    }
+    assert!(responses.next().await.is_none(), "the end is for ever");
+    (all, Ok(()))
+}
+
+fn text(response: &Response) -> String {
+    let parts = response.outputs.iter().map(|(_, data)| match data {
+        Data::Bytes(list) => list.iter().map(String::from_utf8_lossy).collect::<String>(),
+        other => format!("{other:?}"),
+    });
+    parts.collect()
+}
+
+async fn asked(client: &Client, request: Request) -> (Vec<String>, Result<(), Error>) {
+    match client.generate(request).await {
+        Ok(responses) => read(responses).await,
+        Err(error) => (Vec::new(), Err(error)),
+    }
+}
+
+fn said(error: Error) -> Said {
+    match error {
+        Error::Said(said) => said,
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,317 @@
+//! Elements of tensors as bytes, and as the gRPC schema's contents (TR-803, TR-901).
+//!
+//! Owns: both directions of the bytes, floats of 16 bits included, and reading contents. Refuses to know: shapes, and
+//! where the bytes stand in a message.
+
+use super::datatype::Datatype;
+use super::tensor::{Data, Strings};
+use crate::generated::inference::InferTensorContents;
+
+impl Data {
+    /// The elements that these bytes are. `None` if they are not whole elements, or a `BOOL` is neither 0 nor 1.
+    #[must_use]
+    pub fn from_raw(datatype: Datatype, bytes: &[u8]) -> Option<Self> {
+        Some(match datatype {
+            Datatype::Bool => Self::Bool(bytes.iter().map(flag).collect::<Option<_>>()?),
+            Datatype::Bytes => Self::Bytes(strings(bytes)?),
+            Datatype::Int8 => Self::Int(each(bytes, |b| i8::from_le_bytes(b).into())?),
+            Datatype::Int16 => Self::Int(each(bytes, |b| i16::from_le_bytes(b).into())?),
+            Datatype::Int32 => Self::Int(each(bytes, |b| i32::from_le_bytes(b).into())?),
+            Datatype::Int64 => Self::Int(each(bytes, i64::from_le_bytes)?),
+            Datatype::Uint8 => Self::Uint(each(bytes, |b| u8::from_le_bytes(b).into())?),
+            Datatype::Uint16 => Self::Uint(each(bytes, |b| u16::from_le_bytes(b).into())?),
+            Datatype::Uint32 => Self::Uint(each(bytes, |b| u32::from_le_bytes(b).into())?),
+            Datatype::Uint64 => Self::Uint(each(bytes, u64::from_le_bytes)?),
+            Datatype::Fp16 => Self::Float(each(bytes, |b| half(u16::from_le_bytes(b)))?),
+            Datatype::Bf16 => Self::Float(each(bytes, |b| {
+                f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16).into()
+            })?),
+            Datatype::Fp32 => Self::Float(each(bytes, |b| f32::from_le_bytes(b).into())?),
+            Datatype::Fp64 => Self::Float(each(bytes, f64::from_le_bytes)?),
+        })
+    }
+
+    /// The elements as bytes of this datatype, which must be of their kind; integers beyond its range keep their low
+    /// bits, floats are rounded to the nearest.
+    #[must_use]
+    pub fn to_raw(&self, datatype: Datatype) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.bytes(datatype));
+        let width = datatype.width().unwrap_or(0);
+        match self {
+            Self::Bool(list) => out.extend(list.iter().map(|flag| u8::from(*flag))),
+            Self::Int(list) => list
+                .iter()
+                .for_each(|number| out.extend_from_slice(&number.to_le_bytes()[..width.min(8)])),
+            Self::Uint(list) => list
+                .iter()
+                .for_each(|number| out.extend_from_slice(&number.to_le_bytes()[..width.min(8)])),
+            Self::Float(list) => list.iter().for_each(|x| put_float(&mut out, datatype, *x)),
+            Self::Bytes(list) => list.iter().for_each(|text| {
+                let bytes = u32::try_from(text.len()).unwrap_or(u32::MAX);
+                out.extend_from_slice(&bytes.to_le_bytes());
+                out.extend_from_slice(text);
+            }),
+        }
+        out
+    }
+
+    /// The elements that these contents are. `None` if they are out of the datatype's range, or it has no contents:
+    /// floats of 16 bits come as bytes only.
+    #[must_use]
+    pub fn from_contents(datatype: Datatype, contents: &InferTensorContents) -> Option<Self> {
+        let fits = |number: i128| {
+            datatype
+                .range()
+                .is_some_and(|(min, max)| (min..=max).contains(&number))
+        };
+        Some(match datatype {
+            Datatype::Bool => Self::Bool(contents.bool_contents.clone()),
+            Datatype::Int8 | Datatype::Int16 | Datatype::Int32 => {
+                let list = contents.int_contents.iter();
+                let list = list.map(|x| fits((*x).into()).then_some(i64::from(*x)));
+                Self::Int(list.collect::<Option<_>>()?)
+            }
+            Datatype::Int64 => Self::Int(contents.int64_contents.clone()),
+            Datatype::Uint8 | Datatype::Uint16 | Datatype::Uint32 => {
+                let list = contents.uint_contents.iter();
+                let list = list.map(|x| fits((*x).into()).then_some(u64::from(*x)));
+                Self::Uint(list.collect::<Option<_>>()?)
+            }
+            Datatype::Uint64 => Self::Uint(contents.uint64_contents.clone()),
+            Datatype::Fp32 => Self::Float(
+                contents
+                    .fp32_contents
+                    .iter()
+                    .map(|x| f64::from(*x))
+                    .collect(),
+            ),
+            Datatype::Fp64 => Self::Float(contents.fp64_contents.clone()),
+            Datatype::Bytes => {
+                Self::Bytes(contents.bytes_contents.iter().map(Vec::as_slice).collect())
+            }
+            Datatype::Fp16 | Datatype::Bf16 => return None,
+        })
+    }
+}
+
+const fn flag(byte: &u8) -> Option<bool> {
+    match *byte {
+        0 => Some(false),
+        1 => Some(true),
+        _ => None,
+    }
+}
+
+fn each<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Option<Vec<T>> {
+    let (elements, rest) = bytes.as_chunks::<N>();
+    rest.is_empty()
+        .then(|| elements.iter().map(|bytes| read(*bytes)).collect())
+}
+
+fn strings(mut bytes: &[u8]) -> Option<Strings> {
+    let mut strings = Strings::default();
+    while !bytes.is_empty() {
+        let (length, rest) = bytes.split_first_chunk::<4>()?;
+        let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+        let (text, rest) = rest.split_at_checked(length)?;
+        strings.push(text);
+        bytes = rest;
+    }
+    Some(strings)
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "a narrower datatype is what was asked for"
+)]
+fn put_float(out: &mut Vec<u8>, datatype: Datatype, x: f64) {
+    match datatype {
+        Datatype::Fp64 => out.extend_from_slice(&x.to_le_bytes()),
+        Datatype::Fp16 => out.extend_from_slice(&to_half(x).to_le_bytes()),
+        Datatype::Bf16 => {
+            let bits = (x as f32).to_bits();
+            // To the nearest, and from the middle to the even one. What is not a number stays none.
+            let round = 0x7fff + (bits >> 16 & 1);
+            let upper = if x.is_nan() {
+                bits | 0x0040_0000
+            } else {
+                bits.wrapping_add(round)
+            };
+            out.extend_from_slice(&((upper >> 16) as u16).to_le_bytes());
+        }
+        _ => out.extend_from_slice(&(x as f32).to_le_bytes()),
+    }
+}
+
+/// IEEE half precision: 1 bit of sign, 5 of exponent, 10 of fraction.
+fn half(bits: u16) -> f64 {
+    let sign = if bits >> 15 == 0 { 1.0 } else { -1.0 };
+    let fraction = f64::from(bits & 0x3ff);
+    sign * match bits >> 10 & 0x1f {
+        0 => fraction * 2_f64.powi(-24),
+        31 if fraction == 0.0 => f64::INFINITY,
+        31 => f64::NAN,
+        exponent => (1024.0 + fraction) * 2_f64.powi(i32::from(exponent) - 25),
+    }
+}
+
+/// To the nearest half, and from the middle to the even one.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "bounded by the branches above: at most 31 times 1024"
+)]
+fn to_half(x: f64) -> u16 {
+    let sign = u16::from(x.is_sign_negative()) << 15;
+    let size = x.abs();
+    if x.is_nan() {
+        return sign | 0x7e00;
+    }
+    // Beyond the middle between the greatest half and what would follow it.
+    if size >= 65_520.0 {
+        return sign | 0x7c00;
+    }
+    let steps = |unit: i32| (size * 2_f64.powi(unit)).round_ties_even() as u16;
+    if size < 2_f64.powi(-14) {
+        return sign | steps(24);
+    }
+    // The exponent of a normal number, exact. A fraction that is rounded up to 2048 raises it by itself.
+    let exponent = ((size.to_bits() >> 52) as i32) - 1023;
+    let fraction = steps(10 - exponent);
+    sign | (((exponent + 14) as u16) << 10) + fraction
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tr_803_elements_are_little_endian_and_strings_bring_their_length() {
+        let strings: Strings = [&b"hi"[..], b"", b"\xff"].into_iter().collect();
+        for (datatype, data, bytes) in [
+            (
+                Datatype::Bytes,
+                Data::Bytes(strings),
+                &b"\x02\0\0\0hi\0\0\0\0\x01\0\0\0\xff"[..],
+            ),
+            (Datatype::Bool, Data::Bool(vec![true, false]), b"\x01\0"),
+            (
+                Datatype::Int32,
+                Data::Int(vec![8, -2]),
+                b"\x08\0\0\0\xfe\xff\xff\xff",
+            ),
+            (Datatype::Int8, Data::Int(vec![-1]), b"\xff"),
+            (Datatype::Int16, Data::Int(vec![-2]), b"\xfe\xff"),
+            (Datatype::Int64, Data::Int(vec![1]), b"\x01\0\0\0\0\0\0\0"),
+            (Datatype::Uint8, Data::Uint(vec![255, 0]), b"\xff\0"),
+            (Datatype::Uint16, Data::Uint(vec![258]), b"\x02\x01"),
+            (Datatype::Uint32, Data::Uint(vec![1]), b"\x01\0\0\0"),
+            (
+                Datatype::Uint64,
+                Data::Uint(vec![u64::MAX]),
+                b"\xff\xff\xff\xff\xff\xff\xff\xff",
+            ),
+            (Datatype::Fp32, Data::Float(vec![0.5]), b"\0\0\0\x3f"),
+            (
+                Datatype::Fp64,
+                Data::Float(vec![-2.0]),
+                b"\0\0\0\0\0\0\0\xc0",
+            ),
+            (
+                Datatype::Bf16,
+                Data::Float(vec![1.0, f64::INFINITY]),
+                b"\x80\x3f\x80\x7f",
+            ),
+            (
+                Datatype::Fp16,
+                Data::Float(vec![
+                    1.0,
+                    -2.0,
+                    65_504.0,
+                    f64::NEG_INFINITY,
+                    2_f64.powi(-24),
+                ]),
+                b"\0\x3c\0\xc0\xff\x7b\0\xfc\x01\0",
+            ),
+        ] {
+            assert_eq!(data.to_raw(datatype), bytes, "{datatype}");
+            assert_eq!(Data::from_raw(datatype, bytes), Some(data), "{datatype}");
+        }
+        for (datatype, bytes) in [
+            (Datatype::Bool, &b"\x02"[..]),
+            (Datatype::Int32, b"\0\0\0"),
+            (Datatype::Fp16, b"\0"),
+            (Datatype::Bytes, b"\x01\0\0"),
+            (Datatype::Bytes, b"\x02\0\0\0h"),
+            (Datatype::Bytes, b"\xff\xff\xff\xff"),
+        ] {
+            assert_eq!(
+                Data::from_raw(datatype, bytes),
+                None,
+                "{datatype} {bytes:?}"
+            );
+        }
+    }
+
+    /// Every half there is, and the nearest one for what lies between two.
+    #[test]
+    fn tr_803_halves_keep_their_bits_and_others_are_rounded() {
+        for bits in 0..=u16::MAX {
+            let value = half(bits);
+            if value.is_nan() {
+                assert!(half(to_half(value)).is_nan());
+            } else {
+                assert_eq!(to_half(value), bits, "{value}");
+            }
+        }
+        for (value, expect) in [
+            (1.0 + 2_f64.powi(-11), 0x3c00),
+            (1.0 + 3.0 * 2_f64.powi(-11), 0x3c02),
+            (2.0 - 2_f64.powi(-12), 0x4000),
+            (65_519.0, 0x7bff),
+            (65_520.0, 0x7c00),
+            (2_f64.powi(-25), 0),
+            (-0.0, 0x8000),
+        ] {
+            assert_eq!(to_half(value), expect, "{value}");
+        }
+        let near = Data::Float(vec![1.0 + 2_f64.powi(-9), f64::NAN]).to_raw(Datatype::Bf16);
+        assert_eq!(near[..2], [0x80, 0x3f]);
+        assert!(matches!(
+            Data::from_raw(Datatype::Bf16, &near),
+            Some(Data::Float(list)) if list[1].is_nan()
+        ));
+    }
+
+    #[test]
+    fn tr_901_contents_are_read_by_datatype_and_in_range() {
+        let contents = InferTensorContents {
+            bool_contents: vec![true],
+            int_contents: vec![200],
+            uint_contents: vec![200, 300],
+            fp32_contents: vec![0.5],
+            bytes_contents: vec![b"a".to_vec()],
+            ..InferTensorContents::default()
+        };
+        for (datatype, expect) in [
+            (Datatype::Bool, Some(Data::Bool(vec![true]))),
+            (Datatype::Int32, Some(Data::Int(vec![200]))),
+            (Datatype::Int8, None),
+            (Datatype::Uint16, Some(Data::Uint(vec![200, 300]))),
+            (Datatype::Uint8, None),
+            (Datatype::Fp32, Some(Data::Float(vec![0.5]))),
+            (Datatype::Fp64, Some(Data::Float(vec![]))),
+            (
+                Datatype::Bytes,
+                Some(Data::Bytes([&b"a"[..]].into_iter().collect())),
+            ),
+            (Datatype::Fp16, None),
+        ] {
+            assert_eq!(
+                Data::from_contents(datatype, &contents),
+                expect,
+                "{datatype}"
+            );
+        }
+    }
+}
