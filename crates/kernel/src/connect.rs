@@ -4,3 +4,4 @@
 
 pub mod evergreen;
 mod reference;
+pub mod triton;

@@ -10,6 +10,8 @@
 
 mod answer;
 pub(crate) mod config;
+#[cfg(feature = "net")]
+pub(crate) mod elsewhere;
 mod facts;
 mod markup;
 mod prompt;
@@ -138,12 +140,25 @@ fn logprobs(call: &Call, config: &GenerateConfig) -> Option<u32> {
 }
 
 async fn read_config(call: &Call, engine: &Engine) -> Result<GenerateConfig> {
-    if let Some(node) = call.inputs.get("config")
-        && let Some(first) = node.main().read().try_next().await?
-        && let Some(config) = first.inner::<GenerateConfig>()
-    {
-        return Ok(config.clone());
+    if let Some(config) = typed_config(call).await? {
+        return Ok(config);
     }
+    let config = written_config(call).await?;
+    config.check_vocabulary(engine.info().vocabulary_tokens)?;
+    Ok(config)
+}
+
+/// The input `config` as a face in this process gives it.
+async fn typed_config(call: &Call) -> Result<Option<GenerateConfig>> {
+    let Some(node) = call.inputs.get("config") else {
+        return Ok(None);
+    };
+    let first = node.main().read().try_next().await?;
+    Ok(first.and_then(|first| first.inner::<GenerateConfig>().cloned()))
+}
+
+/// The input `config` as JSON, over what the context says.
+async fn written_config(call: &Call) -> Result<GenerateConfig> {
     let mut fields = match call.context.get(CONFIG_CONTEXT) {
         Some(Value::Object(base)) => base.clone(),
         _ => Map::new(),
@@ -158,9 +173,7 @@ async fn read_config(call: &Call, engine: &Engine) -> Result<GenerateConfig> {
                 .map(|(key, value)| (config::snake(&key), value)),
         );
     }
-    let config = GenerateConfig::from_json(fields)?;
-    config.check_vocabulary(engine.info().vocabulary_tokens)?;
-    Ok(config)
+    GenerateConfig::from_json(fields)
 }
 
 async fn read_tools(call: &Call) -> Result<Value> {

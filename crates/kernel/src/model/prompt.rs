@@ -246,6 +246,23 @@ impl Prompting {
         }))
     }
 
+    /// The text of all items, one after another, for a model that takes nothing else. An end of turn says nothing there.
+    #[cfg(feature = "net")]
+    pub(super) fn text(self) -> Result<String> {
+        let Self::Items(items) = self else {
+            let why = "this model takes input prompt";
+            return Err(Error::argument("messages", why));
+        };
+        let text = items.into_iter().map(|item| match item.content {
+            Content::Text(text) => Ok(text),
+            Content::EndOfTurn => Ok(String::new()),
+            Content::Tokens(_) => Err(Error::Unimplemented {
+                what: "a prompt of token ids for a model that takes text".into(),
+            }),
+        });
+        text.collect()
+    }
+
     /// The text of all items, one after another.
     pub(super) fn raw(self, vocabulary: &dyn Vocabulary) -> Result<Prompt> {
         let items = match self {

@@ -1,0 +1,62 @@
+//! Models of a Triton server, or of any server that speaks its protocol, as functions of this kernel.
+//!
+//! Owns: [`import`], and which kind of function a model is: one with `text_input` and `text_output` is a model here too,
+//! with GENERATE's inputs and outputs ([`text`]); any other is a function of its tensors ([`tensors`]). Refuses to know:
+//! how requests travel.
+
+mod elements;
+mod failure;
+mod fields;
+mod tensors;
+mod text;
+
+use std::sync::Arc;
+
+use futures::{StreamExt, stream};
+use sapwood_net::triton::{Client, Model};
+
+use crate::Result;
+use crate::function::Fun;
+use crate::name::Name;
+
+/// Every model that the server has ready, or the one that its address names, to be added to a kernel. A model that
+/// cannot be described is left out, with a word in the log.
+///
+/// # Errors
+/// The server does not answer, or the one model that is meant cannot be read.
+pub async fn import(client: &Client) -> Result<Vec<Fun>> {
+    let server = Name::new("the server");
+    let listed = client.models().await;
+    let listed = listed.map_err(|error| failure::error(error, &server))?;
+    let described = stream::iter(listed)
+        .map(|listed| async move { (client.model(&listed.name).await, listed.name) })
+        .buffered(AT_ONCE);
+    let described: Vec<_> = described.collect().await;
+    let mut functions = Vec::with_capacity(described.len());
+    for (model, name) in described {
+        match model {
+            Ok(model) => functions.push(function(client, model)),
+            Err(error) if client.only().is_some() => {
+                return Err(failure::error(error, &Name::from(name)));
+            }
+            Err(error) => tracing::warn!(model = name, %error, "a model cannot be described"),
+        }
+    }
+    Ok(functions)
+}
+
+/// The function of this model.
+fn function(client: &Client, model: Model) -> Fun {
+    let (client, model) = (client.clone(), Arc::new(model));
+    if text::is_text(&model) {
+        text::function(client, model)
+    } else {
+        tensors::function(client, model)
+    }
+}
+
+/// Models that are asked about at a time.
+const AT_ONCE: usize = 8;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,71 @@
+//! Elements of tensors as JSON values.
+//!
+//! Owns: both directions (TR-308, TR-310, TR-311, TR-503). Refuses to know: shapes and names.
+
+use sapwood_net::triton::{Data, Datatype, Strings};
+use serde_json::{Number, Value};
+
+/// A value, or an array of values however nested, as elements; `None` if one is not of this datatype or out of its range.
+pub(super) fn from_json(datatype: Datatype, value: &Value) -> Option<Data> {
+    let mut flat = Vec::new();
+    flatten(value, &mut flat);
+    let range = datatype.range();
+    let fits = |number: i128| range.is_some_and(|(min, max)| (min..=max).contains(&number));
+    Some(match Data::empty(datatype) {
+        Data::Bool(_) => Data::Bool(flat.iter().map(|it| it.as_bool()).collect::<Option<_>>()?),
+        Data::Int(_) => {
+            let one = |it: &&Value| whole(it).filter(|it| fits(*it))?.try_into().ok();
+            Data::Int(flat.iter().map(one).collect::<Option<_>>()?)
+        }
+        Data::Uint(_) => {
+            let one = |it: &&Value| whole(it).filter(|it| fits(*it))?.try_into().ok();
+            Data::Uint(flat.iter().map(one).collect::<Option<_>>()?)
+        }
+        Data::Float(_) => Data::Float(flat.iter().map(|it| it.as_f64()).collect::<Option<_>>()?),
+        Data::Bytes(_) => {
+            let mut strings = Strings::default();
+            for value in flat {
+                strings.push(value.as_str()?.as_bytes());
+            }
+            Data::Bytes(strings)
+        }
+    })
+}
+
+/// One element as a scalar, any other number as an array. Bytes that are no UTF-8 are replaced; so is a number that
+/// JSON has not, by null.
+pub(super) fn to_json(data: &Data) -> Value {
+    let float = |x: &f64| Number::from_f64(*x).map_or(Value::Null, Value::Number);
+    let mut list: Vec<Value> = match data {
+        Data::Bool(list) => list.iter().map(|it| Value::from(*it)).collect(),
+        Data::Int(list) => list.iter().map(|it| Value::from(*it)).collect(),
+        Data::Uint(list) => list.iter().map(|it| Value::from(*it)).collect(),
+        Data::Float(list) => list.iter().map(float).collect(),
+        Data::Bytes(list) => list
+            .iter()
+            .map(|it| Value::from(String::from_utf8_lossy(it)))
+            .collect(),
+    };
+    match list.len() {
+        1 => list.remove(0),
+        _ => Value::Array(list),
+    }
+}
+
+fn flatten<'a>(value: &'a Value, into: &mut Vec<&'a Value>) {
+    // As deep as the JSON that it was read from may be.
+    match value {
+        Value::Array(list) => list.iter().for_each(|item| flatten(item, into)),
+        scalar => into.push(scalar),
+    }
+}
+
+/// A whole double is an integer: there are writers that know no others.
+fn whole(value: &Value) -> Option<i128> {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    let exact = |x: &f64| x.fract() == 0.0 && x.abs() <= EXACT;
+    let integer = value.as_i64().map(i128::from);
+    let natural = || value.as_u64().map(i128::from);
+    let double = || value.as_f64().filter(exact).map(|x| x as i128);
+    integer.or_else(natural).or_else(double)
+}

@@ -1,0 +1,55 @@
+//! What a failed request to a Triton server is here (D-30).
+//!
+//! Owns: that mapping. Refuses to know: how the server said it; the client has read that.
+
+use std::time::Duration;
+
+use sapwood_net::triton;
+use sapwood_proto::code::{Code, Retry};
+
+use crate::error::Error;
+use crate::name::Name;
+
+/// The error of a call of `function`. Where its server is stands in no message.
+pub(super) fn error(error: triton::Error, function: &Name) -> Error {
+    let broken = |why: String| Error::Protocol {
+        peer: Name::from(format!("the server of {function}")),
+        why,
+    };
+    match error {
+        triton::Error::Truncated => Error::Truncated {
+            what: function.clone(),
+        },
+        triton::Error::Protocol(why) => broken(why.into()),
+        triton::Error::Limit { name, max } => broken(format!("{name} are limited to {max}")),
+        triton::Error::Unreachable(_) => Error::Unavailable {
+            why: format!("the server of {function} does not answer"),
+            retry_after: Some(RETRY_AFTER),
+        },
+        triton::Error::Said(said) => match said.code {
+            Code::Cancelled => Error::Cancelled,
+            Code::DeadlineExceeded => Error::Deadline,
+            code => Error::Remote {
+                code,
+                reason: reason(code, &said.message),
+                message: said.message,
+                retryable: code.retry() != Retry::No,
+                retry_after: said.retry_after,
+            },
+        },
+        other => Error::argument(function.clone(), other.to_string()),
+    }
+}
+
+/// The finer name, where code and text leave no doubt.
+fn reason(code: Code, text: &str) -> Name {
+    match code {
+        Code::Overloaded => Name::new("ENGINE_BUSY"),
+        Code::InvalidRequest if text.contains("exceeds the model's context") => {
+            Name::new("PROMPT_TOO_LONG")
+        }
+        _ => Name::new(""),
+    }
+}
+
+const RETRY_AFTER: Duration = Duration::from_secs(1);

@@ -1,0 +1,267 @@
+//! Models elsewhere that are no text models, as functions of their tensors.
+//!
+//! Owns: [`function`]: ports derived from tensors (as TR-1308 derives tensors from ports), reading inputs, writing
+//! outputs. Refuses to know: what the numbers mean.
+//!
+//! An input of `BYTES` takes one string of text or bytes, or several as a JSON array where its shape has room; any other
+//! takes JSON: a value, or an array of values, nested or not. An output of `BYTES` is text, several strings of a response
+//! being lines; one of a fixed number of strings, and any other, is JSON, one value for each response.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use sapwood_net::triton::{Client, Data, Datatype, Declared, Model, Request, Response, Responses};
+use serde_json::{Value, json};
+
+use super::{elements, failure};
+use crate::call::{Call, Instant, Ports};
+use crate::chunk::Chunk;
+use crate::error::Error;
+use crate::function::Fun;
+use crate::handler::raw;
+use crate::limits;
+use crate::name::{Mime, Name, Port};
+use crate::node::Node;
+use crate::spec::{Input, Output, Spec};
+use crate::{Chunks, Result};
+
+/// The function of such a model, under its name with `_` for what no name can have (KE-132).
+pub(super) fn function(client: Client, model: Arc<Model>) -> Fun {
+    let name = Name::from(name(&model.name));
+    let mut spec = Spec::new(name.clone(), "A model of another server.");
+    spec.inputs = model.inputs.iter().map(input).collect();
+    let outputs = model.outputs.iter().enumerate();
+    spec.outputs = outputs
+        .map(|(place, declared)| output(place, declared, model.decoupled))
+        .collect();
+    let ports = spec
+        .outputs
+        .iter()
+        .map(|output| output.port.clone())
+        .collect();
+    let remote = Arc::new(Remote {
+        client,
+        model,
+        name,
+        ports,
+    });
+    raw(spec, move |call| {
+        let remote = Arc::clone(&remote);
+        let chunks = async move { begin(remote, call).await };
+        chunks.into_stream().try_flatten().boxed()
+    })
+}
+
+struct Remote {
+    client: Client,
+    model: Arc<Model>,
+    name: Name,
+    /// Of the outputs, in order.
+    ports: Vec<Port>,
+}
+
+async fn begin(remote: Arc<Remote>, call: Call) -> Result<Chunks> {
+    let mut request = Request::new(Arc::clone(&remote.model));
+    for (place, declared) in remote.model.inputs.iter().enumerate() {
+        if let Some(node) = call.inputs.get(&declared.name) {
+            request.inputs.push((place, read(declared, node).await?));
+        }
+    }
+    request.timeout = call
+        .deadline
+        .map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    let responses = remote.client.generate(request).await;
+    let responses = responses.map_err(|error| failure::error(error, &remote.name))?;
+    let answer = Answer {
+        remote,
+        want: call.want.ports,
+        responses,
+        ready: VecDeque::new(),
+    };
+    Ok(stream::try_unfold(answer, Answer::next).boxed())
+}
+
+struct Answer {
+    remote: Arc<Remote>,
+    want: Ports,
+    responses: Responses,
+    ready: VecDeque<Chunk>,
+}
+
+impl Answer {
+    async fn next(mut self) -> Result<Option<(Chunk, Self)>> {
+        loop {
+            if let Some(chunk) = self.ready.pop_front() {
+                return Ok(Some((chunk, self)));
+            }
+            match self.responses.next().await {
+                Some(Ok(response)) => self.take(&response),
+                Some(Err(error)) => return Err(failure::error(error, &self.remote.name)),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    fn take(&mut self, response: &Response) {
+        for (place, data) in &response.outputs {
+            let port = &self.remote.ports[*place];
+            if self.want.has(port) {
+                let declared = &self.remote.model.outputs[*place];
+                let chunk = chunk(declared, data, self.remote.model.decoupled);
+                self.ready.push_back(chunk.on(port.clone()));
+            }
+        }
+    }
+}
+
+fn chunk(declared: &Declared, data: &Data, decoupled: bool) -> Chunk {
+    if let (true, Data::Bytes(strings)) = (is_text(declared), data) {
+        let mut text = BytesMut::new();
+        for (index, string) in strings.iter().enumerate() {
+            if index > 0 {
+                text.extend_from_slice(b"\n");
+            }
+            text.extend_from_slice(string);
+        }
+        return Chunk::bytes(text.freeze()).with_mime(Mime::TEXT);
+    }
+    let mut json = elements::to_json(data).to_string();
+    if decoupled {
+        json.push('\n');
+        return Chunk::bytes(json).with_mime(Mime::NDJSON);
+    }
+    Chunk::bytes(json).with_mime(Mime::JSON)
+}
+
+/// An input, read whole.
+async fn read(declared: &Declared, node: &Node) -> Result<Data> {
+    let (mime, bytes) = gather(node).await?;
+    let wrong = |why: String| Error::argument(Name::shared(&declared.name), why);
+    let json = || serde_json::from_slice::<Value>(&bytes);
+    if declared.datatype == Datatype::Bytes {
+        let several = mime.matches(&Mime::JSON) && size(declared) != Some(1);
+        let list = several.then(json).and_then(std::result::Result::ok);
+        let strings = list
+            .filter(Value::is_array)
+            .and_then(|list| elements::from_json(Datatype::Bytes, &list));
+        return Ok(strings.unwrap_or_else(|| Data::Bytes([&bytes[..]].into_iter().collect())));
+    }
+    let value = json().map_err(|error| wrong(format!("not JSON: {error}")))?;
+    let data = elements::from_json(declared.datatype, &value);
+    data.ok_or_else(|| {
+        wrong(format!(
+            "must be {}, or an array of them",
+            declared.datatype
+        ))
+    })
+}
+
+async fn gather(node: &Node) -> Result<(Mime, Bytes)> {
+    let mut chunks = node.main().read();
+    let mut mime = None;
+    let mut all = BytesMut::new();
+    while let Some(chunk) = chunks.try_next().await? {
+        if all.len() + chunk.data.len() > limits::PROMPT_BYTES {
+            return Err(Error::Limit {
+                name: "prompt_bytes",
+                max: limits::PROMPT_BYTES as u64,
+            });
+        }
+        all.extend_from_slice(&chunk.data);
+        mime.get_or_insert(chunk.mime);
+    }
+    Ok((mime.unwrap_or(Mime::TEXT), all.freeze()))
+}
+
+fn input(declared: &Declared) -> Input {
+    let mimes = if declared.datatype == Datatype::Bytes {
+        vec![Mime::TEXT, Mime::JSON, Mime::BYTES, Mime::ANY]
+    } else {
+        vec![Mime::JSON, Mime::TEXT]
+    };
+    let mut input = Input::new(Name::shared(&declared.name))
+        .taking(mimes)
+        .schema(schema(declared));
+    input.required = !declared.optional;
+    input
+}
+
+fn output(place: usize, declared: &Declared, decoupled: bool) -> Output {
+    let wire = Name::shared(&declared.name);
+    let port = if place == 0 {
+        Port::MAIN
+    } else {
+        Port::from(port(&declared.name))
+    };
+    let mime = match (is_text(declared), decoupled) {
+        (true, _) => Mime::TEXT,
+        (false, true) => Mime::NDJSON,
+        (false, false) => Mime::JSON,
+    };
+    let mut output = Output::new(port, mime).wire(wire);
+    output.schema = (!is_text(declared)).then(|| schema(declared));
+    output
+}
+
+fn schema(declared: &Declared) -> Value {
+    let kind = match Data::empty(declared.datatype) {
+        Data::Bool(_) => "boolean",
+        Data::Int(_) | Data::Uint(_) => "integer",
+        Data::Float(_) => "number",
+        Data::Bytes(_) => "string",
+    };
+    match size(declared) {
+        Some(1) => json!({"type": kind}),
+        _ => json!({"type": [kind, "array"]}),
+    }
+}
+
+/// Whether an output is read as one stream of text: of a fixed number of strings each stands for itself.
+fn is_text(declared: &Declared) -> bool {
+    declared.datatype == Datatype::Bytes && size(declared).is_none_or(|size| size == 1)
+}
+
+/// How many elements there are; `None` if that varies. A leading -1 before others is the dimension of a batch, of which
+/// a call is one.
+fn size(declared: &Declared) -> Option<i64> {
+    let shape = match &declared.shape[..] {
+        [-1, rest @ ..] if !rest.is_empty() => rest,
+        shape => shape,
+    };
+    let fixed = shape.iter().all(|size| *size >= 0);
+    fixed.then(|| shape.iter().product())
+}
+
+/// A function's name: segments of letters, digits and `_`, none of which begins with a digit.
+fn name(model: &str) -> String {
+    let segment = |segment: &str| {
+        let mut out = word(segment);
+        if out.is_empty() || out.starts_with(|first: char| first.is_ascii_digit()) {
+            out.insert(0, '_');
+        }
+        out
+    };
+    model.split('.').map(segment).collect::<Vec<_>>().join(".")
+}
+
+/// A port's name.
+fn port(output: &str) -> String {
+    let mut port = word(output).to_ascii_lowercase();
+    if !port.starts_with(|first: char| first.is_ascii_lowercase()) {
+        port.insert(0, 'o');
+    }
+    port
+}
+
+fn word(text: &str) -> String {
+    let letter = |letter: char| {
+        if letter.is_ascii_alphanumeric() {
+            letter
+        } else {
+            '_'
+        }
+    };
+    text.chars().map(letter).collect()
+}

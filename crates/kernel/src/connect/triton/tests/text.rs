@@ -1,0 +1,458 @@
+//! Text models.
+
+use crate::args;
+use crate::call::Ports;
+use crate::chunk::Chunk;
+use crate::error::Error;
+use crate::from_chunks::Json;
+use crate::generate::{Targets, generate};
+use crate::meta::Reason;
+use crate::model::GenerateConfig;
+use crate::name::{Mime, Port};
+use crate::node::Node;
+
+use super::*;
+
+/// Prompt and text, and nothing else.
+pub(super) fn bare() -> (Value, Value) {
+    let metadata = json!({
+        "name": "bare",
+        "inputs": [tensor("text_input", "BYTES", &[1])],
+        "outputs": [tensor("text_output", "BYTES", &[-1])],
+    });
+    (
+        metadata,
+        json!({"model_transaction_policy": {"decoupled": false}}),
+    )
+}
+
+/// As the vLLM backend declares it.
+fn vllm() -> (Value, Value) {
+    let inputs = [
+        ("text_input", "BYTES"),
+        ("stream", "BOOL"),
+        ("sampling_parameters", "BYTES"),
+        ("exclude_input_in_output", "BOOL"),
+        ("return_finish_reason", "BOOL"),
+        ("return_num_input_tokens", "BOOL"),
+        ("return_num_output_tokens", "BOOL"),
+    ];
+    let outputs = [
+        ("text_output", "BYTES"),
+        ("finish_reason", "BYTES"),
+        ("num_input_tokens", "UINT32"),
+        ("num_output_tokens", "UINT32"),
+    ];
+    model("vllm", &inputs, &outputs)
+}
+
+/// As an ensemble of TensorRT-LLM declares it, with batches.
+fn ensemble() -> (Value, Value) {
+    let inputs = [
+        ("text_input", "BYTES"),
+        ("max_tokens", "INT32"),
+        ("min_length", "INT32"),
+        ("stop_words", "BYTES"),
+        ("top_k", "INT32"),
+        ("top_p", "FP32"),
+        ("temperature", "FP32"),
+        ("random_seed", "UINT64"),
+        ("stream", "BOOL"),
+    ];
+    model("ensemble", &inputs, &[("text_output", "BYTES")])
+}
+
+fn model(name: &str, inputs: &[(&str, &str)], outputs: &[(&str, &str)]) -> (Value, Value) {
+    let tensors = |list: &[(&str, &str)]| -> Value {
+        list.iter()
+            .map(|(name, datatype)| tensor(name, datatype, &[-1, -1]))
+            .collect()
+    };
+    let metadata = json!({"name": name, "inputs": tensors(inputs), "outputs": tensors(outputs)});
+    (
+        metadata,
+        json!({"model_transaction_policy": {"decoupled": true}}),
+    )
+}
+
+async fn serving(model: (Value, Value), answer: (u16, String)) -> Server {
+    let models = vec![model];
+    Server::start(World { models, answer }).await
+}
+
+fn says(text: &str) -> Value {
+    json!({"model_name": "m", "model_version": "1", "text_output": text})
+}
+
+/// Whatever is configured goes where the model can take it.
+#[tokio::test]
+async fn tr_403_fields_go_into_inputs_then_sampling_parameters_then_parameters() {
+    let config = json!({
+        "max_tokens": 16, "min_tokens": 2, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 7,
+        "stop": ["\n"], "presencePenalty": 0.5,
+    });
+    let sampling = json!({
+        "max_tokens": 16, "min_tokens": 2, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 7,
+        "stop": ["\n"], "presence_penalty": 0.5,
+    });
+    for (model, expect) in [
+        (
+            bare(),
+            json!({"text_input": "hi", "parameters": {
+                "max_tokens": 16, "min_tokens": 2, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 7,
+                "stop": "\n", "presence_penalty": 0.5,
+            }}),
+        ),
+        (
+            ensemble(),
+            json!({
+                "text_input": "hi", "stream": true, "max_tokens": 16, "min_length": 2, "temperature": 0.7, "top_p": 0.9,
+                "top_k": 5, "random_seed": 7, "stop_words": "\n", "parameters": {"presence_penalty": 0.5},
+            }),
+        ),
+        (
+            vllm(),
+            json!({
+                "text_input": "hi", "stream": true, "exclude_input_in_output": true, "return_finish_reason": true,
+                "return_num_input_tokens": true, "return_num_output_tokens": true,
+                "sampling_parameters": sampling,
+            }),
+        ),
+    ] {
+        let name = Name::shared(model.0["name"].as_str().unwrap());
+        let server = serving(model, events(&[])).await;
+        let run = server
+            .kernel
+            .run::<String>(&name, args! { prompt: "hi", config: config.clone() });
+        assert_eq!(run.await.unwrap(), "");
+        let mut request = server.request();
+        if let Some(text) = request.get("sampling_parameters").and_then(Value::as_str) {
+            request["sampling_parameters"] = serde_json::from_str(text).unwrap();
+        }
+        assert_eq!(request, expect, "{name}");
+    }
+}
+
+/// Without a configuration nothing is said of sampling; token ids of stops and biases go where JSON goes.
+#[tokio::test]
+async fn tr_402_what_is_not_set_is_not_sent() {
+    for (config, sampling) in [
+        (json!({}), None),
+        (json!({"top_k": 0}), Some(json!({"top_k": -1}))),
+        (
+            json!({"stop_token_ids": [3, 4], "logit_bias": {"5": -100, "6": 1.5}}),
+            Some(json!({"stop_token_ids": [3, 4], "logit_bias": {"5": -100.0, "6": 1.5}})),
+        ),
+    ] {
+        let server = serving(vllm(), events(&[])).await;
+        let run = server
+            .kernel
+            .run::<String>("vllm", args! { prompt: "hi", config: config });
+        run.await.unwrap();
+        let request = server.request();
+        let sent = request
+            .get("sampling_parameters")
+            .map(|text| serde_json::from_str::<Value>(text.as_str().unwrap()).unwrap());
+        assert_eq!(sent, sampling);
+        assert!(request.get("parameters").is_none());
+    }
+}
+
+/// A face in this process gives its configuration as it is, with the core's ranges.
+#[tokio::test]
+async fn tr_404_a_typed_configuration_and_a_deadline_reach_the_server() {
+    let server = serving(ensemble(), events(&[])).await;
+    let config = GenerateConfig {
+        max_tokens: Some(3),
+        temperature: Some(50.0),
+        ..GenerateConfig::default()
+    };
+    let args = vec![
+        (Name::new("prompt"), Node::from("hi".to_owned())),
+        (Name::new("config"), Node::from(config.into_chunk())),
+    ];
+    let run = server.kernel.run::<String>("ensemble", args);
+    run.timeout(std::time::Duration::from_secs(1_000))
+        .await
+        .unwrap();
+    let request = server.request();
+    assert_eq!(
+        (&request["max_tokens"], &request["temperature"]),
+        (&json!(3), &json!(50.0))
+    );
+    let timeout = request["parameters"]["timeout"].as_u64().unwrap();
+    assert!(
+        (900_000_000..=1_000_000_000).contains(&timeout),
+        "{timeout} microseconds"
+    );
+}
+
+/// Said before anything was sent.
+#[tokio::test]
+async fn tr_407_what_a_text_server_cannot_give_is_refused_before_work() {
+    let server = serving(bare(), events(&[says("x")])).await;
+    let hi = || Node::from("hi".to_owned());
+    let tokens = || Node::from(Chunk::bytes(vec![1, 0, 0, 0]).with_mime(Mime::TOKENS));
+    let typed = |config: GenerateConfig| Node::from(config.into_chunk());
+    let json = |value: Value| Node::from(Chunk::json(&value).unwrap());
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let all = Ports::All;
+    let only = |port| Ports::Only(vec![port]);
+    let scored = GenerateConfig {
+        scored: Some(vec![1]),
+        ..GenerateConfig::default()
+    };
+    let long_stop = GenerateConfig {
+        stop_sequences: vec![vec![1, 2]],
+        ..GenerateConfig::default()
+    };
+    for (name, inputs, ports) in [
+        ("tokens", vec![("prompt", hi())], only(Port::TOKENS)),
+        ("logprobs", vec![("prompt", hi())], only(Port::LOGPROBS)),
+        (
+            "top_logprobs",
+            vec![
+                ("prompt", hi()),
+                ("config", json(json!({"top_logprobs": 2}))),
+            ],
+            all.clone(),
+        ),
+        (
+            "n",
+            vec![("prompt", hi()), ("config", json(json!({"n": 2})))],
+            all.clone(),
+        ),
+        (
+            "scored",
+            vec![("prompt", hi()), ("config", typed(scored))],
+            all.clone(),
+        ),
+        (
+            "stops",
+            vec![
+                ("prompt", hi()),
+                ("config", json(json!({"stop": ["a", "b"]}))),
+            ],
+            all.clone(),
+        ),
+        (
+            "token stop",
+            vec![("prompt", hi()), ("config", typed(long_stop))],
+            all.clone(),
+        ),
+        (
+            "bias",
+            vec![
+                ("prompt", hi()),
+                ("config", json(json!({"logit_bias": {"1": 1}}))),
+            ],
+            all.clone(),
+        ),
+        (
+            "controller",
+            vec![
+                ("prompt", hi()),
+                ("config", json(json!({"controller": "c"}))),
+            ],
+            all.clone(),
+        ),
+        (
+            "chat",
+            vec![
+                ("prompt", hi()),
+                ("config", json(json!({"prompt_mode": "chat"}))),
+            ],
+            all.clone(),
+        ),
+        (
+            "template",
+            vec![
+                ("prompt", hi()),
+                ("config", json(json!({"template_args": {}}))),
+            ],
+            all.clone(),
+        ),
+        ("token prompt", vec![("prompt", tokens())], all.clone()),
+        (
+            "messages",
+            vec![("messages", json(json!([{"role": "user", "content": "hi"}])))],
+            all.clone(),
+        ),
+        ("tools", vec![("prompt", hi()), ("tools", json(tools))], all),
+    ] {
+        let inputs: Vec<_> = inputs
+            .into_iter()
+            .map(|(name, node)| (Name::new(name), node))
+            .collect();
+        let run = server
+            .kernel
+            .run::<Chunk>("bare", inputs)
+            .wanting(ports.into());
+        let error = run.finish().await.unwrap_err();
+        assert_eq!(error.code(), Code::Unimplemented, "{name}: {error}");
+    }
+    assert_eq!(server.requests(), 0);
+}
+
+#[tokio::test]
+async fn tr_406_text_finish_and_usage_become_chunks_and_metadata() {
+    let last = json!({"text_output": " tea", "finish_reason": "length", "num_input_tokens": 3, "num_output_tokens": 2});
+    let first = json!({"text_output": "green", "finish_reason": "None", "num_input_tokens": 3, "num_output_tokens": 1});
+    let server = serving(vllm(), events(&[first, last])).await;
+    let run = server.kernel.run::<String>("vllm", args! { prompt: "hi" });
+    let (text, meta) = run.finish().await.unwrap();
+    assert_eq!(
+        (text.as_str(), &meta.finish[&0]),
+        ("green tea", &Reason::Length)
+    );
+    assert_eq!(
+        (meta.usage.prompt_tokens, meta.usage.completion_tokens),
+        (3, 3)
+    );
+    assert_eq!(meta.model, Some(Name::new("vllm")));
+
+    let run = server
+        .kernel
+        .run::<Json<Value>>("vllm", args! { prompt: "hi" })
+        .port("meta");
+    let document = run.finish().await.unwrap().0.remove(0);
+    assert_eq!(document["finish_reason"], "length");
+    assert_eq!(document["usage"]["completion_tokens"], 3);
+
+    let server = serving(bare(), events(&[says("all")])).await;
+    let (text, meta) = server
+        .kernel
+        .run::<String>("bare", args! { prompt: "hi" })
+        .finish()
+        .await
+        .unwrap();
+    assert_eq!((text.as_str(), &meta.finish[&0]), ("all", &Reason::Stop));
+}
+
+/// GENERATE finds it like a model of our own.
+#[tokio::test]
+async fn tr_1311_a_text_model_is_a_target_of_generate() {
+    let server = serving(bare(), events(&[says("hello")])).await;
+    server.kernel.add(generate(Targets::default())).unwrap();
+    let run = server
+        .kernel
+        .run::<String>("GENERATE", args! { prompt: "hi", target: "bare" });
+    assert_eq!(run.await.unwrap(), "hello");
+}
+
+/// Conversations go to servers that apply a template.
+#[tokio::test]
+async fn tr_1306_messages_and_tools_go_to_a_model_that_declares_them() {
+    let inputs = [
+        ("text_input", "BYTES"),
+        ("messages", "BYTES"),
+        ("tools", "BYTES"),
+    ];
+    let server = serving(
+        model("chat", &inputs, &[("text_output", "BYTES")]),
+        events(&[says("hello")]),
+    )
+    .await;
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let run = server.kernel.run::<String>(
+        "chat",
+        args! { messages: messages.clone(), tools: tools.clone() },
+    );
+    assert_eq!(run.await.unwrap(), "hello");
+    let request = server.request();
+    for (name, expect) in [("messages", messages), ("tools", tools)] {
+        let sent: Value = serde_json::from_str(request[name].as_str().unwrap()).unwrap();
+        assert_eq!(sent, expect);
+    }
+    assert!(request.get("text_input").is_none());
+}
+
+/// D-30; KE-313 for the stream that is cut.
+#[tokio::test]
+async fn tr_604_errors_come_after_what_had_come_and_have_our_codes() {
+    let tired = json!({"error": "the parrot is tired"});
+    let refused = |status, text: &str| (status, format!("data: {{\"error\":\"{text}\"}}\n\n"));
+    let (_, cut) = events(&[says("green")]);
+    let cut = (200, format!("{cut}data: {{\"text_out"));
+    for (answer, text, code, reason) in [
+        (
+            events(&[says("green"), tired.clone()]),
+            "green",
+            Code::UpstreamFailed,
+            "",
+        ),
+        (events(&[tired]), "", Code::UpstreamFailed, ""),
+        (
+            refused(500, "the parrot is tired"),
+            "",
+            Code::UpstreamFailed,
+            "",
+        ),
+        (
+            refused(
+                400,
+                "prompt of 9 tokens exceeds the model's context of 8 tokens",
+            ),
+            "",
+            Code::InvalidRequest,
+            "PROMPT_TOO_LONG",
+        ),
+        (
+            refused(503, "Exceeds maximum queue size"),
+            "",
+            Code::Overloaded,
+            "ENGINE_BUSY",
+        ),
+        (
+            refused(503, "Request timeout expired"),
+            "",
+            Code::DeadlineExceeded,
+            "DEADLINE",
+        ),
+        (cut, "green", Code::Truncated, ""),
+        (events(&[json!([1])]), "", Code::Internal, ""),
+    ] {
+        let server = serving(vllm(), answer).await;
+        let mut run = server.kernel.run::<Chunk>("vllm", args! { prompt: "hi" });
+        let mut seen = String::new();
+        let error = loop {
+            match run.next().await.unwrap() {
+                Ok(chunk) => seen.push_str(&chunk.to_string()),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(seen, text, "{error}");
+        assert_eq!((error.code(), error.reason()), (code, reason), "{error}");
+        assert!(run.next().await.is_none());
+    }
+}
+
+#[tokio::test]
+async fn tr_608_dropping_the_run_ends_the_request() {
+    let (status, mut text) = events(&[says("green")]);
+    text.push_str("...");
+    let server = serving(bare(), (status, text)).await;
+    let mut run = server.kernel.run::<String>("bare", args! { prompt: "hi" });
+    assert_eq!(run.next().await.unwrap().unwrap(), "green");
+    drop(run);
+    server.left.notified().await;
+}
+
+/// Where it is, is not for strangers.
+#[tokio::test]
+async fn tr_1501_a_server_that_is_gone_is_unavailable() {
+    let server = serving(bare(), events(&[])).await;
+    let kernel = server.kernel.clone();
+    server.task.abort();
+    // The listener is closed when its task has ended.
+    while !server.task.is_finished() {
+        tokio::task::yield_now().await;
+    }
+    let error = kernel
+        .run::<String>("bare", args! { prompt: "hi" })
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(!error.to_string().contains("127.0.0.1"), "{error}");
+}
