@@ -5,9 +5,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use sapwood_kernel::connect::evergreen;
+use sapwood_kernel::connect::{evergreen, triton};
 use sapwood_kernel::{Error, Fun, Kernel};
 use sapwood_net::evergreen::{Address, Options, Session};
+use sapwood_net::triton::{Address as TritonAddress, Client as TritonClient};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -127,6 +128,37 @@ pub(crate) async fn join(address: &Address) -> Result<(Session, Vec<Fun>), Statu
     let broken = |error: Error| Status::other(error.code(), "", error.to_string());
     let functions = evergreen::import(&session).await.map_err(broken)?;
     Ok((session, functions))
+}
+
+/// The Triton server at `url`, and how this configuration is let in there.
+///
+/// # Errors
+/// The authorities to trust cannot be read.
+pub(crate) fn triton_address(
+    url: &str,
+    config: &Config,
+    timeout: Duration,
+) -> Result<TritonAddress, Status> {
+    let mut address = TritonAddress::new(url);
+    address.key.clone_from(&config.client.key);
+    address.connect_timeout = timeout;
+    address.authorities = authorities(config)?;
+    Ok(address)
+}
+
+/// A Triton server that is ready, and its models as functions.
+///
+/// # Errors
+/// Nobody answers, the server refuses, or what it says of its models cannot be read.
+pub(crate) async fn join_triton(
+    address: &TritonAddress,
+) -> Result<(TritonClient, Vec<Fun>), Status> {
+    let client = TritonClient::connect(address).await;
+    let client = client.map_err(|error| Status::other(error.code(), "", error.to_string()))?;
+    let functions = triton::import(&client).await;
+    let functions =
+        functions.map_err(|error| Status::other(error.code(), "", error.to_string()))?;
+    Ok((client, functions))
 }
 
 /// The authorities that the configuration adds to the well-known ones.

@@ -373,14 +373,16 @@ impl Config {
 /// D-40: what an upstream's address may look like, as far as it is built.
 fn check_upstream(url: &str) -> Result<(), Failure> {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+    let there_are = "write evergreen+http://HOST:PORT for another Sapwood, triton+http://HOST:PORT or \
+                     triton+grpc://HOST:PORT for a Triton server";
     match scheme {
-        "evergreen+http" | "evergreen+https" | "evergreen+ws" | "evergreen+wss" => Ok(()),
-        "lmtp" | "triton+http" | "triton+https" | "triton+grpc" | "triton+grpcs"
-        | "openai+http" | "openai+https" => Err(Failure::usage(format!(
-            "upstreams: {scheme}:// is not built yet; another Sapwood is reached by evergreen+http://HOST:PORT"
+        "evergreen+http" | "evergreen+https" | "evergreen+ws" | "evergreen+wss" | "triton+http"
+        | "triton+https" | "triton+grpc" | "triton+grpcs" => Ok(()),
+        "lmtp" | "openai+http" | "openai+https" => Err(Failure::usage(format!(
+            "upstreams: {scheme}:// is not built yet; {there_are}"
         ))),
         _ => Err(Failure::usage(format!(
-            "upstreams: `{url}` is no upstream; write evergreen+http://HOST:PORT"
+            "upstreams: `{url}` is no upstream; {there_are}"
         ))),
     }
 }

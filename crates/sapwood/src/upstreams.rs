@@ -1,7 +1,7 @@
 //! Other servers whose functions are served here too (D-5): joined, and joined again when they were lost.
 //!
 //! Owns: which functions of the kernel are an upstream's, what they say while it is away, and when it is tried again.
-//! Refuses to know: faces, and how a server is reached.
+//! Refuses to know: faces, and how a server is reached ([`place`]).
 //!
 //! ```text
 //!   away ── dial ──► joined: its functions stand in the kernel ◄── dial ──┐ the session has held for long, and is over;
@@ -10,6 +10,8 @@
 //!    └────────── its functions answer `unavailable` ◄───────┘ the session is over
 //! ```
 
+mod place;
+
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -17,15 +19,15 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use futures::future::{BoxFuture, join_all};
-use futures::{FutureExt, StreamExt, stream};
+use futures::{StreamExt, stream};
 use sapwood_kernel::{Error, Fun, Kernel, Name, Spec, raw};
-use sapwood_net::evergreen::Address;
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
+use self::place::Place;
 use crate::client;
 use crate::config::Config;
 use crate::failure::Failure;
@@ -45,16 +47,16 @@ impl Upstreams {
     /// For the first upstream that cannot be joined ever: its address is wrong, or it does not let us in.
     pub(crate) async fn join(kernel: &Kernel, config: &Config) -> Result<Self, Failure> {
         let dialled = config.upstreams.iter().map(|url| async move {
-            let address = client::address(url, config, client::CONNECT_TIMEOUT);
-            let address = address.map_err(|status| client::unreachable(url, &status))?;
-            let first = dial(&address).await;
-            Ok::<_, Failure>((url, address, first))
+            let place = Place::read(url, config);
+            let place = place.map_err(|status| client::unreachable(url, &status))?;
+            let first = dial(&place).await;
+            Ok::<_, Failure>((url, place, first))
         });
         let (stop, stopped) = watch::channel(false);
         let mut tasks = JoinSet::new();
         for dialled in join_all(dialled).await {
-            let (url, address, first) = dialled?;
-            let mut upstream = Upstream::new(url, address, kernel.clone());
+            let (url, place, first) = dialled?;
+            let mut upstream = Upstream::new(url, place, kernel.clone());
             let link = match first {
                 Ok(link) => Some(upstream.joined(link)),
                 Err(status) if is_final(status.code) => {
@@ -105,20 +107,6 @@ struct Link {
     over: BoxFuture<'static, ()>,
     /// Takes leave of it.
     leave: BoxFuture<'static, ()>,
-}
-
-impl Dial for Address {
-    async fn dial(&self) -> Result<Link, Status> {
-        let (session, functions) = client::join(self).await?;
-        let watched = session.clone();
-        Ok(Link {
-            functions,
-            worn: session.worn().boxed(),
-            // Why it ended, its calls have been told.
-            over: async move { drop(watched.closed().await) }.boxed(),
-            leave: client::leave(session).boxed(),
-        })
-    }
 }
 
 /// Joins it, in time. A server that takes a connection and says nothing is not there.

@@ -38,7 +38,8 @@ pub(super) struct Serve {
     /// Where to serve: HOST:PORT, unix:PATH, or systemd for the socket that it passes
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
-    /// Serve the functions of another server too, whenever it is there: evergreen+http://HOST:PORT; may be repeated
+    /// Serve the functions of another server too, whenever it is there: evergreen+http://HOST:PORT, triton+http://HOST:PORT,
+    /// triton+grpc://HOST:PORT; may be repeated
     #[arg(long, value_name = "URL")]
     upstream: Vec<String>,
     /// Callers must present this key

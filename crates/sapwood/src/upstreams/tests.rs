@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use futures::FutureExt;
 use sapwood_kernel::{Chunk, Mime, Output, Port};
 use tokio::task::JoinHandle;
 

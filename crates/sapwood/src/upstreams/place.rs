@@ -1,0 +1,56 @@
+//! How an upstream is reached, by the scheme of its address (D-40).
+//!
+//! Owns: [`Place`], one server of any protocol that we can be a client of. Refuses to know: when it is dialled again.
+
+mod triton;
+
+use futures::FutureExt;
+use sapwood_net::evergreen::Address;
+use sapwood_net::triton::Address as TritonAddress;
+use sapwood_proto::evergreen::Status;
+
+use super::{Dial, Link};
+use crate::client;
+use crate::config::Config;
+
+/// Where an upstream is.
+pub(super) enum Place {
+    Evergreen(Address),
+    Triton(TritonAddress),
+}
+
+impl Place {
+    /// The place that `url` names.
+    ///
+    /// # Errors
+    /// The authorities to trust cannot be read.
+    pub(super) fn read(url: &str, config: &Config) -> Result<Self, Status> {
+        if url.starts_with("triton+") {
+            let address = client::triton_address(url, config, client::CONNECT_TIMEOUT);
+            return address.map(Self::Triton);
+        }
+        client::address(url, config, client::CONNECT_TIMEOUT).map(Self::Evergreen)
+    }
+}
+
+impl Dial for Place {
+    async fn dial(&self) -> Result<Link, Status> {
+        match self {
+            Self::Evergreen(address) => evergreen(address).await,
+            Self::Triton(address) => triton::dial(address).await,
+        }
+    }
+}
+
+/// One session, for as long as it lasts.
+async fn evergreen(address: &Address) -> Result<Link, Status> {
+    let (session, functions) = client::join(address).await?;
+    let watched = session.clone();
+    Ok(Link {
+        functions,
+        worn: session.worn().boxed(),
+        // Why it ended, its calls have been told.
+        over: async move { drop(watched.closed().await) }.boxed(),
+        leave: client::leave(session).boxed(),
+    })
+}
