@@ -3,6 +3,7 @@
 //! Owns: what its tests share: a server with a parrot, and how it is asked. Refuses to know: the rest of the house.
 
 mod bodies;
+mod client;
 mod controls;
 mod models;
 mod settings;

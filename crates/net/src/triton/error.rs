@@ -96,7 +96,7 @@ impl Error {
             tonic::Code::Unknown | tonic::Code::Internal | tonic::Code::DataLoss => {
                 by_text(status.message()).unwrap_or(Code::UpstreamFailed)
             }
-            code => by_text(status.message()).unwrap_or(Code::from_grpc(code as i32)),
+            code => by_text(status.message()).unwrap_or_else(|| Code::from_grpc(code as i32)),
         };
         Self::Said(Said {
             code: theirs(code),

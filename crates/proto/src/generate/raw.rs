@@ -178,7 +178,8 @@ fn to_half(x: f64) -> u16 {
     // The exponent of a normal number, exact. A fraction that is rounded up to 2048 raises it by itself.
     let exponent = ((size.to_bits() >> 52) as i32) - 1023;
     let fraction = steps(10 - exponent);
-    sign | (((exponent + 14) as u16) << 10) + fraction
+    let exponent = ((exponent + 14) as u16) << 10;
+    sign | (exponent + fraction)
 }
 
 #[cfg(test)]

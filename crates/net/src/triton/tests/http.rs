@@ -219,11 +219,10 @@ async fn tr_604_a_stream_without_its_end_is_truncated() {
     }
 }
 
-/// Refused before anything, failed first, failed later.
-#[tokio::test]
-async fn tr_605_errors_know_whether_something_had_come() {
+/// What is sent, how many responses come of it, and the error that it is.
+fn failures() -> [(Script, usize, Code, &'static str, bool); 7] {
     let later = [GREEN, b"data: {\"error\":\"the parrot is tired\"}\n\n"].concat();
-    for (script, count, code, message, started) in [
+    [
         (
             answer(
                 "400 Bad Request",
@@ -285,7 +284,13 @@ async fn tr_605_errors_know_whether_something_had_come() {
             "the parrot is tired",
             true,
         ),
-    ] {
+    ]
+}
+
+/// Refused before anything, failed first, failed later.
+#[tokio::test]
+async fn tr_605_errors_know_whether_something_had_come() {
+    for (script, count, code, message, started) in failures() {
         let (_server, client) = Server::saying(script).await;
         let (found, end) = asked(&client, two_words()).await;
         assert_eq!(found.len(), count, "{message}");
@@ -355,9 +360,9 @@ async fn tr_608_dropping_the_responses_leaves_the_server() {
     }
 }
 
-#[tokio::test]
-async fn tr_702_models_are_listed_and_described() {
-    let server = Server::start(|line| match line {
+/// A server with models of every kind.
+fn library(line: &str) -> Script {
+    match line {
         "GET /v2/health/ready HTTP/1.1" => ok("text/plain", ""),
         "POST /v2/repository/index HTTP/1.1" => ok(
             "application/json",
@@ -387,8 +392,12 @@ async fn tr_702_models_are_listed_and_described() {
             r#"{"name":"bare","inputs":[],"outputs":[]}"#,
         ),
         _ => answer("404 Not Found", "", ""),
-    });
-    let server = server.await;
+    }
+}
+
+#[tokio::test]
+async fn tr_702_models_are_listed_and_described() {
+    let server = Server::start(library).await;
     let client = Client::connect(&server.address).await.unwrap();
     let names: Vec<_> = client
         .models()

@@ -1,0 +1,172 @@
+//! Our client and its functions against our face (D-5): a server in front of a server.
+
+use futures::StreamExt;
+use sapwood_engine::scripted::{Cut, Failure};
+use sapwood_kernel::connect::triton::import;
+use sapwood_kernel::{Error, GenerateConfig, Reason, args};
+use sapwood_net::triton::{Address, Client};
+use sapwood_proto::code::Code;
+use sapwood_tests::until;
+use serde_json::json;
+
+use super::*;
+
+/// What `server` serves, as functions here; with `model`, only that.
+async fn imported(server: &Running, model: &str) -> Kernel {
+    let address = Address::new(format!("triton+http://{}{model}", server.address));
+    let client = Client::connect(&address).await.unwrap();
+    let kernel = Kernel::new();
+    kernel.add_all(import(&client).await.unwrap()).unwrap();
+    kernel
+}
+
+/// The text over the border is the text of the model itself.
+#[tokio::test]
+async fn tr_406_a_model_over_the_border_says_what_it_says_here() {
+    let there = kernel(&[("demo", script(Script::Words))]);
+    let server = Running::generating(there.clone(), Config::default()).await;
+    let here = imported(&server, "").await;
+    let specs = here.specs();
+    assert_eq!(specs.len(), 1, "the models are listed");
+    assert!(specs[0].model && specs[0].facts.is_none());
+    let prompt = "gr\u{fc}ner Tee \u{1f375} for everybody";
+    for config in [
+        json!({"prompt_mode": "raw"}),
+        json!({"prompt_mode": "raw", "max_tokens": 2}),
+        json!({"prompt_mode": "raw", "stop": ["for"], "seed": 7, "temperature": 0}),
+    ] {
+        let args = || args! { prompt: prompt, config: config.clone() };
+        let (text, told) = there.run::<String>("demo", args()).finish().await.unwrap();
+        let (same, meta) = here.run::<String>("demo", args()).finish().await.unwrap();
+        assert_eq!(same, text, "{config}");
+        assert_eq!(meta.finish, told.finish, "{config}");
+        assert_eq!(
+            meta.usage.completion_tokens, told.usage.completion_tokens,
+            "{config}"
+        );
+        assert_eq!(
+            meta.usage.prompt_tokens, told.usage.prompt_tokens,
+            "{config}"
+        );
+    }
+    let config = GenerateConfig {
+        max_tokens: Some(1),
+        ..GenerateConfig::default()
+    };
+    let args = args! { prompt: prompt }.with("config", config.into_chunk());
+    let (_, meta) = here.run::<String>("demo", args).finish().await.unwrap();
+    assert_eq!(meta.finish[&0], Reason::Length);
+}
+
+/// TR-605: what is refused there is refused here, with the code that it has there.
+#[tokio::test]
+async fn tr_604_errors_keep_their_codes_and_cuts_are_truncated() {
+    let failure = |code: &str| {
+        Step::Error(Failure {
+            code: code.into(),
+            message: "the parrot is tired".into(),
+        })
+    };
+    let words = || Step::Text("one ".into());
+    for (steps, text, code) in [
+        (vec![failure("unavailable")], "", Code::Unavailable),
+        (vec![failure("internal")], "", Code::UpstreamFailed),
+        (
+            vec![words(), failure("unavailable")],
+            "one ",
+            Code::UpstreamFailed,
+        ),
+        (
+            vec![words(), Step::SleepMs(20), Step::Cut(Cut::Close)],
+            "one ",
+            Code::Truncated,
+        ),
+        (
+            vec![words(), Step::SleepMs(20), Step::Cut(Cut::Reset)],
+            "one ",
+            Code::Truncated,
+        ),
+    ] {
+        let server = playing(steps).await;
+        let here = imported(&server, "/m").await;
+        let mut run = here.run::<String>("m", args! { prompt: "x" });
+        let mut seen = String::new();
+        let error = loop {
+            match run.next().await.unwrap() {
+                Ok(text) => seen.push_str(&text),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((seen.as_str(), error.code()), (text, code), "{error}");
+    }
+    let server = demo().await;
+    let here = imported(&server, "").await;
+    let config = json!({"temperature": 2, "max_tokens": 0});
+    let run = here.run::<String>("demo", args! { prompt: "x", config: config });
+    assert_eq!(run.await.unwrap_err().code(), Code::InvalidRequest);
+}
+
+#[tokio::test]
+async fn tr_608_dropping_the_run_frees_the_sequence_there() {
+    let engine = spawned(steps(vec![Step::Text("a".into()), Step::Hang(true)]));
+    let there = Kernel::new();
+    there
+        .add(sapwood_kernel::model("m", engine.clone()))
+        .unwrap();
+    let server = Running::generating(there, Config::default()).await;
+    let here = imported(&server, "").await;
+    let mut run = here.run::<String>("m", args! { prompt: "x" });
+    assert_eq!(run.next().await.unwrap().unwrap(), "a");
+    assert_eq!(engine.stats().requests_running.get(), 1);
+    drop(run);
+    until("the sequence is gone", || {
+        engine.stats().requests_running.get() == 0
+    })
+    .await;
+}
+
+/// A deadline of ours is kept there too.
+#[tokio::test]
+async fn tr_404_a_deadline_ends_the_request_on_both_sides() {
+    let engine = spawned(steps(vec![Step::Hang(true)]));
+    let there = Kernel::new();
+    there
+        .add(sapwood_kernel::model("m", engine.clone()))
+        .unwrap();
+    let server = Running::generating(there, Config::default()).await;
+    let here = imported(&server, "").await;
+    let run = here.run::<String>("m", args! { prompt: "x" });
+    let soon = std::time::Duration::from_millis(50);
+    let error = run.timeout(soon).await.unwrap_err();
+    assert!(matches!(error, Error::Deadline), "{error}");
+    until("the sequence is gone", || {
+        engine.stats().requests_running.get() == 0
+    })
+    .await;
+}
+
+/// A function there is one here, by its name.
+#[tokio::test]
+async fn tr_1308_a_function_over_the_border_is_a_function() {
+    let server = demo().await;
+    let here = imported(&server, "/concat").await;
+    assert!(!here.specs().remove(0).model);
+    let args = || args! { a: "one ", b: "two" };
+    assert_eq!(
+        here.run::<String>("concat", args()).await.unwrap(),
+        "one two"
+    );
+    let here = imported(&server, "/fail").await;
+    let error = here.run::<String>("fail", ()).await.unwrap_err();
+    assert_eq!(
+        error.code(),
+        Code::UpstreamFailed,
+        "a defect of theirs is none of ours"
+    );
+    let missing = Client::connect(&Address::new(format!(
+        "triton+http://{}/nobody",
+        server.address
+    )))
+    .await;
+    assert_eq!(missing.unwrap_err().code(), Code::NotFound);
+}
