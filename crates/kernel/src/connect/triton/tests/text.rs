@@ -187,108 +187,70 @@ async fn tr_404_a_typed_configuration_and_a_deadline_reach_the_server() {
     );
 }
 
+/// What a call of the model `bare` with these inputs, reading these ports, fails with.
+async fn refusal(server: &Server, inputs: Vec<(&'static str, Node)>, ports: Ports) -> Error {
+    let inputs = inputs
+        .into_iter()
+        .map(|(name, node)| (Name::new(name), node));
+    let inputs: Vec<_> = inputs.collect();
+    let run = server.kernel.run::<Chunk>("bare", inputs);
+    run.wanting(ports.into()).finish().await.unwrap_err()
+}
+
+fn json_node(value: &Value) -> Node {
+    Node::from(Chunk::json(value).unwrap())
+}
+
 /// Said before anything was sent.
 #[tokio::test]
-async fn tr_407_what_a_text_server_cannot_give_is_refused_before_work() {
+async fn tr_407_fields_that_a_text_server_cannot_keep_are_refused_before_work() {
     let server = serving(bare(), events(&[says("x")])).await;
-    let hi = || Node::from("hi".to_owned());
-    let tokens = || Node::from(Chunk::bytes(vec![1, 0, 0, 0]).with_mime(Mime::TOKENS));
     let typed = |config: GenerateConfig| Node::from(config.into_chunk());
-    let json = |value: Value| Node::from(Chunk::json(&value).unwrap());
-    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
-    let all = Ports::All;
-    let only = |port| Ports::Only(vec![port]);
-    let scored = GenerateConfig {
-        scored: Some(vec![1]),
-        ..GenerateConfig::default()
-    };
-    let long_stop = GenerateConfig {
-        stop_sequences: vec![vec![1, 2]],
-        ..GenerateConfig::default()
-    };
+    let usual = GenerateConfig::default;
+    let configs = [
+        json_node(&json!({"top_logprobs": 2})),
+        json_node(&json!({"n": 2})),
+        json_node(&json!({"stop": ["a", "b"]})),
+        json_node(&json!({"logit_bias": {"1": 1}})),
+        json_node(&json!({"controller": "c"})),
+        json_node(&json!({"prompt_mode": "chat"})),
+        json_node(&json!({"template_args": {}})),
+        typed(GenerateConfig {
+            scored: Some(vec![1]),
+            ..usual()
+        }),
+        typed(GenerateConfig {
+            stop_sequences: vec![vec![1, 2]],
+            ..usual()
+        }),
+    ];
+    for (index, config) in configs.into_iter().enumerate() {
+        let inputs = vec![("prompt", Node::from("hi".to_owned())), ("config", config)];
+        let error = refusal(&server, inputs, Ports::All).await;
+        assert_eq!(error.code(), Code::Unimplemented, "{index}: {error}");
+    }
+    assert_eq!(server.requests(), 0);
+}
+
+#[tokio::test]
+async fn tr_407_inputs_and_ports_that_need_tokens_are_refused_before_work() {
+    let server = serving(bare(), events(&[says("x")])).await;
+    let hi = || ("prompt", Node::from("hi".to_owned()));
+    let tokens = Chunk::bytes(vec![1, 0, 0, 0]).with_mime(Mime::TOKENS);
+    let messages = json_node(&json!([{"role": "user", "content": "hi"}]));
+    let tools = json_node(&json!([{"type": "function", "function": {"name": "f"}}]));
     for (name, inputs, ports) in [
-        ("tokens", vec![("prompt", hi())], only(Port::TOKENS)),
-        ("logprobs", vec![("prompt", hi())], only(Port::LOGPROBS)),
+        ("tokens", vec![hi()], Ports::Only(vec![Port::TOKENS])),
+        ("logprobs", vec![hi()], Ports::Only(vec![Port::LOGPROBS])),
         (
-            "top_logprobs",
-            vec![
-                ("prompt", hi()),
-                ("config", json(json!({"top_logprobs": 2}))),
-            ],
-            all.clone(),
+            "token prompt",
+            vec![("prompt", Node::from(tokens))],
+            Ports::All,
         ),
-        (
-            "n",
-            vec![("prompt", hi()), ("config", json(json!({"n": 2})))],
-            all.clone(),
-        ),
-        (
-            "scored",
-            vec![("prompt", hi()), ("config", typed(scored))],
-            all.clone(),
-        ),
-        (
-            "stops",
-            vec![
-                ("prompt", hi()),
-                ("config", json(json!({"stop": ["a", "b"]}))),
-            ],
-            all.clone(),
-        ),
-        (
-            "token stop",
-            vec![("prompt", hi()), ("config", typed(long_stop))],
-            all.clone(),
-        ),
-        (
-            "bias",
-            vec![
-                ("prompt", hi()),
-                ("config", json(json!({"logit_bias": {"1": 1}}))),
-            ],
-            all.clone(),
-        ),
-        (
-            "controller",
-            vec![
-                ("prompt", hi()),
-                ("config", json(json!({"controller": "c"}))),
-            ],
-            all.clone(),
-        ),
-        (
-            "chat",
-            vec![
-                ("prompt", hi()),
-                ("config", json(json!({"prompt_mode": "chat"}))),
-            ],
-            all.clone(),
-        ),
-        (
-            "template",
-            vec![
-                ("prompt", hi()),
-                ("config", json(json!({"template_args": {}}))),
-            ],
-            all.clone(),
-        ),
-        ("token prompt", vec![("prompt", tokens())], all.clone()),
-        (
-            "messages",
-            vec![("messages", json(json!([{"role": "user", "content": "hi"}])))],
-            all.clone(),
-        ),
-        ("tools", vec![("prompt", hi()), ("tools", json(tools))], all),
+        ("messages", vec![("messages", messages)], Ports::All),
+        ("tools", vec![hi(), ("tools", tools)], Ports::All),
     ] {
-        let inputs: Vec<_> = inputs
-            .into_iter()
-            .map(|(name, node)| (Name::new(name), node))
-            .collect();
-        let run = server
-            .kernel
-            .run::<Chunk>("bare", inputs)
-            .wanting(ports.into());
-        let error = run.finish().await.unwrap_err();
+        let error = refusal(&server, inputs, ports).await;
         assert_eq!(error.code(), Code::Unimplemented, "{name}: {error}");
     }
     assert_eq!(server.requests(), 0);
