@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use sapwood_kernel::Kernel;
+use sapwood_net::lmtp::{Address, Bridged, Options, bridge};
 use sapwood_proto::evergreen::wire::SessionMessage;
 use sapwood_server::lmtp::Ended;
 use sapwood_server::{lmtp, server, socket as listening};
@@ -112,6 +113,29 @@ async fn over_pipes(server: &Running) -> Vec<Value> {
     lines(&said)
 }
 
+async fn over_a_bridge(server: &Running) -> Vec<Value> {
+    let (ours, theirs) = duplex(1000);
+    let (mut reader, mut writer) = tokio::io::split(ours);
+    let address = Address::parse(&server.address.to_string()).unwrap();
+    let bridged = tokio::spawn(async move {
+        let (reader, writer) = tokio::io::split(theirs);
+        bridge(&address, &Options::default(), reader, writer, false).await
+    });
+    let says = tokio::spawn(async move {
+        // What is answered to nobody is not waited for, so it does not come last.
+        writer
+            .write_all(SESSION.join("\n").as_bytes())
+            .await
+            .unwrap();
+        writer.shutdown().await.unwrap();
+    });
+    let mut said = String::new();
+    reader.read_to_string(&mut said).await.unwrap();
+    says.await.unwrap();
+    assert_eq!(bridged.await.unwrap(), Ok(Bridged::Finished));
+    lines(&said)
+}
+
 /// Sends a request over a connection of its own; the head of the answer, and its body.
 async fn http(server: &Running, head: &str, body: &str) -> (String, String) {
     let mut tcp = TcpStream::connect(server.address).await.unwrap();
@@ -161,6 +185,7 @@ async fn lm_101_the_same_session_over_every_transport_gives_equal_items() {
     assert_eq!(over_socket(&server, "/?a=b").await, expect);
     assert_eq!(over_unix(&server).await, expect);
     assert_eq!(over_pipes(&server).await, expect);
+    assert_eq!(over_a_bridge(&server).await, expect);
     let body = SESSION.join("\n");
     for kind in [
         "",

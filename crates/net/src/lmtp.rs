@@ -24,6 +24,7 @@
 //! ```
 
 mod address;
+mod bridge;
 mod keeper;
 mod wire;
 
@@ -42,6 +43,7 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 pub use self::address::Address;
+pub use self::bridge::{Bridged, bridge};
 use self::keeper::{Ask, Dial, Keeper, Told, What};
 use self::wire::{Wire, lost, until};
 

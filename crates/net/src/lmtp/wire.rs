@@ -286,4 +286,4 @@ const WAITING_MAX: usize = 64;
 /// What is read or written at once.
 const BUFFER_BYTES: usize = 32 * 1024;
 /// Longer messages of a peer are not read. Its frames should have 4 MiB at most.
-const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
+pub(super) const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;

@@ -7,11 +7,14 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use sapwood_net::lmtp::{Address, Bridged, Options, bridge};
+use sapwood_proto::lmtp::Fault;
 use sapwood_server::lmtp::{Ended, Lmtp as Spoken};
 use sapwood_server::{Server, drain};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Common, ModelFlags, log_filter};
+use crate::config::Config;
 use crate::config::layers::Flags;
 use crate::failure::{Exit, Failure};
 use crate::logs::Logs;
@@ -19,6 +22,9 @@ use crate::{models, serving};
 
 #[derive(Debug, Args)]
 pub(super) struct Lmtp {
+    /// Speak to a server elsewhere in place of models here: HOST:PORT, ws://HOST:PORT/lmtp, wss://.., unix:PATH
+    #[arg(long, value_name = "URL")]
+    connect: Option<String>,
     /// What becomes of running streams when the input has ended
     #[arg(long, value_enum, default_value_t = OnEof::Finish, value_name = "WHAT")]
     on_eof: OnEof,
@@ -41,6 +47,9 @@ impl Lmtp {
         self.models.set(&mut flags)?;
         let config = common.config(flags)?;
         Logs::start(log_filter(&config, common.log.as_deref()))?;
+        if let Some(url) = &self.connect {
+            return self.bridge(&config, url).await;
+        }
         let planned = models::plan(&config)?;
         let settings = sapwood_server::Config {
             // Nobody else is let in, so there is no time for balancers, and the last words come at once.
@@ -80,6 +89,34 @@ impl Lmtp {
             Ended::Finished => Exit::Ok,
             Ended::Cut => Exit::Cut,
         })
+    }
+}
+
+impl Lmtp {
+    /// Lines here, a server there.
+    async fn bridge(&self, config: &Config, url: &str) -> Result<Exit, Failure> {
+        let wrong = |fault: Fault| Failure::usage(format!("--connect {url}: {}", fault.message));
+        let mut address = Address::parse(url).map_err(wrong)?;
+        if let Some(key) = &config.client.key {
+            address = address.with_key(key);
+        }
+        if let Some(path) = &config.client.ca {
+            let pem = std::fs::read(path).map_err(|error| {
+                Failure::usage(format!("client.ca {}: {error}", path.display()))
+            })?;
+            address = address.with_authorities(pem);
+        }
+        let (input, output) = (tokio::io::stdin(), tokio::io::stdout());
+        let cancel = self.on_eof == OnEof::Cancel;
+        let ended = bridge(&address, &Options::default(), input, output, cancel).await;
+        match ended {
+            Ok(Bridged::Finished) => Ok(Exit::Ok),
+            Ok(Bridged::Cut) => Ok(Exit::Cut),
+            Err(fault) => {
+                let what = format!("--connect {url}: {}", fault.message);
+                Err(Failure::exit(Exit::Unreachable, what))
+            }
+        }
     }
 }
 
