@@ -2,10 +2,10 @@
 
 use sapwood_proto::time::Time;
 use sapwood_tests::socket::Socket;
-use sapwood_tests::{Running, until};
+use sapwood_tests::{Running, spawned, until};
 use serde_json::{Value, json};
 
-use super::{client, message, of_parrot, stepped, stream, told};
+use super::{chatter, client, kernel, message, of_parrot, stepped, stream, told};
 
 const NEGOTIATE: &str = r#"MODEL_INFO {"stream_id":1,"model":"parrot","data":{"lmtp":{"version":2,"features":["text","cancel","usage","samples","teleport"]}}}"#;
 
@@ -86,7 +86,7 @@ async fn lm_905_the_subprotocol_opens_everything() {
 
 #[tokio::test]
 async fn lm_961_a_cancelled_stream_frees_its_row() {
-    let (mut owner, server) = stepped(super::chatter()).await;
+    let (mut owner, server) = stepped(chatter()).await;
     let mut socket = negotiated(&server).await;
     let open = server
         .shared
@@ -127,5 +127,62 @@ async fn lm_973_samples_end_each_and_the_stream_with_the_last() {
             .filter_map(|item| item["token"].as_u64())
             .collect();
         assert_eq!(tokens, [72, 257]);
+    }
+}
+
+#[tokio::test]
+async fn lm_914_scored_text_has_text_and_alternatives() {
+    let server = of_parrot().await;
+    let mut socket = negotiated(&server).await;
+    let ask = r#"SCORE {"model":"parrot","prompt_text":"ab","scored_text":"ab","top_logprobs":1,"stream_id":1}"#;
+    socket.say(ask).await;
+    let items = stream(&mut socket, 1).await;
+    assert_eq!(told(&items), (vec![97, 98], "stop".into()));
+    assert_eq!(text(&items), "ab");
+    // The parrot says what it was told, so it is sure of it.
+    for (item, token) in items.iter().zip(["97", "98"]) {
+        assert_eq!(item["top_logprobs"][token], item["logprob"]);
+    }
+}
+
+#[tokio::test]
+async fn lm_945_a_mask_is_kept_by_the_engine() {
+    let server = of_parrot().await;
+    let mut socket = negotiated(&server).await;
+    let mask = r#"MASK {"model":"parrot","mask":"k","allow":[[98,99]],"stream_id":1}"#;
+    socket.say(mask).await;
+    let answer = message(&mut socket).await.1;
+    assert_eq!(answer[0]["mask"]["allowed"], json!(2));
+    let ask =
+        r#"GENERATE {"model":"parrot","prompt":[97,98],"mask":"k","max_tokens":9,"stream_id":1}"#;
+    socket.say(ask).await;
+    let (tokens, end) = told(&stream(&mut socket, 1).await);
+    assert_eq!((tokens.len(), &*end), (9, "length"));
+    assert!(tokens.iter().all(|token| [98, 99].contains(token)));
+}
+
+#[tokio::test]
+async fn lm_973_samples_of_a_seed_are_those_of_the_seeds_after_it() {
+    let kernel = kernel("chatter", spawned(chatter()));
+    let server = Running::start(kernel, Default::default(), Vec::new()).await;
+    let mut socket = negotiated(&server).await;
+    let ask = |seed: u32, n: &str, id: u32| {
+        format!(
+            r#"GENERATE {{"model":"chatter","prompt":[5],"max_tokens":4,"temperature":1,"seed":{seed},"stream_id":{id}{n}}}"#
+        )
+    };
+    let mut alone = Vec::new();
+    for seed in [10, 11] {
+        socket.say(&ask(seed, "", 1)).await;
+        alone.push(told(&stream(&mut socket, 1).await).0);
+    }
+    assert_ne!(alone[0], alone[1]);
+    socket.say(&ask(10, r#","n":2"#, 2)).await;
+    let items = stream(&mut socket, 2).await;
+    for (sample, alone) in alone.iter().enumerate() {
+        let own = items.iter().filter(|item| item["sample"] == json!(sample));
+        let own: Vec<_> = own.cloned().collect();
+        assert_eq!(&told(&own).0, alone);
+        assert_eq!(own.last().unwrap()["sample_end"], json!("length"));
     }
 }

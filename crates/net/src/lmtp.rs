@@ -89,6 +89,7 @@ impl Options {
             item_timeout: self.item_timeout,
             request_timeout: self.request_timeout,
             max_message_out: self.max_message_out,
+            text: false,
         }
     }
 }

@@ -26,7 +26,7 @@ mod reason;
 mod session;
 mod write;
 
-pub use client::{Call, Client, Event, Options, Received};
+pub use client::{Call, Client, Event, Options, Received, Usage};
 pub use features::{Feature, Features};
 pub use limits::Limits;
 pub use lines::{Line, Lines};

@@ -4,7 +4,9 @@
 //! call ends exactly once. Refuses to know: sockets, tasks, clocks, which upstream is asked. Text goes in, events come
 //! out; the messages to send are returned by the calls.
 
-use std::borrow::Cow;
+mod received;
+mod send;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -12,9 +14,11 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 
 use super::json::Value;
 use super::write::{self, member};
-use super::{Fault, Finish, Generate, Reason, Score, read};
-use crate::steer::Token;
+use super::{Fault, Feature, Features, Finish, Generate, Reason, Score, read};
 use crate::time::Time;
+use received::Members;
+
+pub use received::{Received, Usage};
 
 /// A stream or request of ours. Never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,6 +35,8 @@ pub struct Options {
     pub request_timeout: Option<Duration>,
     /// Bytes of a message to the peer; `aiohttp` closes above the default (LM-703).
     pub max_message_out: usize,
+    /// Ask for the text of items, where the peer has agreed to that.
+    pub text: bool,
 }
 
 impl Default for Options {
@@ -40,21 +46,9 @@ impl Default for Options {
             item_timeout: Some(Duration::from_secs(60)),
             request_timeout: Some(Duration::from_secs(5)),
             max_message_out: 4_194_303,
+            text: false,
         }
     }
-}
-
-/// One item as a peer sent it.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Received {
-    /// Its id; absent where a peer ends a stream without one.
-    pub token: Option<Token>,
-    /// As the peer computes it; `None` where it is no number.
-    pub logprob: Option<f32>,
-    /// The sampled token and the most likely ones, in the peer's order.
-    pub top: Vec<(Token, f32)>,
-    /// Why the stream ended, if it did. Nothing follows then.
-    pub finish: Option<Finish>,
 }
 
 /// What came of a call. A call ends with an item that has a finish, with its model's facts, or with a failure.
@@ -74,6 +68,14 @@ enum Kind {
     Generate(u32),
     Score,
     ModelInfo,
+    Cancel,
+}
+
+impl Kind {
+    /// It is answered by a MSG.
+    const fn is_request(&self) -> bool {
+        matches!(self, Self::ModelInfo | Self::Cancel)
+    }
 }
 
 #[derive(Debug)]
@@ -97,6 +99,8 @@ pub struct Client {
     events: VecDeque<Event>,
     dropped: u64,
     raw_logprobs: bool,
+    /// What the peer has agreed to.
+    features: Features,
 }
 
 impl Client {
@@ -110,6 +114,7 @@ impl Client {
             events: VecDeque::new(),
             dropped: 0,
             raw_logprobs: false,
+            features: Features::NONE,
         }
     }
 
@@ -117,29 +122,25 @@ impl Client {
     ///
     /// # Errors
     /// `unsupported_operation` for a parameter that the reference server does not take, because it would fail or forget
-    /// it (LM-703, LM-704); `message_too_large`. Nothing is to be sent then.
+    /// it (LM-703, LM-704), unless the peer has agreed on version 2; `message_too_large`. Nothing is to be sent then.
     pub fn generate(
         &mut self,
         model: &str,
         wanted: &Generate,
         now: Time,
     ) -> Result<(Call, Bytes), Fault> {
-        for (name, is_set) in [
-            ("seed", wanted.seed.is_some()),
-            ("min_p", wanted.min_p != 0.0),
-            ("stop", !wanted.stop.is_empty()),
-            ("stop_tokens", !wanted.stop_tokens.is_empty()),
-            ("min_tokens", wanted.min_tokens != 0),
-            ("ignore_eos", wanted.ignore_eos),
-        ] {
-            if is_set {
-                let message = format!("the upstream does not take '{name}'");
-                return Err(Fault::new(Reason::UnsupportedOperation, message));
-            }
+        let whole = !self.features.is_empty();
+        if !whole {
+            refuse_unsent(wanted)?;
         }
         let id = self.last_id + 1;
         let mut out = BytesMut::new();
-        write_generate(&mut out, id, model, wanted);
+        send::generate(&mut out, id, model, wanted, whole);
+        if self.options.text && self.features.has(Feature::Text) {
+            let _ = out.split_off(out.len() - 1);
+            member(&mut out, "text", &true);
+            out.put_u8(b'}');
+        }
         let kind = Kind::Generate(wanted.top_logprobs);
         self.begin(out, model, kind, u64::from(wanted.max_tokens), now)
     }
@@ -179,6 +180,35 @@ impl Client {
         self.begin(out, model, Kind::ModelInfo, 0, now)
     }
 
+    /// Asks what a model is, and for features of version 2. Ends like [`Self::model_info`]; what was agreed on holds for
+    /// calls begun after that, see [`Self::features`].
+    ///
+    /// # Errors
+    /// `message_too_large`.
+    pub fn negotiate(
+        &mut self,
+        model: &str,
+        features: Features,
+        now: Time,
+    ) -> Result<(Call, Bytes), Fault> {
+        let mut out = BytesMut::from(&b"MODEL_INFO {\"model\":"[..]);
+        write::json(&mut out, model);
+        member(&mut out, "stream_id", &(self.last_id + 1));
+        out.put_slice(b",\"data\":{\"model\":");
+        write::json(&mut out, model);
+        out.put_slice(b",\"lmtp\":{\"version\":2,\"features\":");
+        let names: Vec<_> = features.names().collect();
+        write::json(&mut out, &names);
+        out.put_slice(b"}}}");
+        self.begin(out, model, Kind::ModelInfo, 0, now)
+    }
+
+    /// What the peer has agreed to; nothing for an old server.
+    #[must_use]
+    pub const fn features(&self) -> Features {
+        self.features
+    }
+
     /// Takes in one frame or line of the peer, whatever it is.
     pub fn handle(&mut self, text: &str, now: Time) {
         let mut rest = text.trim_start();
@@ -200,7 +230,7 @@ impl Client {
                         self.fail_all(
                             Reason::UpstreamError,
                             "the upstream sent items that cannot be read",
-                            |open| !matches!(open.kind, Kind::ModelInfo),
+                            |open| !open.kind.is_request(),
                         );
                     }
                     return;
@@ -210,10 +240,32 @@ impl Client {
     }
 
     /// Nobody listens to a call any more: nothing more is told of it. It counts as [`Self::outstanding`] until its end.
-    pub fn abandon(&mut self, call: Call) {
-        if let Some(open) = self.open.get_mut(&call.0) {
-            open.abandoned = true;
+    /// The message, if there is one, asks the peer to stop it (LM-702); without it the peer works on.
+    pub fn abandon(&mut self, call: Call) -> Option<Bytes> {
+        let open = self.open.get_mut(&call.0)?;
+        if std::mem::replace(&mut open.abandoned, true)
+            || open.kind.is_request()
+            || !self.features.has(Feature::Cancel)
+        {
+            return None;
         }
+        let model = open.model.clone();
+        self.last_id += 1;
+        let mut out = BytesMut::from(&b"CANCEL {\"model\":"[..]);
+        write::json(&mut out, &model);
+        member(&mut out, "stream_id", &self.last_id);
+        member(&mut out, "streams", &[call.0]);
+        out.put_u8(b'}');
+        let open = Open {
+            kind: Kind::Cancel,
+            model,
+            left: 0,
+            due: None,
+            // Its answer tells nobody anything.
+            abandoned: true,
+        };
+        self.open.insert(self.last_id, open);
+        Some(out.freeze())
     }
 
     /// The connection is gone: every call fails (LM-709).
@@ -293,7 +345,7 @@ impl Client {
         }
         self.last_id += 1;
         let patience = match kind {
-            Kind::ModelInfo => self.options.request_timeout,
+            Kind::ModelInfo | Kind::Cancel => self.options.request_timeout,
             Kind::Generate(_) | Kind::Score => self.options.first_item_timeout,
         };
         let open = Open {
@@ -335,11 +387,17 @@ impl Client {
             self.dropped += 1;
             return;
         };
-        let is_request = matches!(open.kind, Kind::ModelInfo);
+        let is_request = open.kind.is_request();
         let fault = members.fault();
         match (is_request, fault, members.model_info) {
             (true, Some(fault), _) => self.fail(id, fault),
+            (true, None, None) if members.cancelled => {
+                self.open.remove(&id);
+            }
             (true, None, Some(facts)) => {
+                if members.lmtp.is_some() {
+                    self.features = members.features();
+                }
                 let facts = facts.as_str().to_owned();
                 self.end(id, |call| Event::ModelInfo(call, facts));
             }
@@ -354,8 +412,7 @@ impl Client {
         let open = members
             .id
             .and_then(|id| Some((id, self.open.get_mut(&id)?)));
-        let Some((id, open)) = open.filter(|(_, open)| !matches!(open.kind, Kind::ModelInfo))
-        else {
+        let Some((id, open)) = open.filter(|(_, open)| !open.kind.is_request()) else {
             self.dropped += 1;
             return;
         };
@@ -375,7 +432,7 @@ impl Client {
                 item.keep_top(top);
                 Finish::Length
             }
-            Kind::Score | Kind::ModelInfo => {
+            Kind::Score | Kind::ModelInfo | Kind::Cancel => {
                 item.top.clear();
                 Finish::Stop
             }
@@ -409,150 +466,22 @@ impl Client {
     }
 }
 
-impl Received {
-    /// What was asked for, whatever the peer showed: the reference server gives all streams of a batch its maximum, and
-    /// our 0 has to be asked for as 1.
-    fn keep_top(&mut self, top: u32) {
-        let Some(token) = self.token else {
-            return self.top.clear();
-        };
-        if self.top.is_empty() {
-            self.top
-                .extend(self.logprob.map(|logprob| (token, logprob)));
-        }
-        let mut others = top;
-        self.top.retain(|(id, _)| {
-            let shown = *id == token || others > 0;
-            others = others.saturating_sub(u32::from(*id != token));
-            shown
-        });
-    }
-}
-
-/// The members of one item or notice.
-#[derive(Debug, Default)]
-struct Members<'a> {
-    id: Option<u64>,
-    token: Option<Token>,
-    logprob: Option<Value<'a>>,
-    finish: Option<Cow<'a, str>>,
-    top: Option<Value<'a>>,
-    error: Option<Value<'a>>,
-    code: Option<Cow<'a, str>>,
-    retry_after: Option<Duration>,
-    model_info: Option<Value<'a>>,
-}
-
-impl<'a> Members<'a> {
-    fn of(object: Value<'a>) -> Option<Self> {
-        let mut members = Self::default();
-        for (name, value) in object.members()? {
-            let whole = || {
-                value
-                    .integer()
-                    .and_then(|number| u64::try_from(number).ok())
-            };
-            match &*name {
-                "stream_id" => members.id = whole(),
-                "token" => members.token = whole().and_then(|id| Token::try_from(id).ok()),
-                "logprob" => members.logprob = Some(value),
-                "finish_reason" => members.finish = value.string(),
-                "top_logprobs" => members.top = Some(value),
-                "error" => members.error = (!value.is_null()).then_some(value),
-                "code" => members.code = value.string(),
-                "retry_after_ms" => members.retry_after = whole().map(Duration::from_millis),
-                "model_info" => members.model_info = Some(value),
-                _ => {}
-            }
-        }
-        Some(members)
-    }
-
-    /// The error, if there is one; of a peer that names no code of ours it is the upstream's.
-    fn fault(&self) -> Option<Fault> {
-        let error = self.error?;
-        let message = match error.string() {
-            Some(text) => text.into_owned(),
-            // What JSON alone cannot spell stays as it came.
-            None => serde_json::from_str::<serde_json::Value>(error.as_str())
-                .map_or_else(|_| error.as_str().to_owned(), |value| value.to_string()),
-        };
-        let reason = self.code.as_deref().and_then(Reason::from_name);
-        Some(Fault {
-            retry_after: self.retry_after,
-            ..Fault::new(reason.unwrap_or(Reason::UpstreamError), message)
-        })
-    }
-
-    fn item(&self) -> Received {
-        let number = |value: Value<'_>| {
-            let number = value.number().filter(|number| !number.is_nan())?;
-            Some(number as f32)
-        };
-        let top = self.top.and_then(Value::members).into_iter().flatten();
-        Received {
-            token: self.token,
-            logprob: self.logprob.and_then(number),
-            top: top
-                .filter_map(|(id, value)| Some((id.parse().ok()?, number(value)?)))
-                .collect(),
-            finish: self.finish.as_deref().map(Finish::from_name),
-        }
-    }
-}
-
-/// Only what LMQL's own client sends, in its order, and nothing that is not set (LM-301, LM-703).
-fn write_generate(out: &mut BytesMut, id: u64, model: &str, wanted: &Generate) {
-    out.put_slice(b"GENERATE {\"max_tokens\":");
-    write::json(out, &wanted.max_tokens);
-    member(out, "temperature", &wanted.temperature);
-    // 0 is an error at the reference server (LM-304).
-    member(out, "top_logprobs", &wanted.top_logprobs.max(1));
-    member(out, "model", model);
-    member(out, "prompt", &wanted.prompt);
-    member(out, "stream_id", &id);
-    if !wanted.logit_bias.is_empty() {
-        out.put_slice(b",\"logit_bias\":{");
-        for (at, &(token, bias)) in wanted.logit_bias.iter().enumerate() {
-            if at > 0 {
-                out.put_u8(b',');
-            }
-            write::json(out, &token.to_string());
-            out.put_u8(b':');
-            // What cannot be spelled is said as LMQL says it.
-            write::json(out, &if bias.is_finite() { bias } else { -100.0 });
-        }
-        out.put_u8(b'}');
-    }
-    let default = Generate::default();
-    if wanted.top_p.to_bits() != default.top_p.to_bits() {
-        member(out, "top_p", &wanted.top_p);
-    }
-    if wanted.top_k != default.top_k {
-        member(out, "top_k", &wanted.top_k);
-    }
-    for (name, value, off) in [
-        (
-            "repetition_penalty",
-            wanted.repetition_penalty,
-            default.repetition_penalty,
-        ),
-        (
-            "presence_penalty",
-            wanted.presence_penalty,
-            default.presence_penalty,
-        ),
-        (
-            "frequency_penalty",
-            wanted.frequency_penalty,
-            default.frequency_penalty,
-        ),
+/// What a reference server does not take (LM-704).
+fn refuse_unsent(wanted: &Generate) -> Result<(), Fault> {
+    for (name, is_set) in [
+        ("seed", wanted.seed.is_some()),
+        ("min_p", wanted.min_p != 0.0),
+        ("stop", !wanted.stop.is_empty()),
+        ("stop_tokens", !wanted.stop_tokens.is_empty()),
+        ("min_tokens", wanted.min_tokens != 0),
+        ("ignore_eos", wanted.ignore_eos),
     ] {
-        if value.to_bits() != off.to_bits() {
-            member(out, name, &value);
+        if is_set {
+            let message = format!("the upstream does not take '{name}'");
+            return Err(Fault::new(Reason::UnsupportedOperation, message));
         }
     }
-    out.put_u8(b'}');
+    Ok(())
 }
 
 /// One reference backend adds up to 0.01 to the sampled token (LM-711).

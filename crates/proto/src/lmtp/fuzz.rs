@@ -13,9 +13,9 @@ use bytestring::ByteString;
 use serde_json::Value;
 
 use super::{
-    Carrier, Client, Close, Config, Event, Fault, Finish, Generate, Item, Limits, Line, Lines,
-    Load, Model, Models, Options, Output, Piece, Reason, Score, Session, Status, StreamKey,
-    Tokenizer, Unreadable, Vocabulary, Work,
+    Carrier, Client, Close, Config, Event, Fault, Feature, Features, Finish, Generate, Item,
+    Limits, Line, Lines, Load, Model, Models, Options, Output, Piece, Reason, Score, Session,
+    Status, StreamKey, Tokenizer, Unreadable, Vocabulary, Work,
 };
 use crate::steer::Token;
 use crate::time::Time;
@@ -495,7 +495,7 @@ pub fn hear(bytes: &[u8]) {
         ..Score::default()
     };
     let calls = [
-        client.model_info("tiny", Time::ZERO),
+        client.negotiate("tiny", Features::ALL, Time::ZERO),
         client.generate("tiny", &generate, Time::ZERO),
         client.score("tiny", &score, Time::ZERO),
     ];
@@ -507,6 +507,13 @@ pub fn hear(bytes: &[u8]) {
         client.handle(text, Time::ZERO);
         ends(&mut client, &mut open);
         assert_eq!(client.outstanding(), open.len());
+    }
+    if bytes.first().is_some_and(|byte| byte % 2 == 1) {
+        // Nobody is told of a call that nobody listens to.
+        for call in std::mem::take(&mut open) {
+            let cancel = client.abandon(call);
+            assert!(cancel.is_none() || client.features().has(Feature::Cancel));
+        }
     }
     client.lost();
     ends(&mut client, &mut open);
@@ -564,6 +571,9 @@ mod tests {
         r#"TOKEN [{"stream_id":3,"error":{"a":1}},{"token":7,"stream_id":2}]"#,
         r#"MSG [{"stream_id":2,"error":"stream_id is in use","code":"duplicate_stream"}]"#,
         r#"MSG {"stream_id":1,"model_info":{"model":"tiny"}}"#,
+        r#"MSG [{"stream_id":1,"model_info":{},"lmtp":{"version":2,"features":["cancel",7]}}]"#,
+        r#"TOKEN [{"token":7,"stream_id":2,"text":"a","usage":{"prompt_tokens":-1},"sample_end":"stop"}]"#,
+        r#"MSG [{"stream_id":4,"cancelled":[2],"unknown":[]}]"#,
         r#"MSG [{"stream_id":3,"error":"'scored'"}]"#,
         "TOKEN [",
         "\0",

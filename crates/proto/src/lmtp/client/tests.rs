@@ -389,6 +389,7 @@ fn lm_702_both_machines_understand_each_other() {
         logprob: Some(-0.25),
         top: vec![(5, -0.25), (9, -0.125)],
         finish,
+        ..Received::default()
     };
     assert_eq!(client.poll(), Some(Event::Item(call, received(None))));
     assert_eq!(
@@ -396,4 +397,111 @@ fn lm_702_both_machines_understand_each_other() {
         Some(Event::Item(call, received(Some(Finish::Stop))))
     );
     assert_eq!((client.poll(), client.outstanding()), (None, 0));
+}
+
+fn agreed() -> Client {
+    let mut client = Client::new(Options {
+        text: true,
+        ..Options::default()
+    });
+    let asked = Features::NONE.with(Feature::Cancel).with(Feature::Text);
+    let (_, message) = client.negotiate("m", asked, Time::ZERO).unwrap();
+    let text = r#"MODEL_INFO {"model":"m","stream_id":1,"data":{"model":"m","lmtp":{"version":2,"features":["text","cancel"]}}}"#;
+    assert_eq!(message, text);
+    assert!(client.features().is_empty());
+    let answer = r#"MSG [{"stream_id":1,"model_info":{},"lmtp":{"version":2,"features":["text","cancel"]}}]"#;
+    client.handle(answer, Time::ZERO);
+    assert!(matches!(client.poll(), Some(Event::ModelInfo(..))));
+    assert_eq!(client.features(), asked);
+    client
+}
+
+/// LM-703, LM-704: who has agreed on version 2 is no reference server.
+#[test]
+fn lm_901_a_peer_that_agrees_is_sent_everything() {
+    let wanted = Generate {
+        prompt: vec![1],
+        seed: Some(7),
+        stop: vec!["x".into()],
+        stop_tokens: vec![vec![1, 2]],
+        min_p: 0.5,
+        min_tokens: 1,
+        ignore_eos: true,
+        ..Generate::default()
+    };
+    let mut client = agreed();
+    let (_, message) = client.generate("m", &wanted, Time::ZERO).unwrap();
+    let message = String::from_utf8(message.to_vec()).unwrap();
+    let end = r#""seed":7,"min_p":0.5,"stop":["x"],"stop_tokens":[[1,2]],"min_tokens":1,"ignore_eos":true,"text":true}"#;
+    assert!(message.ends_with(end), "{message}");
+    // An answer without `lmtp`, to a plain question, takes nothing back.
+    client.model_info("m", Time::ZERO).unwrap();
+    client.handle(r#"MSG [{"stream_id":3,"model_info":{}}]"#, Time::ZERO);
+    assert!(client.features().has(Feature::Text));
+}
+
+#[test]
+fn lm_901_an_old_server_stays_an_old_server() {
+    for answer in [
+        r#"MSG [{"stream_id":1,"model_info":{"model":"m"}}]"#,
+        r#"MSG [{"stream_id":1,"model_info":{},"lmtp":{"version":1,"features":["text"]}}]"#,
+        r#"MSG [{"stream_id":1,"model_info":{},"lmtp":7}]"#,
+    ] {
+        let mut client = Client::new(Options::default());
+        client.negotiate("m", Features::ALL, Time::ZERO).unwrap();
+        client.handle(answer, Time::ZERO);
+        assert!(client.features().is_empty(), "{answer}");
+    }
+}
+
+#[test]
+fn lm_702_a_stream_that_nobody_reads_is_cancelled_where_that_was_agreed() {
+    let wanted = Generate {
+        prompt: vec![1],
+        ..Generate::default()
+    };
+    let mut client = agreed();
+    let (call, _) = client.generate("m", &wanted, Time::ZERO).unwrap();
+    let cancel = client.abandon(call).unwrap();
+    assert_eq!(
+        cancel,
+        r#"CANCEL {"model":"m","stream_id":3,"streams":[2]}"#
+    );
+    assert_eq!(client.abandon(call), None);
+    assert_eq!(client.outstanding(), 2);
+    let end = r#"TOKEN [{"stream_id":2,"finish_reason":"cancelled"}]"#;
+    client.handle(end, Time::ZERO);
+    let answer = r#"MSG [{"stream_id":3,"cancelled":[2],"unknown":[]}]"#;
+    client.handle(answer, Time::ZERO);
+    assert_eq!((client.outstanding(), client.dropped()), (0, 0));
+    assert_eq!(client.poll(), None);
+    let mut base = Client::new(Options::default());
+    let (call, _) = base.generate("m", &wanted, Time::ZERO).unwrap();
+    assert_eq!(base.abandon(call), None);
+}
+
+/// LM-912, LM-950
+#[test]
+fn lm_702_what_version_2_adds_to_items_is_read() {
+    let mut client = agreed();
+    let wanted = Generate {
+        prompt: vec![1],
+        ..Generate::default()
+    };
+    client.generate("m", &wanted, Time::ZERO).unwrap();
+    let item = r#"TOKEN [{"token":5,"stream_id":2,"logprob":-0.5,"finish_reason":"stop","text":"\u00e9","stop_match":"x","usage":{"prompt_tokens":3,"cached_tokens":2,"completion_tokens":1}}]"#;
+    client.handle(item, Time::ZERO);
+    let Some(Event::Item(_, item)) = client.poll() else {
+        panic!("an item");
+    };
+    assert_eq!(
+        (item.text.as_deref(), item.stop.as_deref()),
+        (Some("\u{e9}"), Some("x"))
+    );
+    let usage = Usage {
+        prompt_tokens: 3,
+        cached_tokens: 2,
+        completion_tokens: 1,
+    };
+    assert_eq!(item.usage, Some(usage));
 }

@@ -1,0 +1,181 @@
+//! Items and notices as peers really send them (LM-705).
+//!
+//! Owns: which members are looked at, and what they may be. Refuses to know: whose they are.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use crate::lmtp::json::Value;
+use crate::lmtp::{Fault, Features, Finish, Reason};
+use crate::steer::Token;
+
+/// One item as a peer sent it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Received {
+    /// Its id; absent where a peer ends a stream without one.
+    pub token: Option<Token>,
+    /// As the peer computes it; `None` where it is no number.
+    pub logprob: Option<f32>,
+    /// The sampled token and the most likely ones, in the peer's order.
+    pub top: Vec<(Token, f32)>,
+    /// Why the stream ended, if it did. Nothing follows then.
+    pub finish: Option<Finish>,
+    /// The text that became certain with it, of peers that send it (version 2).
+    pub text: Option<String>,
+    /// The stop text that ended the stream (version 2).
+    pub stop: Option<String>,
+    /// What the stream cost, with its last item (version 2).
+    pub usage: Option<Usage>,
+}
+
+/// What a stream cost, as its peer counts it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Tokens of the prompt that had not to be computed.
+    pub cached_tokens: u64,
+    /// Tokens sent.
+    pub completion_tokens: u64,
+}
+
+impl Received {
+    /// What was asked for, whatever the peer showed: the reference server gives all streams of a batch its maximum, and
+    /// our 0 has to be asked for as 1.
+    pub(super) fn keep_top(&mut self, top: u32) {
+        let Some(token) = self.token else {
+            return self.top.clear();
+        };
+        if self.top.is_empty() {
+            self.top
+                .extend(self.logprob.map(|logprob| (token, logprob)));
+        }
+        let mut others = top;
+        self.top.retain(|(id, _)| {
+            let shown = *id == token || others > 0;
+            others = others.saturating_sub(u32::from(*id != token));
+            shown
+        });
+    }
+}
+
+/// The members of one item or notice.
+#[derive(Debug, Default)]
+pub(super) struct Members<'a> {
+    pub(super) id: Option<u64>,
+    token: Option<Token>,
+    logprob: Option<Value<'a>>,
+    finish: Option<Cow<'a, str>>,
+    top: Option<Value<'a>>,
+    error: Option<Value<'a>>,
+    code: Option<Cow<'a, str>>,
+    retry_after: Option<Duration>,
+    pub(super) model_info: Option<Value<'a>>,
+    /// What was agreed on of version 2.
+    pub(super) lmtp: Option<Value<'a>>,
+    /// The answer to CANCEL.
+    pub(super) cancelled: bool,
+    text: Option<Cow<'a, str>>,
+    stop: Option<Cow<'a, str>>,
+    usage: Option<Value<'a>>,
+}
+
+impl<'a> Members<'a> {
+    pub(super) fn of(object: Value<'a>) -> Option<Self> {
+        let mut members = Self::default();
+        for (name, value) in object.members()? {
+            let whole = || {
+                value
+                    .integer()
+                    .and_then(|number| u64::try_from(number).ok())
+            };
+            match &*name {
+                "stream_id" => members.id = whole(),
+                "token" => members.token = whole().and_then(|id| Token::try_from(id).ok()),
+                "logprob" => members.logprob = Some(value),
+                "finish_reason" => members.finish = value.string(),
+                "top_logprobs" => members.top = Some(value),
+                "error" => members.error = (!value.is_null()).then_some(value),
+                "code" => members.code = value.string(),
+                "retry_after_ms" => members.retry_after = whole().map(Duration::from_millis),
+                "model_info" => members.model_info = Some(value),
+                "lmtp" => members.lmtp = Some(value),
+                "cancelled" => members.cancelled = true,
+                "text" => members.text = value.string(),
+                "stop_match" => members.stop = value.string(),
+                "usage" => members.usage = Some(value),
+                _ => {}
+            }
+        }
+        Some(members)
+    }
+
+    /// The features that a peer has agreed to.
+    pub(super) fn features(&self) -> Features {
+        let member = |name| {
+            let mut members = self.lmtp.and_then(Value::members)?;
+            members.find(|(own, _)| own == name).map(|(_, value)| value)
+        };
+        let version = member("version").and_then(Value::integer);
+        if version.is_none_or(|version| version < 2) {
+            return Features::NONE;
+        }
+        let names = member("features").and_then(Value::elements);
+        let names: Vec<_> = names
+            .into_iter()
+            .flatten()
+            .filter_map(Value::string)
+            .collect();
+        Features::named(names.iter().map(AsRef::as_ref))
+    }
+
+    /// The error, if there is one; of a peer that names no code of ours it is the upstream's.
+    pub(super) fn fault(&self) -> Option<Fault> {
+        let error = self.error?;
+        let message = match error.string() {
+            Some(text) => text.into_owned(),
+            // What JSON alone cannot spell stays as it came.
+            None => serde_json::from_str::<serde_json::Value>(error.as_str())
+                .map_or_else(|_| error.as_str().to_owned(), |value| value.to_string()),
+        };
+        let reason = self.code.as_deref().and_then(Reason::from_name);
+        Some(Fault {
+            retry_after: self.retry_after,
+            ..Fault::new(reason.unwrap_or(Reason::UpstreamError), message)
+        })
+    }
+
+    pub(super) fn item(&self) -> Received {
+        let number = |value: Value<'_>| {
+            let number = value.number().filter(|number| !number.is_nan())?;
+            Some(number as f32)
+        };
+        let top = self.top.and_then(Value::members).into_iter().flatten();
+        Received {
+            token: self.token,
+            logprob: self.logprob.and_then(number),
+            top: top
+                .filter_map(|(id, value)| Some((id.parse().ok()?, number(value)?)))
+                .collect(),
+            finish: self.finish.as_deref().map(Finish::from_name),
+            text: self.text.as_deref().map(str::to_owned),
+            stop: self.stop.as_deref().map(str::to_owned),
+            usage: self.usage.and_then(usage),
+        }
+    }
+}
+
+fn usage(value: Value<'_>) -> Option<Usage> {
+    let mut usage = Usage::default();
+    for (name, value) in value.members()? {
+        let count = value.integer().and_then(|count| u64::try_from(count).ok());
+        let count = count.unwrap_or_default();
+        match &*name {
+            "prompt_tokens" => usage.prompt_tokens = count,
+            "cached_tokens" => usage.cached_tokens = count,
+            "completion_tokens" => usage.completion_tokens = count,
+            _ => {}
+        }
+    }
+    Some(usage)
+}
