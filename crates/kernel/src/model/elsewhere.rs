@@ -92,6 +92,6 @@ fn refuse(call: &Call, config: &GenerateConfig) -> Result<()> {
 
 /// `what` cannot be had of a server elsewhere that gives text only.
 pub(crate) fn unimplemented(what: &str) -> Error {
-    let what = format!("{what}, of a model that runs on a server which takes and gives text only,");
+    let what = format!("{what} (the server of this model takes and gives text only)");
     Error::Unimplemented { what }
 }

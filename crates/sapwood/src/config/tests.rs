@@ -128,7 +128,7 @@ const WRONG: &[(&str, [&str; 3])] = &[
     ),
     (
         "upstreams = [\"x\"]",
-        ["upstreams", "`x`", "evergreen+http://"],
+        ["upstreams", "`x`", "triton+grpc://"],
     ),
 ];
 

@@ -100,7 +100,7 @@ impl Remote {
             Prompt::Messages(messages) => ("messages", text(&messages.to_string())),
         };
         let place = self.model.input(input);
-        let place = place.ok_or_else(|| unimplemented("a conversation, as input messages,"))?;
+        let place = place.ok_or_else(|| unimplemented("input messages"))?;
         request.inputs.push((place, prompt));
         if asked
             .tools

@@ -78,15 +78,15 @@ mod tests {
     async fn tr_709_a_server_is_gone_when_it_misses_twice_in_a_row() {
         let began = Instant::now();
         let asked = Cell::new(0);
-        let ready = [true, false, true, false, false];
-        gone(|| std::future::ready(ready[asked.replace(asked.get() + 1)])).await;
+        let answers = [true, false, true, false, false];
+        gone(|| ready(answers[asked.replace(asked.get() + 1)])).await;
         assert_eq!((asked.get(), began.elapsed()), (5, 5 * HEALTH));
     }
 
     #[tokio::test(start_paused = true)]
     async fn tr_705_models_are_asked_for_anew_when_the_index_changes() {
         let began = Instant::now();
-        changed(|| std::future::ready(began.elapsed() > Duration::from_secs(100))).await;
+        changed(|| ready(began.elapsed() > Duration::from_secs(100))).await;
         assert_eq!(began.elapsed(), Duration::from_secs(120));
     }
 }
