@@ -5,6 +5,7 @@
 mod bodies;
 mod client;
 mod controls;
+mod infer;
 mod models;
 mod settings;
 mod streams;

@@ -11,6 +11,7 @@ mod answer;
 mod datatype;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod infer;
 mod json;
 mod limits;
 mod raw;
@@ -23,6 +24,7 @@ mod union;
 
 pub use answer::{Head, Response, error_body, error_event};
 pub use datatype::Datatype;
+pub use infer::Infer;
 pub use limits::Limits;
 pub use refused::{Encoding, Refused};
 pub use request::{Mapped, Mapper, Parameter};

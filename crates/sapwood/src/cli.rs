@@ -9,6 +9,7 @@ mod config;
 mod doctor;
 mod key;
 mod lmtp;
+mod mock;
 mod models;
 mod run;
 mod serve;
@@ -65,6 +66,8 @@ enum Command {
     Config(config::Command),
     /// Make API keys
     Key(key::Command),
+    /// Check files of scripted models
+    Mock(mock::Command),
     /// Print a completion script for a shell
     Completions(completions::Completions),
 }
@@ -230,6 +233,7 @@ pub(crate) fn main() -> Result<Exit, Failure> {
         Command::Doctor(command) => command.run(&cli.common),
         Command::Config(command) => command.run(&cli.common),
         Command::Key(command) => command.run(),
+        Command::Mock(command) => command.run(),
         Command::Completions(command) => command.run(&mut Cli::command()),
     }
 }

@@ -3,6 +3,7 @@
 //! Owns: the keys of `sapwood.toml`, their types and defaults, the checks that need no outside world. Refuses to know:
 //! where a value came from (that is [`layers`]), and what it is used for.
 
+pub(crate) mod generate;
 pub(crate) mod keys;
 pub(crate) mod layers;
 pub(crate) mod lmtp;
@@ -16,6 +17,7 @@ use sapwood_server::tls;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::failure::Failure;
+use generate::{Generate, Tensor};
 use lmtp::Lmtp;
 use references::References;
 use span::Span;
@@ -48,6 +50,7 @@ pub(crate) struct Config {
     pub(crate) tls: Tls,
     pub(crate) limits: Limits,
     pub(crate) lmtp: Lmtp,
+    pub(crate) generate: Generate,
     pub(crate) drain: Drain,
     pub(crate) browser: Browser,
     pub(crate) trace: Trace,
@@ -72,6 +75,7 @@ impl Default for Config {
             tls: Tls::default(),
             limits: Limits::default(),
             lmtp: Lmtp::default(),
+            generate: Generate::default(),
             drain: Drain::default(),
             browser: Browser::default(),
             trace: Trace::default(),
@@ -124,7 +128,7 @@ pub(crate) struct Model {
     #[serde(default)]
     pub(crate) path: Option<PathBuf>,
     /// What a scripted model says: the keys of [`sapwood_engine::scripted::Config`].
-    #[serde(default)]
+    #[serde(default, alias = "mock")]
     pub(crate) scripted: Option<figment::value::Value>,
     /// Overrides `engine.ctx`.
     #[serde(default)]
@@ -138,6 +142,30 @@ pub(crate) struct Model {
     /// Overrides `engine.kept_prefixes`.
     #[serde(default)]
     pub(crate) kept_prefixes: Option<u32>,
+    /// Its versions at the Triton face; not given: 1.
+    #[serde(default)]
+    pub(crate) versions: Option<Vec<u64>>,
+    /// Its inputs at the Triton face; without any, those of every text model.
+    #[serde(default)]
+    pub(crate) inputs: Vec<Tensor>,
+    /// Its outputs there.
+    #[serde(default)]
+    pub(crate) outputs: Vec<Tensor>,
+    /// It may give any number of responses there, which is what it says of itself.
+    #[serde(default)]
+    pub(crate) decoupled: Option<bool>,
+    /// The batch that it says it takes there.
+    #[serde(default)]
+    pub(crate) max_batch_size: Option<u32>,
+    /// Parameters that mean nothing are refused there.
+    #[serde(default)]
+    pub(crate) strict_parameters: bool,
+    /// The prompt stands before the output there, unless a request says otherwise.
+    #[serde(default)]
+    pub(crate) prepend_prompt_default: bool,
+    /// A bare prompt is put into the chat template there; not given: for the demo model alone.
+    #[serde(default)]
+    pub(crate) template_raw_prompts: Option<bool>,
 }
 
 /// What computes a model.
@@ -345,6 +373,7 @@ impl Config {
                 );
                 return Err(Failure::usage(what));
             }
+            model.check_served()?;
             names.push(&model.name);
         }
         if let Some(name) = &self.default_model
@@ -363,6 +392,7 @@ impl Config {
             ));
         }
         self.lmtp.check()?;
+        self.generate.check()?;
         self.tls.files()?;
         self.upstreams
             .iter()

@@ -3,6 +3,8 @@
 //! Owns: which models there are, the checks before anything starts, loading with progress. Refuses to know: who calls
 //! them.
 
+use std::collections::BTreeMap;
+
 #[cfg(feature = "embedded")]
 use sapwood_engine::embedded;
 use sapwood_engine::{Engine, scripted};
@@ -78,13 +80,17 @@ pub(crate) fn plan(config: &Config) -> Result<Vec<Planned>, Failure> {
         .collect()
 }
 
-fn planned(config: &Config, model: &Model) -> Result<Planned, Failure> {
-    let size = Size {
+fn size(config: &Config, model: &Model) -> Size {
+    Size {
         ctx: model.ctx.unwrap_or(config.engine.ctx),
         threads: model.threads.unwrap_or(config.engine.threads),
         parallel: model.parallel.unwrap_or(config.engine.parallel),
         kept_prefixes: model.kept_prefixes.unwrap_or(config.engine.kept_prefixes),
-    };
+    }
+}
+
+fn planned(config: &Config, model: &Model) -> Result<Planned, Failure> {
+    let size = size(config, model);
     let source = match model.backend {
         Backend::Scripted => Source::Scripted(Box::new(script(model, size)?)),
         Backend::Embedded => weights(model)?,
@@ -97,6 +103,29 @@ fn planned(config: &Config, model: &Model) -> Result<Planned, Failure> {
     })
 }
 
+/// What requests may ask of a scripted model; the names were checked when it was read.
+fn controls(script: &scripted::Config) -> BTreeMap<generate::Control, String> {
+    let named = script.controls.iter();
+    let known = named.filter_map(|(name, parameter)| {
+        Some((generate::Control::from_name(name)?, parameter.clone()))
+    });
+    known.collect()
+}
+
+/// What a configured model plays, if it is a scripted one.
+///
+/// # Errors
+/// [`Exit::Usage`] if it does not read.
+pub(crate) fn scripted(
+    config: &Config,
+    model: &Model,
+) -> Result<Option<scripted::Config>, Failure> {
+    match model.backend {
+        Backend::Scripted => script(model, size(config, model)).map(Some),
+        Backend::Embedded => Ok(None),
+    }
+}
+
 /// What a scripted model says; its name and size stand outside.
 fn script(model: &Model, size: Size) -> Result<scripted::Config, Failure> {
     let wrong = |why: figment::Error| {
@@ -106,10 +135,25 @@ fn script(model: &Model, size: Size) -> Result<scripted::Config, Failure> {
             model.name, why.kind
         ))
     };
-    let mut script = match &model.scripted {
+    let mut script: scripted::Config = match &model.scripted {
         Some(value) => value.deserialize().map_err(wrong)?,
         None => scripted::Config::default(),
     };
+    if let Some(name) = script
+        .controls
+        .keys()
+        .find(|name| generate::Control::from_name(name).is_none())
+    {
+        let known: Vec<&str> = generate::Control::ALL
+            .iter()
+            .map(|(name, _)| *name)
+            .collect();
+        return Err(Failure::usage(format!(
+            "models `{}`: scripted.controls.{name}: there are: {}",
+            model.name,
+            known.join(", ")
+        )));
+    }
     script.name.clone_from(&model.name);
     script.parallel = size.parallel;
     script.kept_prefixes = size.kept_prefixes;
@@ -180,11 +224,16 @@ fn demo(_: &Config) -> Result<Planned, Failure> {
 
 impl Planned {
     /// What the Triton face says of it.
-    pub(crate) fn served(&self, _: &Config) -> generate::Model {
+    ///
+    /// # Errors
+    /// As [`Model::signature`].
+    pub(crate) fn served(&self, config: &Config) -> Result<generate::Model, Failure> {
         let usual = generate::Model::default();
-        match &self.source {
-            Source::Scripted(_) => generate::Model {
+        let mut served = match &self.source {
+            Source::Scripted(script) => generate::Model {
                 platform: "scripted".into(),
+                controls: controls(script),
+                fail_message: script.fail_message.clone(),
                 ..usual
             },
             #[cfg(feature = "embedded")]
@@ -199,7 +248,17 @@ impl Planned {
                 template_raw_prompts: true,
                 ..usual
             },
+        };
+        if let Some(model) = config.models.iter().find(|model| model.name == self.name) {
+            served.signature = model.signature()?;
+            served.versions = model.versions.clone().unwrap_or_else(|| vec![1]);
+            served.strict_parameters = model.strict_parameters;
+            served.prepend_prompt_default = model.prepend_prompt_default;
+            served.template_raw_prompts = model
+                .template_raw_prompts
+                .unwrap_or(served.template_raw_prompts);
         }
+        Ok(served)
     }
 
     /// Loads the model and starts its engine. Slow: call it where blocking is allowed. `progress` is told the share

@@ -13,6 +13,7 @@ mod catalogue;
 mod endpoint;
 mod failure;
 mod function;
+mod infer;
 mod metadata;
 mod options;
 mod path;

@@ -2,6 +2,8 @@
 //!
 //! Owns: [`Config`] and its parts. Refuses to know: files; whoever reads one hands over the finished value.
 
+use std::collections::BTreeMap;
+
 use sapwood_proto::code::Code;
 use serde::Deserialize;
 
@@ -45,6 +47,13 @@ pub struct Config {
     pub batch_tokens: u32,
     /// Cells of the cache; not given: enough for every slot.
     pub cells: Option<u32>,
+    /// Tokens told together; 1 is what there is.
+    pub tokens_per_chunk: u32,
+    /// What requests may ask of the model, and the name of the parameter that asks for it (TR-1103). The engine plays
+    /// scripts; what is asked beside them is done by the face that read the parameters.
+    pub controls: BTreeMap<String, String>,
+    /// What the model says when it is asked to fail.
+    pub fail_message: String,
 }
 
 impl Default for Config {
@@ -68,6 +77,9 @@ impl Default for Config {
             kept_prefixes: 16,
             batch_tokens: 2048,
             cells: None,
+            tokens_per_chunk: 1,
+            controls: BTreeMap::new(),
+            fail_message: "mock failure".to_owned(),
         }
     }
 }

@@ -146,6 +146,12 @@ impl Library {
                 range: "from 0 to 80",
             });
         }
+        if config.tokens_per_chunk != 1 {
+            return Err(Invalid::Range {
+                field: "tokens_per_chunk",
+                range: "1",
+            });
+        }
         let mut rules = Vec::new();
         for rule in std::mem::take(&mut config.rules) {
             let pattern = rule.pattern.map(|pattern| {

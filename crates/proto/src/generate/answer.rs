@@ -34,6 +34,11 @@ impl Head {
         ))
     }
 
+    /// The members alone, as the beginning of an object that is not closed.
+    pub(super) fn open(&self) -> &str {
+        &self.0
+    }
+
     /// The answer of `/generate`.
     #[must_use]
     pub fn json(&self, signature: &Signature, response: &Response) -> Bytes {

@@ -148,9 +148,14 @@ pub enum Refused {
     /// TR-401: known, and not there.
     #[error("'{0}' is not supported")]
     Unsupported(String),
-    /// Both ways of saying what to generate from.
-    #[error("give either '{0}' or '{1}', not both")]
-    Both(String, String),
+    /// TR-805: a name that requests may not use.
+    #[error(
+        "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+    )]
+    Reserved,
+    /// What is wrong with a request of infer (TR-802 to TR-804).
+    #[error("{0}")]
+    Infer(String),
 }
 
 /// Why a body cannot be read as its `Content-Encoding` says (TR-209).

@@ -36,6 +36,8 @@ pub struct Mapped {
     pub parameters: Vec<(String, Parameter)>,
     /// Parameters that mean nothing to the model.
     pub unknown: u32,
+    /// The outputs asked for by name, where a request can do that.
+    pub outputs: Option<Vec<usize>>,
 }
 
 /// Whose inputs a body is read for.
@@ -187,7 +189,7 @@ fn quoted(names: &[&str]) -> String {
 }
 
 /// TR-304: the id, wherever it stands.
-fn id(members: &[Member<'_>], limits: &Limits) -> Result<Option<String>, Refused> {
+pub(super) fn id(members: &[Member<'_>], limits: &Limits) -> Result<Option<String>, Refused> {
     let Some((_, value)) = members.iter().find(|(name, _)| name == "id") else {
         return Ok(None);
     };
@@ -272,7 +274,7 @@ impl Filling<'_> {
 }
 
 /// TR-307.
-fn parameter(name: &str, value: &str) -> Result<Parameter, Refused> {
+pub(super) fn parameter(name: &str, value: &str) -> Result<Parameter, Refused> {
     Ok(match value.as_bytes().first() {
         Some(b'"') => Parameter::Text(json::string(value)?),
         Some(b't') => Parameter::Bool(true),
@@ -297,13 +299,20 @@ fn double(text: &str) -> Result<f64, Refused> {
 }
 
 /// How the text of a member becomes a tensor.
-struct Reading<'a> {
-    input: &'a Input,
-    lenient: bool,
-    limits: &'a Limits,
+pub(super) struct Reading<'a> {
+    pub(super) input: &'a Input,
+    pub(super) lenient: bool,
+    pub(super) limits: &'a Limits,
 }
 
 impl Reading<'_> {
+    /// The elements of a value, however they are nested.
+    pub(super) fn data(&self, value: &str) -> Result<Data, Refused> {
+        let mut data = Data::empty(self.input.datatype);
+        self.flatten(&mut data, value)?;
+        Ok(data)
+    }
+
     fn tensor(&self, value: &str) -> Result<Tensor, Refused> {
         let input = self.input;
         if matches!(input.datatype, Datatype::Fp16 | Datatype::Bf16) {

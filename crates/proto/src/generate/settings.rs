@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::limits::Limits;
 use super::refused::Refused;
-use super::request::{Mapped, Parameter};
+use super::request::Mapped;
 use super::signature::{InputRole, Signature};
 use super::tensor::{Data, Tensor};
 
@@ -274,17 +274,6 @@ fn sampling_json(tensor: &Tensor) -> Result<Map<String, Value>, Refused> {
         Ok(Value::Object(map)) => Ok(map),
         Ok(_) => Err(Refused::SamplingJson("it is another value".into())),
         Err(error) => Err(Refused::SamplingJson(error.to_string())),
-    }
-}
-
-impl Parameter {
-    fn to_json(&self) -> Value {
-        match self {
-            Self::Bool(flag) => (*flag).into(),
-            Self::Int(number) => (*number).into(),
-            Self::Double(number) => (*number).into(),
-            Self::Text(text) => text.as_str().into(),
-        }
     }
 }
 

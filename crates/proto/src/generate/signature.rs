@@ -209,6 +209,11 @@ impl Signature {
     /// Which outputs a request gets: those that no input asks for, and those that it asks for.
     #[must_use]
     pub fn wanted(&self, mapped: &Mapped) -> Vec<bool> {
+        if let Some(asked) = &mapped.outputs {
+            return (0..self.outputs.len())
+                .map(|place| asked.contains(&place))
+                .collect();
+        }
         let asks = |output: &Output| {
             let asking = self
                 .inputs

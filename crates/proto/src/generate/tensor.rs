@@ -141,6 +141,19 @@ impl Data {
     }
 }
 
+impl Data {
+    /// The elements as JSON; bytes that are no text are replaced.
+    pub(super) fn shown(&self) -> Vec<Value> {
+        match self {
+            Self::Bytes(list) => list
+                .iter()
+                .map(|text| String::from_utf8_lossy(text).into())
+                .collect(),
+            other => other.values().unwrap_or_default(),
+        }
+    }
+}
+
 impl Tensor {
     /// A tensor with one dimension of these strings.
     #[must_use]

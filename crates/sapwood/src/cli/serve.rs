@@ -60,6 +60,9 @@ pub(super) struct Serve {
     /// Listen beyond this machine although no key is configured
     #[arg(long)]
     insecure: bool,
+    /// Bytes that a request of the Triton face may have, as JSON and as tensors
+    #[arg(long, value_name = "BYTES")]
+    http_max_input_size: Option<usize>,
     #[command(flatten)]
     models: ModelFlags,
 }
@@ -72,6 +75,11 @@ impl Serve {
             let urls = self.upstream.iter().map(|url| url.as_str().into());
             flags.set("upstreams", "--upstream", Some(list(urls)));
         }
+        flags.set(
+            "generate.http_max_input_size",
+            "--http-max-input-size",
+            self.http_max_input_size,
+        );
         flags.set("auth.key", "--api-key", self.api_key.clone());
         for (key, flag, path) in [
             ("auth.key_file", "--key-file", &self.key_file),
@@ -130,7 +138,7 @@ impl Serve {
         let generate = generate::face(
             shared.clone(),
             counted(&kernel, &shared, metrics::Face::Generate),
-            generate_config(&config, &planned),
+            generate_config(&config, &planned)?,
         );
         let faces = builder.face(evergreen).face(lmtp.face()).face(generate);
         let server = faces.build().map_err(broken)?;
@@ -272,14 +280,12 @@ fn evergreen_config(
     }
 }
 
-fn generate_config(config: &Config, planned: &[Planned]) -> generate::Config {
+fn generate_config(config: &Config, planned: &[Planned]) -> Result<generate::Config, Failure> {
     let models = planned
         .iter()
-        .map(|model| (model.name.clone(), model.served(config)));
-    generate::Config {
-        models: models.collect(),
-        ..generate::Config::default()
-    }
+        .map(|model| Ok((model.name.clone(), model.served(config)?)));
+    let models: Result<_, Failure> = models.collect();
+    Ok(config.generate.face(models?))
 }
 
 fn announce(name: &Name, config: &Config, planned: &[Planned]) {

@@ -37,7 +37,6 @@ pub(super) struct Upload {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Style {
     Generate,
-    #[allow(dead_code, reason = "infer is not there yet")]
     Infer,
 }
 

@@ -5,13 +5,14 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use futures::{Stream, StreamExt, stream};
 use http::request::Parts;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::{Head, Mapped, Mapper, Signature, error_event};
+use sapwood_proto::generate::{Head, Mapper, Refused, Signature, error_event};
 use tokio::time::Instant;
 
 use super::body::{Style, Upload};
@@ -20,7 +21,7 @@ use super::catalogue::{Catalogue, Found};
 use super::failure::{EVENTS, Failure, JSON};
 use super::path::{Route, Target};
 use super::stats::Counting;
-use super::{metadata, repository};
+use super::{infer, metadata, repository};
 use crate::patience::Deadline;
 
 /// JSON of more than this is read where it holds up nobody.
@@ -82,14 +83,7 @@ async fn to(
             let responses = call.begin(&catalogue.kernel, &catalogue.config.limits, true)?;
             events(responses, told, counting).await
         }
-        Route::Infer(target) => {
-            let found = catalogue.find(&target);
-            let failure = match found {
-                Ok(_) => Failure::new(Code::Unimplemented, "infer is not supported here yet"),
-                Err(failure) => failure,
-            };
-            refuse(upload, failure, catalogue).await
-        }
+        Route::Infer(target) => infer::answer(target, catalogue, parts, upload).await,
         Route::Index | Route::Load(_) | Route::Unload(_) | Route::Repository => {
             repository::answer(route, catalogue, parts, upload).await
         }
@@ -113,25 +107,37 @@ async fn read(
     let bytes = upload
         .whole(&parts.headers, Style::Generate, config)
         .await?;
-    let mapped = map(&found, catalogue, bytes).await?;
-    let deadline = parts.extensions.get::<Deadline>();
+    let mapped = reading(&found, catalogue, bytes, |mapper, bytes| mapper.map(bytes)).await?;
+    let unknown = &catalogue.shared.metrics.unknown_parameters;
+    unknown.inc_by(mapped.unknown.into());
     let call = Call {
         found,
         mapped,
-        deadline: deadline.map_or_else(|| Instant::now() + FOREVER, |deadline| deadline.0 - OURS),
+        deadline: deadline(parts),
     };
     Ok((call, counting))
 }
 
-/// The gate's own answer would be no answer of this face.
-const OURS: std::time::Duration = std::time::Duration::from_millis(5);
-const FOREVER: std::time::Duration = std::time::Duration::from_secs(86_400);
+/// When an answer has to be there: a moment before the gate gives its own, which is no answer of this face.
+pub(super) fn deadline(parts: &Parts) -> Instant {
+    let deadline = parts.extensions.get::<Deadline>();
+    deadline.map_or_else(|| Instant::now() + FOREVER, |deadline| deadline.0 - OURS)
+}
 
-async fn map(found: &Found, catalogue: &Catalogue, bytes: Bytes) -> Result<Mapped, Failure> {
+const OURS: Duration = Duration::from_millis(5);
+const FOREVER: Duration = Duration::from_secs(86_400);
+
+/// Reads a body for a model, on a thread of its own where it is large.
+pub(super) async fn reading<T: Send + 'static>(
+    found: &Found,
+    catalogue: &Catalogue,
+    bytes: Bytes,
+    read: impl FnOnce(&Mapper<'_>, &[u8]) -> Result<T, Refused> + Send + 'static,
+) -> Result<T, Failure> {
     let limits = catalogue.config.limits.clone();
     let found = found.clone();
     let large = bytes.len() > READ_HERE;
-    let map = move || {
+    let reading = move || {
         let known: Vec<String> = found.model.controls.values().cloned().collect();
         let mapper = Mapper {
             model: &found.name,
@@ -140,21 +146,15 @@ async fn map(found: &Found, catalogue: &Catalogue, bytes: Bytes) -> Result<Mappe
             strict: found.model.strict_parameters,
             limits: &limits,
         };
-        mapper.map(&bytes)
+        read(&mapper, &bytes)
     };
-    let mapped = if large {
+    let read = if large {
         let defect = |_| Failure::new(Code::Internal, "the body could not be read");
-        tokio::task::spawn_blocking(map).await.map_err(defect)?
+        tokio::task::spawn_blocking(reading).await.map_err(defect)?
     } else {
-        map()
+        reading()
     };
-    let mapped = mapped?;
-    catalogue
-        .shared
-        .metrics
-        .unknown_parameters
-        .inc_by(mapped.unknown.into());
-    Ok(mapped)
+    Ok(read?)
 }
 
 /// What answers are written with.
@@ -174,7 +174,7 @@ impl Told {
 }
 
 /// TR-504: exactly one response.
-async fn one(
+pub(super) async fn one(
     mut responses: Responses,
     mut counting: Counting,
 ) -> Result<sapwood_proto::generate::Response, Failure> {

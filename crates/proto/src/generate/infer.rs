@@ -1,0 +1,446 @@
+//! Requests and answers of `infer`: tensors with their shapes said, as JSON or as raw bytes behind it (section 8).
+//!
+//! Owns: reading and writing both forms. Refuses to know: HTTP's own compression, and what is computed.
+
+use bytes::Bytes;
+use serde_json::{Map, Value, json};
+
+use super::answer::{Head, Response};
+use super::datatype::Datatype;
+use super::json;
+use super::refused::Refused;
+use super::request::{Mapped, Mapper, Parameter, Reading, id};
+use super::settings;
+use super::signature::{Input, Signature};
+use super::tensor::{Data, Tensor, fit};
+
+/// A request of `infer`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Infer {
+    /// What it gives.
+    pub mapped: Mapped,
+    /// The outputs that are told as raw bytes; all of them, if nothing was said of any and the request says so.
+    pub binary: Vec<usize>,
+    /// Whether every output is.
+    pub all_binary: bool,
+}
+
+/// One entry of `inputs`, as it was sent.
+#[derive(Default)]
+struct Given<'a> {
+    name: String,
+    datatype: String,
+    shape: Vec<i64>,
+    /// Bytes behind the JSON.
+    raw: Option<usize>,
+    data: Option<&'a str>,
+}
+
+impl Mapper<'_> {
+    /// Reads a whole body. `header` is the value of `Inference-Header-Content-Length`, if the request has it.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with it.
+    pub fn infer(&self, body: &[u8], header: Option<&str>) -> Result<Infer, Refused> {
+        let (text, mut rest) = split(body, header)?;
+        if text.is_empty() && header.is_some() {
+            return self.raw_body(rest);
+        }
+        let members = json::read(text, self.limits)?;
+        let mut infer = Infer::default();
+        infer.mapped.id = id(&members, self.limits)?;
+        let member = |name: &str| {
+            members
+                .iter()
+                .find(|(mine, _)| mine == name)
+                .map(|(_, value)| *value)
+        };
+        if let Some(parameters) = member("parameters") {
+            infer.all_binary = self.parameters(&mut infer.mapped, parameters)?;
+        }
+        let inputs = member("inputs").filter(|text| text.starts_with('['));
+        let inputs = inputs.ok_or_else(|| {
+            refused("Unable to parse 'inputs': attempt to access JSON non-array as array")
+        })?;
+        json::elements(inputs, &mut |entry| {
+            let given = self.given(entry)?;
+            self.input(&mut infer.mapped, given, &mut rest)
+        })?;
+        if !rest.is_empty() {
+            return Err(refused(format!(
+                "unexpected additional input data for model '{}'",
+                self.model
+            )));
+        }
+        if let Some(outputs) = member("outputs") {
+            self.outputs(&mut infer, outputs)?;
+        }
+        self.complete(&infer.mapped)?;
+        Ok(infer)
+    }
+
+    /// The whole body is the one string that the model needs (TR-802).
+    fn raw_body(&self, body: &[u8]) -> Result<Infer, Refused> {
+        let needed = |input: &&Input| !input.optional && input.datatype == Datatype::Bytes;
+        let mut needed = self.signature.inputs.iter().filter(needed);
+        let (Some(input), None) = (needed.next(), needed.next()) else {
+            let message = format!(
+                "model '{}' does not take a raw body: it needs one BYTES input",
+                self.model
+            );
+            return Err(refused(message));
+        };
+        let mut infer = Infer::default();
+        let place = self.signature.input(&input.name).unwrap_or(0);
+        let data = Data::Bytes([body].into_iter().collect());
+        let shape = fit(&input.shape, 1).ok_or_else(|| Refused::Shape(input.name.clone()))?;
+        infer.mapped.tensors.push((place, Tensor { shape, data }));
+        self.complete(&infer.mapped)?;
+        Ok(infer)
+    }
+
+    /// TR-805. Says whether outputs are raw unless something else is said of them.
+    fn parameters(&self, mapped: &mut Mapped, text: &str) -> Result<bool, Refused> {
+        if !text.starts_with('{') {
+            return Err(Refused::Parameters);
+        }
+        let mut binary = false;
+        for (name, value) in json::members(text, self.limits)? {
+            match name.as_str() {
+                "binary_data_output" => binary = value == "true",
+                "sequence_id" | "sequence_start" | "sequence_end" => {}
+                name if name.starts_with("triton_") => return Err(Refused::Reserved),
+                name => {
+                    let value = super::request::parameter(name, value)?;
+                    self.parameter(mapped, name, value)?;
+                }
+            }
+        }
+        Ok(binary)
+    }
+
+    fn given<'a>(&self, entry: &'a str) -> Result<Given<'a>, Refused> {
+        let wrong = |member: &str| refused(format!("Unable to parse '{member}' of an input"));
+        if !entry.starts_with('{') {
+            return Err(wrong("inputs"));
+        }
+        let mut given = Given::default();
+        for (name, value) in json::members(entry, self.limits)? {
+            match name.as_str() {
+                "name" => given.name = json::string(value).map_err(|_| wrong("name"))?,
+                "datatype" => {
+                    given.datatype = json::string(value).map_err(|_| wrong("datatype"))?
+                }
+                "shape" => given.shape = serde_json::from_str(value).map_err(|_| wrong("shape"))?,
+                "data" => given.data = Some(value),
+                "parameters" => {
+                    let parameters: Map<String, Value> =
+                        serde_json::from_str(value).map_err(|_| wrong("parameters"))?;
+                    if let Some(size) = parameters.get("binary_data_size") {
+                        let size = size.as_u64().and_then(|size| usize::try_from(size).ok());
+                        given.raw = Some(size.ok_or_else(|| wrong("binary_data_size"))?);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(given)
+    }
+
+    fn input(
+        &self,
+        mapped: &mut Mapped,
+        given: Given<'_>,
+        rest: &mut &[u8],
+    ) -> Result<(), Refused> {
+        let Given {
+            name,
+            datatype,
+            shape,
+            raw,
+            data,
+        } = given;
+        let taken = match raw {
+            Some(bytes) => {
+                let taken = rest.split_at_checked(bytes).ok_or_else(|| {
+                    refused(format!("unexpected end of input data for input '{name}'"))
+                })?;
+                *rest = taken.1;
+                Some(taken.0)
+            }
+            None => None,
+        };
+        let id = mapped.shown_id().to_owned();
+        let Some(place) = self.signature.input(&name) else {
+            return self.alias(mapped, &name, data, &id);
+        };
+        let input = &self.signature.inputs[place];
+        if mapped.tensor(place).is_some() {
+            return Err(Refused::Twice { id, name });
+        }
+        if datatype != input.datatype.name() {
+            let (wanted, model) = (input.datatype, self.model);
+            return Err(refused(format!(
+                "[request id: {id}] inference input '{name}' data-type is '{datatype}', but model '{model}' expects \
+                 '{wanted}'"
+            )));
+        }
+        let count = self.elements(input, &shape, &id)?;
+        let data = match (taken, data) {
+            (Some(bytes), _) => behind(input, bytes, count).map_err(|what| {
+                let model = self.model;
+                refused(format!(
+                    "[request id: {id}] {what} for model '{model}'{}",
+                    expecting(input, bytes, count)
+                ))
+            })?,
+            (None, Some(text)) => {
+                let reading = Reading {
+                    input,
+                    lenient: self.signature.lenient,
+                    limits: self.limits,
+                };
+                let data = reading.data(text)?;
+                if data.len() != count {
+                    let told =
+                        "Unable to parse 'data': Shape does not match true shape of 'data' field";
+                    return Err(refused(told));
+                }
+                data
+            }
+            (None, None) => {
+                return Err(refused(format!(
+                    "[request id: {id}] input '{name}' has no data"
+                )));
+            }
+        };
+        mapped.tensors.push((place, Tensor { shape, data }));
+        Ok(())
+    }
+
+    /// A shape that was said is one that was declared; the number of its elements. Clients of the union signature may
+    /// put ones before it.
+    fn elements(&self, input: &Input, shape: &[i64], id: &str) -> Result<usize, Refused> {
+        let declared = self.signature.shown(&input.shape);
+        let more = shape.len().saturating_sub(declared.len());
+        let (ones, rest) = shape.split_at(more);
+        let fits = rest.len() == declared.len()
+            && (more == 0 || self.signature.lenient && ones.iter().all(|size| *size == 1))
+            && rest
+                .iter()
+                .zip(&declared)
+                .all(|(size, declared)| *size >= 0 && (*declared < 0 || size == declared));
+        let count = shape
+            .iter()
+            .try_fold(1_i64, |count, size| count.checked_mul(*size));
+        let count = count.and_then(|count| usize::try_from(count).ok());
+        match count.filter(|_| fits) {
+            Some(count) if count <= self.limits.tensor_elements => Ok(count),
+            Some(_) => Err(Refused::Elements {
+                name: input.name.clone(),
+                max: self.limits.tensor_elements,
+            }),
+            None => Err(refused(format!(
+                "[request id: {id}] unexpected shape for input '{}' for model '{}'. Expected {}, got {}",
+                input.name,
+                self.model,
+                list(&declared),
+                list(shape),
+            ))),
+        }
+    }
+
+    /// D-20: what is not declared is refused by name, unless it is another name of a sampling field.
+    fn alias(
+        &self,
+        mapped: &mut Mapped,
+        name: &str,
+        data: Option<&str>,
+        id: &str,
+    ) -> Result<(), Refused> {
+        let known = self.signature.lenient && settings::is_field(name);
+        let (Some(text), true) = (data, known) else {
+            let model = self.model;
+            return Err(refused(format!(
+                "[request id: {id}] unexpected inference input '{name}' for model '{model}'"
+            )));
+        };
+        let text = text
+            .trim_start_matches(['[', ' '])
+            .trim_end_matches([']', ' ']);
+        let value = super::request::parameter(name, text)?;
+        self.parameter(mapped, name, value)
+    }
+
+    /// TR-804.
+    fn outputs(&self, infer: &mut Infer, text: &str) -> Result<(), Refused> {
+        if !text.starts_with('[') {
+            return Err(refused(
+                "Unable to parse 'outputs': attempt to access JSON non-array as array",
+            ));
+        }
+        let id = infer.mapped.shown_id().to_owned();
+        let mut asked = Vec::new();
+        json::elements(text, &mut |entry| {
+            let entry: Value = serde_json::from_str(entry).unwrap_or_default();
+            let name = entry
+                .get("name")
+                .and_then(Value::as_str)
+                .unwrap_or_default();
+            let place = self.signature.output(name).ok_or_else(|| {
+                let (name, model) = (settings::short(name), self.model);
+                refused(format!(
+                    "[request id: {id}] unexpected inference output '{name}' for model '{model}'"
+                ))
+            })?;
+            asked.push(place);
+            if entry.pointer("/parameters/binary_data") == Some(&Value::Bool(true)) {
+                infer.binary.push(place);
+            }
+            Ok(())
+        })?;
+        if !asked.is_empty() {
+            infer.all_binary = false;
+            infer.mapped.outputs = Some(asked);
+        }
+        Ok(())
+    }
+}
+
+impl Infer {
+    /// The answer: its JSON, and the raw bytes that stand behind it, of which there may be none.
+    #[must_use]
+    pub fn answer(
+        &self,
+        head: &Head,
+        signature: &Signature,
+        response: &Response,
+    ) -> (Bytes, Bytes) {
+        let mut raw = Vec::new();
+        let mut outputs = Vec::new();
+        for (place, tensor) in &response.outputs {
+            let Some(output) = signature.outputs.get(*place) else {
+                continue;
+            };
+            let shape = shaped(signature, &output.shape, tensor);
+            let mut told =
+                json!({"name": output.name, "datatype": output.datatype.name(), "shape": shape});
+            let (key, value) = if self.all_binary || self.binary.contains(place) {
+                let before = raw.len();
+                raw.extend(tensor.data.to_raw(output.datatype));
+                (
+                    "parameters",
+                    json!({"binary_data_size": raw.len() - before}),
+                )
+            } else {
+                ("data", Value::Array(tensor.data.shown()))
+            };
+            if let Some(object) = told.as_object_mut() {
+                object.insert(key.into(), value);
+            }
+            outputs.push(told);
+        }
+        let parameters = response.parameters.iter();
+        let parameters: Map<String, Value> = parameters
+            .map(|(name, value)| (name.clone(), value.to_json()))
+            .collect();
+        let mut text = head.open().to_owned();
+        if !parameters.is_empty() {
+            text.push_str(&format!(",\"parameters\":{}", Value::Object(parameters)));
+        }
+        text.push_str(&format!(",\"outputs\":{}}}", Value::Array(outputs)));
+        (text.into(), raw.into())
+    }
+}
+
+/// The shape under which an output is told: the declared one, as far as it says how elements lie.
+pub(super) fn shaped(signature: &Signature, declared: &[i64], tensor: &Tensor) -> Vec<i64> {
+    match fit(declared, tensor.data.len()) {
+        Some(shape) if signature.max_batch_size > 0 => [&[1], shape.as_slice()].concat(),
+        Some(shape) => shape,
+        None => tensor.shape.clone(),
+    }
+}
+
+/// TR-802: where the JSON ends.
+fn split<'a>(body: &'a [u8], header: Option<&str>) -> Result<(&'a [u8], &'a [u8]), Refused> {
+    let Some(header) = header else {
+        return Ok((body, &[]));
+    };
+    let length: i64 = header.trim().parse().map_err(|_| {
+        refused(format!(
+            "Unable to parse Inference-Header-Content-Length, got: {}",
+            settings::short(header)
+        ))
+    })?;
+    let at = usize::try_from(length)
+        .ok()
+        .and_then(|length| body.split_at_checked(length));
+    at.ok_or_else(|| {
+        let bytes = body.len();
+        refused(format!(
+            "inference header size should be in range (0, {bytes}), got: {length}"
+        ))
+    })
+}
+
+/// So many elements out of the bytes behind the JSON (TR-803), or what is wrong with those.
+fn behind(input: &Input, bytes: &[u8], count: usize) -> Result<Data, String> {
+    let name = &input.name;
+    let width = input.datatype.width();
+    if width.is_some_and(|width| count.saturating_mul(width) != bytes.len()) {
+        return Err(format!("input byte size mismatch for input '{name}'"));
+    }
+    let Some(data) = Data::from_raw(input.datatype, bytes) else {
+        let what = if width.is_none() {
+            "incomplete string"
+        } else {
+            "invalid"
+        };
+        return Err(format!("{what} data for inference input '{name}'"));
+    };
+    if data.len() == count {
+        return Ok(data);
+    }
+    let got = data.len();
+    Err(format!(
+        "unexpected number of string elements {got} for inference input '{name}'"
+    ))
+}
+
+/// How much it should have been, where that is known.
+fn expecting(input: &Input, bytes: &[u8], count: usize) -> String {
+    match input
+        .datatype
+        .width()
+        .map(|width| count.saturating_mul(width))
+    {
+        Some(expected) if expected != bytes.len() => {
+            format!(". Expected {expected}, got {}", bytes.len())
+        }
+        None if Data::from_raw(input.datatype, bytes).is_some() => format!(", expecting {count}"),
+        _ => String::new(),
+    }
+}
+
+fn list(shape: &[i64]) -> String {
+    let sizes: Vec<_> = shape.iter().map(ToString::to_string).collect();
+    format!("[{}]", sizes.join(","))
+}
+
+pub(super) fn refused(text: impl Into<String>) -> Refused {
+    Refused::Infer(text.into())
+}
+
+impl Parameter {
+    /// The parameter as JSON.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        match self {
+            Self::Bool(flag) => (*flag).into(),
+            Self::Int(number) => (*number).into(),
+            Self::Double(number) => (*number).into(),
+            Self::Text(text) => text.as_str().into(),
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! The keys of `[generate]`, and what a model's own table says of it at the Triton face.
+//!
+//! Owns: the keys, and the face's settings that are made of them. Refuses to know: the protocol.
+
+use std::collections::BTreeMap;
+
+use sapwood_proto::generate::{Datatype, Input, InputRole, Limits, Output, OutputRole, Signature};
+use sapwood_server::generate;
+use serde::{Deserialize, Serialize};
+
+use super::Model;
+use crate::failure::Failure;
+
+/// What requests of the Triton face may hold, and where it behaves as the reference does.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Generate {
+    /// Bytes of a body, and of all its tensors together.
+    pub(crate) http_max_input_size: usize,
+    /// Bytes of a refused body that are read before it is answered.
+    pub(crate) drain_bytes: u64,
+    /// Tokens that one request may ask for; 0: the context is the only limit.
+    pub(crate) new_tokens: u32,
+    /// The status for a model that nobody knows.
+    pub(crate) unknown_model_status: u16,
+    /// Whose behaviour holds where the reference is stricter than it needs to be.
+    pub(crate) compat: Compat,
+    /// The name that the server gives itself.
+    pub(crate) metadata_name: String,
+}
+
+/// Whose behaviour holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Compat {
+    /// Ours.
+    #[default]
+    Sapwood,
+    /// The reference's.
+    Triton,
+}
+
+impl Default for Generate {
+    fn default() -> Self {
+        let limits = Limits::default();
+        let face = generate::Config::default();
+        Self {
+            http_max_input_size: limits.input_bytes,
+            drain_bytes: face.drain_bytes,
+            new_tokens: limits.new_tokens,
+            unknown_model_status: face.unknown_model_status,
+            compat: Compat::Sapwood,
+            metadata_name: face.metadata_name,
+        }
+    }
+}
+
+impl Generate {
+    /// Checks what the types cannot say.
+    ///
+    /// # Errors
+    /// [`Failure::usage`], naming the key.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        if matches!(self.unknown_model_status, 400 | 404) {
+            return Ok(());
+        }
+        Err(Failure::usage(
+            "generate.unknown_model_status: must be 400 or 404",
+        ))
+    }
+
+    /// The face's settings, with what is said of single models.
+    pub(crate) fn face(&self, models: BTreeMap<String, generate::Model>) -> generate::Config {
+        generate::Config {
+            limits: Limits {
+                input_bytes: self.http_max_input_size,
+                new_tokens: self.new_tokens,
+                ..Limits::default()
+            },
+            drain_bytes: self.drain_bytes,
+            unknown_model_status: self.unknown_model_status,
+            compat: self.compat == Compat::Triton,
+            metadata_name: self.metadata_name.clone(),
+            models,
+            ..generate::Config::default()
+        }
+    }
+}
+
+/// A tensor of a model's signature (TR-101).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    pub(crate) datatype: String,
+    pub(crate) shape: Vec<i64>,
+    #[serde(default)]
+    pub(crate) optional: bool,
+    #[serde(default)]
+    pub(crate) role: Option<String>,
+    #[serde(default)]
+    pub(crate) accepts_json: bool,
+}
+
+impl Tensor {
+    fn datatype(&self, model: &str) -> Result<Datatype, Failure> {
+        let known = Datatype::from_name(&self.datatype);
+        known.ok_or_else(|| {
+            let what = format!(
+                "tensor `{}`: there is no datatype `{}`",
+                self.name, self.datatype
+            );
+            wrong(model, &what)
+        })
+    }
+
+    fn no_role(&self, model: &str) -> Failure {
+        let role = self.role.as_deref().unwrap_or_default();
+        wrong(
+            model,
+            &format!("tensor `{}`: there is no role `{role}`", self.name),
+        )
+    }
+
+    fn input(&self, model: &str) -> Result<Input, Failure> {
+        let role = match &self.role {
+            None => Some(InputRole::Ignore),
+            Some(name) => InputRole::from_name(name),
+        };
+        Ok(Input {
+            name: self.name.clone(),
+            datatype: self.datatype(model)?,
+            shape: self.shape.clone(),
+            optional: self.optional,
+            role: role.ok_or_else(|| self.no_role(model))?,
+            accepts_json: self.accepts_json,
+        })
+    }
+
+    fn output(&self, model: &str) -> Result<Output, Failure> {
+        let role = match &self.role {
+            None => Some(OutputRole::Nothing),
+            Some(name) => OutputRole::from_name(name),
+        };
+        Ok(Output {
+            name: self.name.clone(),
+            datatype: self.datatype(model)?,
+            shape: self.shape.clone(),
+            role: role.ok_or_else(|| self.no_role(model))?,
+        })
+    }
+}
+
+fn wrong(model: &str, what: &str) -> Failure {
+    Failure::usage(format!("models `{model}`: {what}"))
+}
+
+impl Model {
+    /// The signature of its own, if it has one (TR-103, TR-105).
+    ///
+    /// # Errors
+    /// [`Failure::usage`], naming model and tensor.
+    pub(crate) fn signature(&self) -> Result<Option<Signature>, Failure> {
+        let name = self.name.as_str();
+        let changed = self.decoupled.is_some() || self.max_batch_size.is_some();
+        let mut signature = if !self.inputs.is_empty() || !self.outputs.is_empty() {
+            let inputs: Result<_, _> = self.inputs.iter().map(|it| it.input(name)).collect();
+            let outputs: Result<_, _> = self.outputs.iter().map(|it| it.output(name)).collect();
+            Signature {
+                inputs: inputs?,
+                outputs: outputs?,
+                max_batch_size: 0,
+                decoupled: true,
+                lenient: false,
+            }
+        } else if changed {
+            Signature::union()
+        } else {
+            return Ok(None);
+        };
+        signature.decoupled = self.decoupled.unwrap_or(true);
+        signature.max_batch_size = self.max_batch_size.unwrap_or(0);
+        signature
+            .check()
+            .map_err(|invalid| wrong(name, &invalid.to_string()))?;
+        Ok(Some(signature))
+    }
+
+    /// Checks what is said of it at this face.
+    ///
+    /// # Errors
+    /// [`Failure::usage`], naming model and key.
+    pub(crate) fn check_served(&self) -> Result<(), Failure> {
+        let versions = self.versions.as_deref().unwrap_or(&[1]);
+        let least = versions.iter().all(|version| *version >= 1);
+        if versions.is_empty() || !least {
+            return Err(wrong(&self.name, "versions must be integers of 1 and more"));
+        }
+        self.signature().map(|_| ())
+    }
+}
