@@ -5,7 +5,8 @@
 //!
 //! A client is a folder `tests/foreign/NAME` with `requirements.txt` and `check.py`, or with `package.json` and
 //! `check.mjs`. The script is called with `--server HOST:PORT` from the root of the checkout and ends with a line
-//! `N passed, N failed`. The server runs with `tests/foreign/sapwood.toml`.
+//! `N passed, N failed`. The server runs with `tests/foreign/sapwood.toml`; a client that has a `sapwood.toml` of its own
+//! has a server of its own.
 
 use std::path::{Path, PathBuf};
 
@@ -36,9 +37,12 @@ pub(crate) fn run() -> Result<Outcome> {
             skipped.push(name);
             continue;
         };
+        let own = client.join("sapwood.toml");
+        let own = own.exists().then(|| Server::start(&own)).transpose()?;
+        let address = &own.as_ref().unwrap_or(&server).address;
         process::run(&mut process::program(
             &program,
-            &[&script, "--server", &server.address],
+            &[&script, "--server", address],
         ))?;
     }
     if skipped.is_empty() {

@@ -60,6 +60,7 @@ pub fn body(bytes: &[u8]) {
             strict: false,
             limits: &limits,
         };
+        infer(&mapper, bytes);
         let mapped = match mapper.map(bytes) {
             Ok(mapped) => mapped,
             Err(refused) => {
@@ -69,16 +70,7 @@ pub fn body(bytes: &[u8]) {
                 continue;
             }
         };
-        for (place, tensor) in &mapped.tensors {
-            let elements: i64 = tensor.shape.iter().product();
-            assert_eq!(usize::try_from(elements), Ok(tensor.data.len()));
-            assert!(tensor.data.len() <= limits.tensor_elements);
-            let kind = Data::empty(signature.inputs[*place].datatype);
-            assert_eq!(
-                std::mem::discriminant(&kind),
-                std::mem::discriminant(&tensor.data)
-            );
-        }
+        fits(&mapper, &mapped);
         if let Ok(settings) = Settings::of(&signature, &mapped, &limits) {
             assert!(
                 settings
@@ -88,6 +80,43 @@ pub fn body(bytes: &[u8]) {
             assert!(settings.stop.len() <= limits.stop_words);
         }
         echo(&signature, &mapped);
+    }
+}
+
+/// Every tensor is of its kind, and has as many elements as its shape says.
+fn fits(mapper: &Mapper<'_>, mapped: &super::Mapped) {
+    for (place, tensor) in &mapped.tensors {
+        let elements: i64 = tensor.shape.iter().product();
+        assert_eq!(usize::try_from(elements), Ok(tensor.data.len()));
+        assert!(tensor.data.len() <= mapper.limits.tensor_elements);
+        let kind = Data::empty(mapper.signature.inputs[*place].datatype);
+        assert_eq!(
+            std::mem::discriminant(&kind),
+            std::mem::discriminant(&tensor.data)
+        );
+    }
+}
+
+/// The same bytes as a body of infer: as JSON alone, and with the JSON ending where its last brace stands.
+fn infer(mapper: &Mapper<'_>, bytes: &[u8]) {
+    let end = bytes.iter().rposition(|byte| *byte == b'}');
+    let end = end.map_or(0, |end| end + 1).to_string();
+    for header in [None, Some(end.as_str()), Some("0")] {
+        let Ok(infer) = mapper.infer(bytes, header) else {
+            continue;
+        };
+        fits(mapper, &infer.mapped);
+        let outputs = infer.mapped.tensors.iter();
+        let response = Response {
+            outputs: outputs
+                .filter(|(place, _)| *place < mapper.signature.outputs.len())
+                .cloned()
+                .collect(),
+            parameters: infer.mapped.parameters.clone(),
+        };
+        let head = Head::new(infer.mapped.id.as_deref(), "m", 1);
+        let (json, _) = infer.answer(&head, mapper.signature, &response);
+        serde_json::from_slice::<serde_json::Value>(&json).expect("JSON");
     }
 }
 

@@ -7,6 +7,7 @@
 mod basics;
 mod calls;
 mod chat;
+mod mock;
 mod process;
 mod remote;
 mod server;

@@ -1,0 +1,77 @@
+//! `sapwood mock check`, and signatures in configuration files.
+
+use crate::process::{folder, run};
+
+/// TR-105, TR-1101
+#[test]
+fn tr_1108_a_file_of_scripted_models_is_checked_and_told() {
+    let here = folder("mock-check");
+    let foreign = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/foreign/triton_http/sapwood.toml"
+    );
+    let ended = run(&here, &["mock", "check", foreign]);
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert!(
+        ended
+            .out
+            .contains("parrot  echo  QUESTION, LIVE, hints -> ANSWER"),
+        "{ended:?}"
+    );
+    assert!(
+        ended.out.contains("load  tokens  union signature"),
+        "{ended:?}"
+    );
+    let tensor = |text: &str| format!("inputs = [{text}]");
+    let prompt = r#"{ name = "q", datatype = "BYTES", shape = [1], role = "prompt" }"#;
+    for (keys, told) in [
+        (
+            tensor(r#"{ name = "q", datatype = "TEXT", shape = [1] }"#),
+            "tensor `q`: there is no datatype `TEXT`",
+        ),
+        (
+            tensor(r#"{ name = "q", datatype = "BYTES", shape = [1], role = "x" }"#),
+            "tensor `q`: there is no role `x`",
+        ),
+        (
+            tensor(r#"{ name = "q", datatype = "BYTES", shape = [1] }"#),
+            "no input has the role prompt",
+        ),
+        (
+            tensor(&prompt.replace("\"q\"", "\"id\"")),
+            "tensor `id` has a name that is reserved",
+        ),
+        (
+            tensor(&format!("{prompt}, {prompt}")),
+            "tensor `q` is declared twice",
+        ),
+        (
+            "versions = [0]".to_owned(),
+            "versions must be integers of 1 and more",
+        ),
+        (
+            "mock = { controls = { dance = \"D\" } }".to_owned(),
+            "scripted.controls.dance: there are: repeat",
+        ),
+        (
+            "mock = { tokens_per_chunk = 2 }".to_owned(),
+            "tokens_per_chunk must be 1",
+        ),
+        (
+            "mock = { script = \"steps\", rules = [{ match = \"(\", steps = [] }] }".to_owned(),
+            "does not parse",
+        ),
+        ("odd = 1".to_owned(), "odd"),
+    ] {
+        let file = here.join("m.toml");
+        let text = format!("[[models]]\nname = \"m\"\nbackend = \"mock\"\n{keys}\n");
+        std::fs::write(&file, text).unwrap();
+        let ended = run(&here, &["mock", "check", "m.toml"]);
+        assert_eq!(ended.code, 2, "{keys}: {ended:?}");
+        assert!(ended.err.contains(told), "{keys}: {ended:?}");
+        assert!(
+            ended.err.contains("`m`") || told == "odd",
+            "{keys}: {ended:?}"
+        );
+    }
+}
