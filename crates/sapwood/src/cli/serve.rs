@@ -17,7 +17,7 @@ use sapwood_server::lmtp::Lmtp;
 use sapwood_server::socket::Socket;
 use sapwood_server::tls::Tls;
 use sapwood_server::{
-    Server, Shared, drain, evergreen, generate, listener, metrics, origin, patience,
+    Face, Server, Shared, drain, evergreen, generate, listener, metrics, origin, patience,
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
@@ -110,10 +110,7 @@ impl Serve {
             .map_err(|error| Failure::new(error.to_string()))?;
         let certified = config.tls.client_ca.is_some() && config.tls.mtls == Mtls::Required;
         if !local && keys.is_empty() && !certified && !config.insecure {
-            return Err(Failure::usage(format!(
-                "{name} can be reached from other machines and no key is configured: set --api-key, --key-file \
-                 or --tls-client-ca, or say --insecure if that is meant"
-            )));
+            return Err(open_to_all(&name));
         }
         let broken = |error: sapwood_server::server::BuildError| Failure::new(error.to_string());
         let settings = server_config(&config, local, tls.clone());
@@ -129,17 +126,11 @@ impl Serve {
             counted(&kernel, &shared, metrics::Face::Evergreen),
             evergreen_config(&config, &planned, references),
         );
-        let lmtp = Lmtp::new(
-            shared.clone(),
-            counted(&kernel, &shared, metrics::Face::Lmtp),
-            config.lmtp.face(config.default_model.clone()),
-        );
+        let counting = |face| counted(&kernel, &shared, face);
+        let settings = config.lmtp.face(config.default_model.clone());
+        let lmtp = Lmtp::new(shared.clone(), counting(metrics::Face::Lmtp), settings);
         let lines = lines(&config)?;
-        let generate = generate::face(
-            shared.clone(),
-            counted(&kernel, &shared, metrics::Face::Generate),
-            generate_config(&config, &planned)?,
-        );
+        let generate = generate_face(&config, &planned, &shared, &kernel)?;
         let faces = builder.face(evergreen).face(lmtp.face()).face(generate);
         let server = faces.build().map_err(broken)?;
         let reload = Reload {
@@ -175,6 +166,13 @@ impl Serve {
             failure = signals.watch(reload, stop) => Err(failure),
         }
     }
+}
+
+fn open_to_all(name: &Name) -> Failure {
+    Failure::usage(format!(
+        "{name} can be reached from other machines and no key is configured: set --api-key, --key-file or \
+         --tls-client-ca, or say --insecure if that is meant"
+    ))
 }
 
 /// The functions, with calls that come through `face` counted as its own.
@@ -280,12 +278,22 @@ fn evergreen_config(
     }
 }
 
-fn generate_config(config: &Config, planned: &[Planned]) -> Result<generate::Config, Failure> {
+fn generate_face(
+    config: &Config,
+    planned: &[Planned],
+    shared: &Shared,
+    kernel: &Kernel,
+) -> Result<Face, Failure> {
     let models = planned
         .iter()
         .map(|model| Ok((model.name.clone(), model.served(config)?)));
     let models: Result<_, Failure> = models.collect();
-    Ok(config.generate.face(models?))
+    let kernel = counted(kernel, shared, metrics::Face::Generate);
+    Ok(generate::face(
+        shared.clone(),
+        kernel,
+        config.generate.face(models?),
+    ))
 }
 
 fn announce(name: &Name, config: &Config, planned: &[Planned]) {
