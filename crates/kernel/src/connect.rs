@@ -3,5 +3,6 @@
 //! Owns: the functions over the clients of `sapwood-net`. Refuses to know: sockets.
 
 pub mod evergreen;
+pub mod lmtp;
 mod reference;
 pub mod triton;

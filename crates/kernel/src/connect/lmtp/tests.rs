@@ -1,0 +1,269 @@
+//! A model of a scripted peer, called as any function is.
+
+use sapwood_net::lmtp::Options;
+use sapwood_proto::code::Code;
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex};
+
+use super::*;
+use crate::call::Ports;
+use crate::{Kernel, Run, args};
+
+/// The peer, after it was asked what the model is.
+struct Fake(BufReader<DuplexStream>);
+
+impl Fake {
+    async fn heard(&mut self) -> String {
+        let mut line = String::new();
+        self.0.read_line(&mut line).await.unwrap();
+        line.trim_end().to_owned()
+    }
+
+    async fn say(&mut self, line: &str) {
+        self.0.write_all(line.as_bytes()).await.unwrap();
+        self.0.write_all(b"\n").await.unwrap();
+    }
+}
+
+const FACTS: &str =
+    r#"MSG [{"stream_id":1,"model_info":{"model":"tiny","vocab_size":300,"max_context":64}}]"#;
+
+async fn joined(facts: &str) -> Result<(Kernel, Fake)> {
+    let (ours, theirs) = duplex(1 << 16);
+    let client = Client::over(ours, Options::default());
+    let mut fake = Fake(BufReader::new(theirs));
+    let answering = async {
+        fake.heard().await;
+        fake.say(facts).await;
+    };
+    let (made, ()) = tokio::join!(function(&client, "far", "tiny"), answering);
+    let kernel = Kernel::new();
+    kernel.add(made?).unwrap();
+    Ok((kernel, fake))
+}
+
+fn ids(ids: &[u32]) -> Chunk {
+    let data: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    Chunk::bytes(data).with_mime(Mime::TOKENS)
+}
+
+/// Every port, and what engines give.
+fn typed(kernel: &Kernel, prompt: &[u32], config: GenerateConfig) -> Run<Chunk> {
+    kernel.run(
+        "far",
+        args! { prompt: ids(prompt), config: config.into_chunk() },
+    )
+}
+
+/// The tokens of the chunks.
+fn sampled(chunks: &[Chunk]) -> Vec<Sampled> {
+    let tokens = chunks.iter().filter_map(Chunk::inner::<Tokens>);
+    tokens.flat_map(|tokens| tokens.tokens.clone()).collect()
+}
+
+#[tokio::test]
+async fn lm_712_a_model_elsewhere_is_called_with_tokens_and_gives_tokens() {
+    let (kernel, mut fake) = joined(FACTS).await.unwrap();
+    let config = GenerateConfig {
+        max_tokens: Some(2),
+        temperature: Some(0.0),
+        top_logprobs: Some(2),
+        logit_bias: [(9, 1.0), (3, f32::NEG_INFINITY)].into(),
+        ..GenerateConfig::default()
+    };
+    let run = typed(&kernel, &[1, 2], config);
+    let answering = async {
+        assert_eq!(
+            fake.heard().await,
+            r#"GENERATE {"max_tokens":2,"temperature":0.0,"top_logprobs":2,"model":"tiny","prompt":[1,2],"stream_id":2,"logit_bias":{"3":-100.0,"9":1.0}}"#
+        );
+        fake.say(r#"TOKEN [{"stream_id":2,"token":7,"logprob":-2.5,"top_logprobs":{"7":-2.5,"4":-0.5,"5":-1.5}}]"#).await;
+        fake.say(r#"TOKEN [{"stream_id":2,"token":4,"logprob":-0.5,"finish_reason":"stop","top_logprobs":{"4":-0.5,"5":-1.0}}]"#).await;
+    };
+    let (ended, ()) = tokio::join!(run.finish(), answering);
+    let (chunks, meta) = ended.unwrap();
+    let tokens = sampled(&chunks);
+    let seen: Vec<_> = tokens
+        .iter()
+        .map(|token| (token.id, token.logprob, token.top.clone()))
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            (7, -2.5, vec![(4, -0.5), (5, -1.5)]),
+            (4, -0.5, vec![(4, -0.5), (5, -1.0)]),
+        ]
+    );
+    let port = chunks.iter().filter(|chunk| chunk.port == Port::TOKENS);
+    let listed: Vec<u8> = port.flat_map(|chunk| chunk.data.to_vec()).collect();
+    assert_eq!(listed, [7, 0, 0, 0, 4, 0, 0, 0]);
+    assert_eq!(meta.finish[&0], Reason::Stop);
+    assert_eq!(
+        (meta.usage.prompt_tokens, meta.usage.completion_tokens),
+        (2, 2)
+    );
+}
+
+#[tokio::test]
+async fn lm_712_what_it_cannot_give_is_refused_before_anything_is_sent() {
+    let (kernel, mut fake) = joined(FACTS).await.unwrap();
+    let one = || GenerateConfig {
+        max_tokens: Some(1),
+        ..GenerateConfig::default()
+    };
+    let far = |prompt: Chunk, config: Value| -> Run<Chunk> {
+        kernel.run("far", args! { prompt: prompt, config: config })
+    };
+    let messages = json!([{"role": "user", "content": "x"}]);
+    for (what, run, code) in [
+        (
+            "a text",
+            far(Chunk::text("x"), json!({})),
+            Code::Unimplemented,
+        ),
+        (
+            "chat",
+            kernel.run("far", args! { messages: messages }),
+            Code::Unimplemented,
+        ),
+        (
+            "text as an answer",
+            typed(&kernel, &[1], one()).wanting(Ports::main().into()),
+            Code::Unimplemented,
+        ),
+        (
+            "choices",
+            far(ids(&[1]), json!({"n": 2})),
+            Code::Unimplemented,
+        ),
+        (
+            "a seed",
+            far(ids(&[1]), json!({"seed": 2})),
+            Code::Unimplemented,
+        ),
+        (
+            "a stop text",
+            far(ids(&[1]), json!({"stop": "x"})),
+            Code::Unimplemented,
+        ),
+        (
+            "no token of its own",
+            far(ids(&[1]), json!({"logit_bias": {"300": 1}})),
+            Code::InvalidRequest,
+        ),
+        (
+            "half a token",
+            far(Chunk::bytes(&b"123"[..]).with_mime(Mime::TOKENS), json!({})),
+            Code::InvalidRequest,
+        ),
+        (
+            "no tokens",
+            far(ids(&[1]), json!({"max_tokens": 0})),
+            Code::InvalidRequest,
+        ),
+        (
+            "no prompt",
+            kernel.run("far", args! { config: json!({}) }),
+            Code::InvalidRequest,
+        ),
+    ] {
+        let error = run.finish().await.expect_err(what);
+        assert_eq!(error.code(), code, "{what}: {error}");
+    }
+    let run = typed(&kernel, &[1], one());
+    let answering = async {
+        assert!(
+            fake.heard().await.contains("\"stream_id\":2"),
+            "nothing was sent"
+        );
+        fake.say(r#"TOKEN [{"stream_id":2,"error":"busy","code":"server_overloaded","retry_after_ms":70}]"#).await;
+    };
+    let (ended, ()) = tokio::join!(run.finish(), answering);
+    let error = ended.unwrap_err();
+    assert_eq!(error.code(), Code::Overloaded);
+    assert!(matches!(
+        error,
+        Error::Remote {
+            retryable: true,
+            retry_after: Some(_),
+            ..
+        }
+    ));
+}
+
+/// LM-703: without a limit of the caller's, what the context has room for.
+#[tokio::test]
+async fn lm_712_json_is_read_as_a_model_reads_it_and_scoring_is_passed_on() {
+    let (kernel, mut fake) = joined(FACTS).await.unwrap();
+    let run: Run<Chunk> = kernel.run(
+        "far",
+        args! { prompt: ids(&[1, 2, 3]), config: json!({"topK": 5}) },
+    );
+    let answering = async {
+        let heard = fake.heard().await;
+        assert!(
+            heard.starts_with(r#"GENERATE {"max_tokens":61,"temperature":1.0,"#),
+            "{heard}"
+        );
+        assert!(heard.ends_with(r#","top_k":5}"#), "{heard}");
+        fake.say(r#"TOKEN [{"stream_id":2,"token":7,"finish_reason":"length"}]"#)
+            .await;
+    };
+    let (ended, ()) = tokio::join!(run.finish(), answering);
+    assert_eq!(ended.unwrap().1.finish[&0], Reason::Length);
+    let config = GenerateConfig {
+        scored: Some(vec![5, 6]),
+        ..GenerateConfig::default()
+    };
+    let run = typed(&kernel, &[1], config);
+    let answering = async {
+        let heard = fake.heard().await;
+        assert_eq!(
+            heard,
+            r#"SCORE {"model":"tiny","prompt":[1],"scored":[5,6],"stream_id":3}"#
+        );
+        fake.say(r#"TOKEN [{"stream_id":3,"token":5,"logprob":-1.0},{"stream_id":3,"token":6,"logprob":-2.0,"finish_reason":"stop"}]"#).await;
+    };
+    let (ended, ()) = tokio::join!(run.finish(), answering);
+    let scores: Vec<f32> = sampled(&ended.unwrap().0)
+        .iter()
+        .map(|token| token.logprob)
+        .collect();
+    assert_eq!(scores, [-1.0, -2.0]);
+}
+
+#[tokio::test]
+async fn lm_711_what_is_no_probability_is_not_passed_on() {
+    let (kernel, mut fake) = joined(FACTS).await.unwrap();
+    let config = GenerateConfig {
+        max_tokens: Some(1),
+        top_logprobs: Some(1),
+        ..GenerateConfig::default()
+    };
+    let run = typed(&kernel, &[1], config);
+    let answering = async {
+        fake.heard().await;
+        fake.say(r#"TOKEN [{"stream_id":2,"token":7,"logprob":12.5,"top_logprobs":{"7":12.5}}]"#)
+            .await;
+    };
+    let (ended, ()) = tokio::join!(run.finish(), answering);
+    let tokens = sampled(&ended.unwrap().0);
+    assert!(tokens[0].logprob.is_nan() && tokens[0].top.is_empty());
+}
+
+/// LM-331: what the reference server answers.
+#[tokio::test]
+async fn lm_712_a_model_that_says_little_is_served_and_one_that_is_not_there_is_not() {
+    let little = r#"MSG [{"stream_id":1,"model_info":"<unavailable>"}]"#;
+    let (kernel, mut fake) = joined(little).await.unwrap();
+    let run: Run<Chunk> = kernel.run("far", args! { prompt: ids(&[1]) });
+    let answering = async {
+        assert!(fake.heard().await.contains("\"max_tokens\":32,"));
+        drop(fake);
+    };
+    let (ended, ()) = tokio::join!(run.finish(), answering);
+    assert_eq!(ended.unwrap_err().code(), Code::Truncated);
+    let absent = r#"MSG [{"stream_id":1,"error":"no","code":"model_not_found"}]"#;
+    let refused = joined(absent).await.err().unwrap();
+    assert_eq!(refused.code(), Code::NotFound);
+}
