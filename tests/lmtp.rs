@@ -8,6 +8,7 @@ mod flow;
 mod models;
 mod streams;
 mod transports;
+mod upstream;
 
 use sapwood_engine::scripted::{self, Script};
 use sapwood_engine::{Engine, Owner};

@@ -13,6 +13,7 @@ pub(crate) mod trace;
 
 use std::path::PathBuf;
 
+use sapwood_net::lmtp::Address;
 use sapwood_server::tls;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -404,11 +405,18 @@ impl Config {
 fn check_upstream(url: &str) -> Result<(), Failure> {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     let there_are = "write evergreen+http://HOST:PORT for another Sapwood, triton+http://HOST:PORT or \
-                     triton+grpc://HOST:PORT for a Triton server";
+                     triton+grpc://HOST:PORT for a Triton server, lmtp://HOST:PORT/MODEL for a model of an LMTP server";
     match scheme {
         "evergreen+http" | "evergreen+https" | "evergreen+ws" | "evergreen+wss" | "triton+http"
         | "triton+https" | "triton+grpc" | "triton+grpcs" => Ok(()),
-        "lmtp" | "openai+http" | "openai+https" => Err(Failure::usage(format!(
+        "lmtp" => match Address::of_model(url) {
+            Ok(_) => Ok(()),
+            Err(fault) => Err(Failure::usage(format!(
+                "upstreams: `{url}`: {}",
+                fault.message
+            ))),
+        },
+        "openai+http" | "openai+https" => Err(Failure::usage(format!(
             "upstreams: {scheme}:// is not built yet; {there_are}"
         ))),
         _ => Err(Failure::usage(format!(

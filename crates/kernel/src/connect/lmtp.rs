@@ -135,7 +135,11 @@ async fn ask(peer: &Peer, prompt: Vec<Token>, config: GenerateConfig) -> Result<
         return Err(unimplemented("several choices of a model elsewhere"));
     }
     if let Some(scored) = config.scored {
-        let wanted = Score { prompt, scored };
+        let wanted = Score {
+            prompt,
+            scored,
+            ..Score::default()
+        };
         return peer.client.score(&peer.model, wanted).await.map_err(told);
     }
     let room = peer.known.context.map(|context| {

@@ -107,8 +107,12 @@ const WRONG: &[(&str, [&str; 3])] = &[
         ["default_model", "`b`", "a"],
     ),
     (
-        "upstreams = [\"lmtp://x:1/m\"]",
-        ["upstreams", "lmtp", "not built yet"],
+        "upstreams = [\"openai+http://x:1\"]",
+        ["upstreams", "openai+http", "not built yet"],
+    ),
+    (
+        "upstreams = [\"lmtp://x:1\"]",
+        ["upstreams", "lmtp://x:1", "MODEL"],
     ),
     (
         "[lmtp]\nmax_frame_out = 4194304",

@@ -2,10 +2,12 @@
 //!
 //! Owns: [`Place`], one server of any protocol that we can be a client of. Refuses to know: when it is dialled again.
 
+mod lmtp;
 mod triton;
 
 use futures::FutureExt;
 use sapwood_net::evergreen::Address;
+use sapwood_net::lmtp::Address as LmtpAddress;
 use sapwood_net::triton::Address as TritonAddress;
 use sapwood_proto::evergreen::Status;
 
@@ -17,19 +19,25 @@ use crate::config::Config;
 pub(super) enum Place {
     Evergreen(Address),
     Triton(TritonAddress),
+    /// A peer, and the model of it that is served here under the same name.
+    Lmtp(LmtpAddress, String),
 }
 
 impl Place {
     /// The place that `url` names.
     ///
     /// # Errors
-    /// The authorities to trust cannot be read.
+    /// The address cannot be used, or the authorities to trust cannot be read.
     pub(super) fn read(url: &str, config: &Config) -> Result<Self, Status> {
         if url.starts_with("triton+") {
             let address = client::triton_address(url, config, client::CONNECT_TIMEOUT);
             return address.map(Self::Triton);
         }
-        client::address(url, config, client::CONNECT_TIMEOUT).map(Self::Evergreen)
+        let address = client::address(url, config, client::CONNECT_TIMEOUT)?;
+        if url.starts_with("lmtp:") {
+            return lmtp::read(url, address);
+        }
+        Ok(Self::Evergreen(address))
     }
 }
 
@@ -38,6 +46,7 @@ impl Dial for Place {
         match self {
             Self::Evergreen(address) => evergreen(address).await,
             Self::Triton(address) => triton::dial(address).await,
+            Self::Lmtp(address, model) => lmtp::dial(address, model).await,
         }
     }
 }

@@ -114,6 +114,7 @@ async fn lm_712_what_it_cannot_give_is_refused_before_anything_is_sent() {
     let far = |prompt: Chunk, config: Value| -> Run<Chunk> {
         kernel.run("far", args! { prompt: prompt, config: config })
     };
+    let half = Chunk::bytes(&b"123"[..]).with_mime(Mime::TOKENS);
     let messages = json!([{"role": "user", "content": "x"}]);
     for (what, run, code) in [
         (
@@ -151,11 +152,7 @@ async fn lm_712_what_it_cannot_give_is_refused_before_anything_is_sent() {
             far(ids(&[1]), json!({"logit_bias": {"300": 1}})),
             Code::InvalidRequest,
         ),
-        (
-            "half a token",
-            far(Chunk::bytes(&b"123"[..]).with_mime(Mime::TOKENS), json!({})),
-            Code::InvalidRequest,
-        ),
+        ("half a token", far(half, json!({})), Code::InvalidRequest),
         (
             "no tokens",
             far(ids(&[1]), json!({"max_tokens": 0})),
@@ -172,10 +169,21 @@ async fn lm_712_what_it_cannot_give_is_refused_before_anything_is_sent() {
     }
     let run = typed(&kernel, &[1], one());
     let answering = async {
-        assert!(
-            fake.heard().await.contains("\"stream_id\":2"),
-            "nothing was sent"
-        );
+        let heard = fake.heard().await;
+        assert!(heard.contains("\"stream_id\":2"), "nothing was sent");
+        fake.say(r#"TOKEN [{"stream_id":2,"token":7}]"#).await;
+    };
+    let (ended, ()) = tokio::join!(run.finish(), answering);
+    assert!(ended.is_ok());
+}
+
+/// D-30
+#[tokio::test]
+async fn lm_712_what_the_peer_has_against_it_is_told() {
+    let (kernel, mut fake) = joined(FACTS).await.unwrap();
+    let run = typed(&kernel, &[1], GenerateConfig::default());
+    let answering = async {
+        fake.heard().await;
         fake.say(r#"TOKEN [{"stream_id":2,"error":"busy","code":"server_overloaded","retry_after_ms":70}]"#).await;
     };
     let (ended, ()) = tokio::join!(run.finish(), answering);

@@ -1,0 +1,102 @@
+//! Our client, and models behind it, against our own face.
+
+use futures::StreamExt;
+use sapwood_engine::api::Tokens;
+use sapwood_kernel::connect::lmtp::function;
+use sapwood_kernel::{Chunk, GenerateConfig, Kernel, Mime, PromptMode, args};
+use sapwood_net::lmtp::{Address, Client, Items, Options};
+use sapwood_proto::lmtp::{Finish, Generate, Reason, Score};
+use sapwood_tests::{Running, spawned};
+
+use super::{kernel, of_parrot, parrot};
+
+async fn connected(server: &Running) -> Client {
+    let address = Address::parse(&format!("{}/lmtp", server.address)).unwrap();
+    Client::connect(address, Options::default()).await.unwrap()
+}
+
+fn wanted(text: &str) -> Generate {
+    Generate {
+        prompt: text.bytes().map(u32::from).collect(),
+        ..Generate::default()
+    }
+}
+
+/// The tokens of a stream, and how it ended.
+async fn whole(mut items: Items) -> (Vec<u32>, Result<Finish, Reason>) {
+    let mut tokens = Vec::new();
+    while let Some(item) = items.next().await {
+        match item {
+            Ok(item) => {
+                tokens.extend(item.token);
+                assert!(item.logprob.is_some_and(|logprob| logprob <= 0.0));
+                if let Some(finish) = item.finish {
+                    return (tokens, Ok(finish));
+                }
+            }
+            Err(fault) => return (tokens, Err(fault.reason)),
+        }
+    }
+    panic!("no stream ends silently");
+}
+
+/// LM-701, LM-703
+#[tokio::test]
+async fn lm_702_our_client_and_our_face_understand_each_other() {
+    let server = of_parrot().await;
+    let client = connected(&server).await;
+    let facts = client.model_info("parrot").await.unwrap();
+    assert!(facts.contains("\"vocab_size\":258"), "{facts}");
+    let first = client.generate("parrot", wanted("Hi")).await.unwrap();
+    let second = client.generate("parrot", wanted("there")).await.unwrap();
+    let absent = client.generate("absent", wanted("x")).await.unwrap();
+    let scored = Score {
+        prompt: vec![72],
+        scored: vec![72, 105],
+        ..Score::default()
+    };
+    let scored = client.score("parrot", scored).await.unwrap();
+    let all = tokio::join!(whole(first), whole(second), whole(absent), whole(scored));
+    assert_eq!(all.0, (vec![72, 105, 257], Ok(Finish::Stop)));
+    let there = "there".bytes().map(u32::from).chain([257]);
+    assert_eq!(all.1, (there.collect(), Ok(Finish::Stop)));
+    assert_eq!(all.2, (Vec::new(), Err(Reason::ModelNotFound)));
+    assert_eq!(all.3, (vec![72, 105], Ok(Finish::Stop)));
+    assert_eq!(client.outstanding(), 0);
+    assert!(!client.raw_logprobs());
+}
+
+/// What a function gives for a prompt of tokens: ids, probabilities, alternatives.
+async fn sampled(kernel: &Kernel, name: &str) -> Vec<(u32, f32, Vec<(u32, f32)>)> {
+    let ids: Vec<u8> = [72_u32, 105]
+        .iter()
+        .flat_map(|id| id.to_le_bytes())
+        .collect();
+    let config = GenerateConfig {
+        max_tokens: Some(9),
+        temperature: Some(0.0),
+        top_logprobs: Some(3),
+        prompt_mode: PromptMode::Raw,
+        ..GenerateConfig::default()
+    };
+    let prompt = Chunk::bytes(ids).with_mime(Mime::TOKENS);
+    let args = args! { prompt: prompt, config: config.into_chunk() };
+    let (chunks, _) = kernel.run::<Chunk>(name, args).finish().await.unwrap();
+    let tokens = chunks.iter().filter_map(Chunk::inner::<Tokens>);
+    let tokens = tokens.flat_map(|tokens| &tokens.tokens);
+    tokens
+        .map(|token| (token.id, token.logprob, token.top.clone()))
+        .collect()
+}
+
+#[tokio::test]
+async fn lm_712_a_model_behind_a_connection_gives_what_the_model_itself_gives() {
+    let server = of_parrot().await;
+    let client = connected(&server).await;
+    let here = kernel("parrot", spawned(parrot()));
+    here.add(function(&client, "far", "parrot").await.unwrap())
+        .unwrap();
+    let near = sampled(&here, "parrot").await;
+    assert_eq!(near.len(), 3);
+    assert_eq!(sampled(&here, "far").await, near);
+}
