@@ -11,3 +11,4 @@
 mod evergreen;
 mod generate;
 mod lmtp;
+mod one_core;

@@ -1,0 +1,174 @@
+//! Every face reaches the same function: one prompt, one seed, and the same tokens at each of them.
+//!
+//! Owns: that comparison. Refuses to know: what each face has besides.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sapwood_engine::scripted::{self, Script};
+use sapwood_kernel::{Kernel, model};
+use sapwood_net::evergreen::Node;
+use sapwood_proto::evergreen::Metadata;
+use sapwood_tests::http::Wire;
+use sapwood_tests::socket::{Said, Socket};
+use sapwood_tests::{Running, request, spawned};
+use serde_json::{Value, json};
+
+const PROMPT: &str = "two roads diverged";
+const TOKENS: u32 = 24;
+const SEED: u64 = 20_260;
+
+/// What a face gave, as far as it shows it.
+#[derive(Debug, PartialEq)]
+struct Given {
+    tokens: Option<Vec<u64>>,
+    text: Option<String>,
+}
+
+/// A model whose seed decides what it says.
+fn wanderer() -> scripted::Config {
+    scripted::Config {
+        name: "wanderer".into(),
+        script: Script::Tokens,
+        gap: 1.0,
+        vocab: 2000,
+        ..scripted::Config::default()
+    }
+}
+
+async fn evergreen(server: &Running) -> Given {
+    let session = server.session().await;
+    let leaf = async |mime: &str, data: Vec<u8>| {
+        let metadata = Arc::new(Metadata::of(mime));
+        let mut writer = session.write().unwrap();
+        writer.write(&metadata, Bytes::from(data)).await.unwrap();
+        writer.end(&metadata).unwrap()
+    };
+    let config = json!({"prompt_mode": "raw", "temperature": 0.9, "top_p": 0.95, "max_tokens": TOKENS, "seed": SEED});
+    let prompt = leaf("text/plain", PROMPT.into()).await;
+    let config = leaf("application/json", config.to_string().into()).await;
+    let inputs = [("prompt", &prompt), ("config", &config)];
+    let call = session
+        .call(request("wanderer", &inputs, &["response", "tokens"]))
+        .unwrap();
+    let whole = async |node: Option<Node>| node.unwrap().read().whole().await.unwrap();
+    let (text, tokens) =
+        futures::join!(whole(call.output("response")), whole(call.output("tokens")));
+    let (words, rest) = tokens.as_chunks::<4>();
+    assert!(rest.is_empty());
+    Given {
+        tokens: Some(
+            words
+                .iter()
+                .map(|id| u32::from_le_bytes(*id).into())
+                .collect(),
+        ),
+        text: Some(String::from_utf8(text).unwrap()),
+    }
+}
+
+async fn lmtp(server: &Running, prompt: &[u32]) -> Given {
+    let mut socket = Socket::open(server, "/lmtp", &[]).await.unwrap();
+    let generate = json!({"model": "wanderer", "stream_id": 1, "prompt": prompt, "temperature": 0.9, "top_p": 0.95,
+        "max_tokens": TOKENS, "seed": SEED});
+    socket.say(&format!("GENERATE {generate}")).await;
+    let mut tokens = Vec::new();
+    loop {
+        let Said::Text(text) = socket.heard().await else {
+            panic!("no message");
+        };
+        let items: Vec<Value> = serde_json::from_str(text.strip_prefix("TOKEN ").unwrap()).unwrap();
+        for item in items {
+            tokens.push(item["token"].as_u64().unwrap());
+            if !item["finish_reason"].is_null() {
+                return Given {
+                    tokens: Some(tokens),
+                    text: None,
+                };
+            }
+        }
+    }
+}
+
+fn generate_body(stream: bool) -> String {
+    json!({"text_input": PROMPT, "stream": stream, "temperature": 0.9, "top_p": 0.95, "max_tokens": TOKENS,
+        "seed": SEED})
+    .to_string()
+}
+
+fn text_alone(text: String) -> Given {
+    Given {
+        tokens: None,
+        text: Some(text),
+    }
+}
+
+async fn generate(server: &Running) -> Given {
+    let mut wire = Wire::connect(server.address).await;
+    let answer = wire
+        .post("/v2/models/wanderer/generate", &generate_body(false))
+        .await;
+    text_alone(answer.json()["text_output"].as_str().unwrap().to_owned())
+}
+
+async fn generate_stream(server: &Running) -> Given {
+    let mut wire = Wire::connect(server.address).await;
+    let path = "/v2/models/wanderer/generate_stream";
+    let answer = wire.post(path, &generate_body(true)).await;
+    let pieces = answer.events();
+    assert!(pieces.len() > 1, "it is streamed");
+    let texts = pieces
+        .iter()
+        .map(|event| event["text_output"].as_str().unwrap());
+    text_alone(texts.collect())
+}
+
+async fn infer(server: &Running) -> Given {
+    let input = |name: &str, datatype: &str, data: Value| json!({"name": name, "datatype": datatype, "shape": [1], "data": [data]});
+    let body = json!({"inputs": [
+        input("text_input", "BYTES", PROMPT.into()),
+        input("temperature", "FP32", 0.9.into()),
+        input("top_p", "FP32", 0.95.into()),
+        input("max_tokens", "INT32", TOKENS.into()),
+        input("seed", "UINT64", SEED.into()),
+    ]});
+    let mut wire = Wire::connect(server.address).await;
+    let answer = wire
+        .post("/v2/models/wanderer/infer", &body.to_string())
+        .await;
+    let text = &answer.json()["outputs"][0]["data"][0];
+    text_alone(text.as_str().unwrap().to_owned())
+}
+
+/// D-21, D-24
+#[tokio::test]
+async fn lm_605_tr_1311_one_prompt_and_one_seed_give_the_same_at_every_face() {
+    let engine = spawned(wanderer());
+    let vocabulary = engine.vocabulary().clone();
+    let mut prompt: Vec<u32> = vocabulary.beginning().into_iter().collect();
+    prompt.extend(vocabulary.tokenize(PROMPT, false));
+    let kernel = Kernel::new();
+    kernel.add(model("wanderer", engine)).unwrap();
+    let server = Running::start(kernel, Default::default(), Vec::new()).await;
+    let first = evergreen(&server).await;
+    let tokens = first.tokens.as_ref().unwrap();
+    assert_eq!(tokens.len(), TOKENS as usize);
+    let said: Vec<u8> = tokens
+        .iter()
+        .flat_map(|id| vocabulary.bytes(u32::try_from(*id).unwrap()))
+        .collect();
+    assert_eq!(first.text.as_deref(), std::str::from_utf8(&said).ok());
+    let others = [
+        ("lmtp", lmtp(&server, &prompt).await),
+        ("generate", generate(&server).await),
+        ("generate_stream", generate_stream(&server).await),
+        ("infer", infer(&server).await),
+    ];
+    for (face, given) in others {
+        let expected = Given {
+            tokens: given.tokens.as_ref().and_then(|_| first.tokens.clone()),
+            text: given.text.as_ref().and_then(|_| first.text.clone()),
+        };
+        assert_eq!(given, expected, "{face}");
+    }
+}
