@@ -1,7 +1,7 @@
 //! Models of a Triton server, or of any server that speaks its protocol, as functions of this kernel.
 //!
 //! Owns: [`import`], and which kind of function a model is: one with `text_input` and `text_output` is a model here too,
-//! with GENERATE's inputs and outputs ([`text`]); any other is a function of its tensors ([`tensors`]). Refuses to know:
+//! with GENERATE's inputs and outputs (`text`); any other is a function of its tensors (`tensors`). Refuses to know:
 //! how requests travel.
 
 mod elements;
