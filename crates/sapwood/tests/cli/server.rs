@@ -61,9 +61,9 @@ fn what_cannot_start_says_why_in_one_line() {
         ),
         (
             &here,
-            &["--upstream", "lmtp://x/y"],
+            &["--upstream", "openai+http://x"],
             2,
-            ["lmtp", "not built yet"],
+            ["openai+http", "not built yet"],
         ),
         (&no_model, &["--model", "=x"], 2, ["--model", "NAME=PATH"]),
     ] {
