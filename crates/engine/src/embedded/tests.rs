@@ -249,7 +249,7 @@ fn what_would_end_the_process_is_refused() {
     let mut apart = entries(0, 0, &[1]);
     apart.extend(entries(1, 0, &[1]));
     apart.extend(entries(0, 1, &[1]));
-    let cases: [(&str, Vec<Entry>); 8] = [
+    let cases: [(&str, Vec<Entry>); 7] = [
         ("empty", Vec::new()),
         ("too many", entries(0, 0, &[1; 65])),
         ("slot", one(8, 0, 1)),
@@ -257,17 +257,6 @@ fn what_would_end_the_process_is_refused() {
         ("token beyond i32", one(0, 0, u32::MAX)),
         ("gap", one(0, 1, 1)),
         ("apart", apart),
-        (
-            "rows",
-            (0..9)
-                .map(|position| Entry {
-                    slot: 0,
-                    position,
-                    token: 1,
-                    row: true,
-                })
-                .collect(),
-        ),
     ];
     for (what, batch) in cases {
         assert!(
@@ -281,6 +270,37 @@ fn what_would_end_the_process_is_refused() {
     model.truncate(99, 0);
     model.release(99);
     model.decode(&one(0, 0, 1), Time::ZERO).unwrap();
+}
+
+/// LM-312
+#[test]
+fn rows_of_several_tokens_are_those_of_each_and_have_a_limit() {
+    let wide = Options {
+        batch_tokens: 128,
+        ..options()
+    };
+    let mut model = loaded(&wide);
+    let rows = model.capacity().rows;
+    assert_eq!(rows, 72, "one for each of 8 slots, and 64");
+    let wanted = |count: u32| -> Vec<Entry> {
+        let tokens: Vec<Token> = (0..count).map(|index| 1 + index % 7).collect();
+        let mut batch = entries(0, 0, &tokens);
+        batch.iter_mut().for_each(|entry| entry.row = true);
+        batch
+    };
+    model.open(0, &opening());
+    let refused = model.decode(&wanted(rows + 1), Time::ZERO);
+    assert!(matches!(refused, Err(Stop::Failed(_))));
+    model.decode(&wanted(rows), Time::ZERO).unwrap();
+    let together: Vec<Vec<f32>> = (0..9).map(|index| row_at(&mut model, index)).collect();
+    model.open(1, &opening());
+    for (index, together) in together.iter().enumerate() {
+        let entry = wanted(9)[index];
+        let alone = row(&mut model, &[Entry { slot: 1, ..entry }]);
+        let apart = together.iter().zip(&alone);
+        let most = apart.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(most < 1e-2, "row {index} differs by {most}");
+    }
 }
 
 #[test]
