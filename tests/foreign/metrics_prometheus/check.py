@@ -134,8 +134,8 @@ def labels_come_from_closed_sets(world):
     for (name, labels), _ in found.items():
         labels = dict(labels)
         if name == "sapwood_requests_total":
-            assert labels["model"] in ("scripted", "unknown"), labels
-            assert labels["face"] in ("evergreen", "generate", "http"), labels
+            assert labels["model"] in ("scripted", "bytes", "unknown"), labels
+            assert labels["face"] in ("evergreen", "lmtp", "generate", "http"), labels
         if name == "sapwood_rejected_total":
             assert labels["reason"] in ("queue", "tokens", "key", "drain"), labels
 
