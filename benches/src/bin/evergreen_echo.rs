@@ -22,7 +22,7 @@ use sapwood_benches::child::Server;
 use sapwood_benches::evergreen::load::{self, Shape};
 use sapwood_benches::evergreen::wire::{Peer, Wire};
 use sapwood_benches::evergreen::{bare, session};
-use sapwood_benches::measure::median;
+use sapwood_benches::measure::{Rounds, median, percentile};
 use sapwood_benches::report::Report;
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -48,15 +48,8 @@ struct Args {
     /// Only drive the server that listens there (started with `--serve`, under a profiler) for one round of each case
     #[arg(long, value_name = "ADDRESS")]
     drive: Option<SocketAddr>,
-    /// Rounds that count
-    #[arg(long, default_value = "5", default_value_if("quick", "true", "3"))]
-    rounds: usize,
-    /// Length of a round
-    #[arg(long, default_value = "3", default_value_if("quick", "true", "0.5"))]
-    seconds: f64,
-    /// Fewer and shorter rounds
-    #[arg(long)]
-    quick: bool,
+    #[command(flatten)]
+    rounds: Rounds,
     /// Over WebSockets instead of gRPC
     #[arg(long)]
     websocket: bool,
@@ -138,11 +131,9 @@ async fn main() -> Result<ExitCode> {
 async fn latency(args: &Args) -> Result<ExitCode> {
     let server = Server::start(&["--serve", "session"])?;
     let peer = args.peer(server.address).await?;
-    let span = Duration::from_secs_f64(args.seconds);
-    let mut took = load::one_by_one(&peer, 32, span).await?;
-    took.sort_unstable();
-    let us = |share: usize| took[(took.len() - 1) * share / 100].as_micros();
-    let (half, most) = (us(50), us(99));
+    let span = args.rounds.span();
+    let took = load::one_by_one(&peer, 32, span).await?;
+    let (half, most) = (percentile(&took, 50), percentile(&took, 99));
     if args.report.json {
         let report =
             json!({"echoes": took.len(), "p50_us": half, "p99_us": most, "goal_us": GOAL_P99_US});
@@ -169,7 +160,7 @@ async fn drive(args: &Args, address: SocketAddr) -> Result<ExitCode> {
     }
     let peer = args.peer(address).await?;
     for (name, bytes, window, _) in args.cases() {
-        let span = Duration::from_secs_f64(args.seconds);
+        let span = args.rounds.span();
         let count = load::round(&peer, Shape { bytes, window }, span).await?;
         writeln!(std::io::stdout(), "{name:<20} {:>9} chunks", count.chunks)?;
     }
@@ -234,7 +225,7 @@ async fn echo(args: &Args) -> Result<ExitCode> {
         writeln!(
             std::io::stdout(),
             "{}",
-            json!({"rounds": args.rounds, "seconds": args.seconds, "cases": report})
+            json!({"rounds": args.rounds.rounds, "seconds": args.rounds.seconds, "cases": report})
         )?;
     }
     Ok(args.report.exit(passed))
@@ -247,13 +238,13 @@ async fn alternate(
     (bytes, window): (usize, usize),
     args: &Args,
 ) -> Result<[Figures; 2]> {
-    let span = Duration::from_secs_f64(args.seconds);
+    let span = args.rounds.span();
     let shape = Shape { bytes, window };
     let mut figures = [Figures::default(), Figures::default()];
     for peer in peers {
         load::round(peer, shape, span / 10).await?;
     }
-    for _ in 0..args.rounds {
+    for _ in 0..args.rounds.rounds {
         for which in 0..2 {
             let cpu = servers[which].cpu()?;
             let count = load::round(&peers[which], shape, span).await?;

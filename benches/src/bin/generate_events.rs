@@ -11,14 +11,14 @@
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 use clap::Parser;
 use sapwood_benches::child::Server;
 use sapwood_benches::generate::load::Load;
 use sapwood_benches::generate::{bare, face};
-use sapwood_benches::measure::median;
+use sapwood_benches::measure::{Rounds, median};
 use sapwood_benches::report::Report;
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -32,15 +32,8 @@ struct Args {
     /// Streams at a time
     #[arg(long, default_value = "128")]
     streams: u32,
-    /// Rounds that count
-    #[arg(long, default_value = "5", default_value_if("quick", "true", "3"))]
-    rounds: usize,
-    /// Length of a round
-    #[arg(long, default_value = "3", default_value_if("quick", "true", "0.5"))]
-    seconds: f64,
-    /// Fewer and shorter rounds
-    #[arg(long)]
-    quick: bool,
+    #[command(flatten)]
+    rounds: Rounds,
     #[command(flatten)]
     report: Report,
 }
@@ -75,7 +68,7 @@ async fn events(args: &Args) -> Result<ExitCode> {
         Server::start(&["--serve", "generate"])?,
     ];
     let mut figures = [Figures::default(), Figures::default()];
-    for _ in 0..args.rounds {
+    for _ in 0..args.rounds.rounds {
         for (server, figures) in servers.iter().zip(&mut figures) {
             round(server, args, figures).await?;
         }
@@ -84,7 +77,7 @@ async fn events(args: &Args) -> Result<ExitCode> {
     let ratio = ours.0 / bare.0;
     if args.report.json {
         let named = |(rate, cpu_us, bytes): (f64, f64, f64)| json!({"events_per_s": rate, "cpu_us_per_event": cpu_us, "bytes_per_event": bytes});
-        let report = json!({"streams": args.streams, "rounds": args.rounds, "seconds": args.seconds,
+        let report = json!({"streams": args.streams, "rounds": args.rounds.rounds, "seconds": args.rounds.seconds,
             "bare": named(bare), "generate": named(ours), "ratio": ratio, "goal": GOAL});
         writeln!(std::io::stdout(), "{report}")?;
     } else {
@@ -110,7 +103,7 @@ const GOAL: f64 = 0.8;
 /// One round: a tenth of the time to get going, then what came is divided by what it took.
 async fn round(server: &Server, args: &Args, figures: &mut Figures) -> Result<()> {
     let mut load = Load::begin(server.address, args.streams).await?;
-    let span = Duration::from_secs_f64(args.seconds);
+    let span = args.rounds.span();
     tokio::time::sleep(span / 10).await;
     let seen =
         |load: &Load| [&load.count.events, &load.count.bytes].map(|n| n.load(Ordering::Relaxed));

@@ -24,7 +24,7 @@ use sapwood_benches::child::Server;
 use sapwood_benches::lmtp::bare::{self, Sender};
 use sapwood_benches::lmtp::face;
 use sapwood_benches::lmtp::load::{self, Load, Sampling, Shape};
-use sapwood_benches::measure::median;
+use sapwood_benches::measure::{Rounds, median, percentile};
 use sapwood_benches::report::Report;
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -47,15 +47,8 @@ struct Args {
     /// Items in a frame of a bare server
     #[arg(long, default_value = "128", hide = true)]
     streams: u32,
-    /// Rounds that count
-    #[arg(long, default_value = "5", default_value_if("quick", "true", "3"))]
-    rounds: usize,
-    /// Length of a round
-    #[arg(long, default_value = "3", default_value_if("quick", "true", "0.5"))]
-    seconds: f64,
-    /// Fewer and shorter rounds
-    #[arg(long)]
-    quick: bool,
+    #[command(flatten)]
+    rounds: Rounds,
     /// Only cases whose names contain this, for whoever profiles one
     #[arg(
         long,
@@ -161,7 +154,8 @@ async fn tokens(args: &Args) -> Result<ExitCode> {
         report.push(json!({"case": name, "lmtp": ours, "recorded": recorded, "formatted": formatted, "goal": goal}));
     }
     if args.report.json {
-        let report = json!({"rounds": args.rounds, "seconds": args.seconds, "cases": report});
+        let report =
+            json!({"rounds": args.rounds.rounds, "seconds": args.rounds.seconds, "cases": report});
         writeln!(std::io::stdout(), "{report}")?;
     }
     Ok(args.report.exit(passed))
@@ -179,9 +173,9 @@ async fn alternate(args: &Args, shape: Shape) -> Result<[Figures; 3]> {
         Server::start(&["--serve", "formatted", "--streams", &each])?,
     ];
     let mut figures = [Figures::default(), Figures::default(), Figures::default()];
-    for _ in 0..args.rounds {
+    for _ in 0..args.rounds.rounds {
         for (server, figures) in servers.iter().zip(&mut figures) {
-            round(server, shape, args.seconds, figures).await?;
+            round(server, shape, args.rounds.span(), figures).await?;
         }
     }
     Ok(figures)
@@ -194,7 +188,7 @@ async fn mixed(args: &Args) -> Result<ExitCode> {
     let mut report = Vec::new();
     for streams in [16, 128] {
         let mut figures = [Figures::default(), Figures::default()];
-        for _ in 0..args.rounds {
+        for _ in 0..args.rounds.rounds {
             for (sampling, figures) in [Sampling::Alike, Sampling::Mixed]
                 .into_iter()
                 .zip(&mut figures)
@@ -204,7 +198,7 @@ async fn mixed(args: &Args) -> Result<ExitCode> {
                     connections: 1,
                     sampling,
                 };
-                round(&server, shape, args.seconds, figures).await?;
+                round(&server, shape, args.rounds.span(), figures).await?;
             }
         }
         let [alike, mixed] = figures.map(|figures| median(figures.rates));
@@ -231,9 +225,8 @@ async fn mixed(args: &Args) -> Result<ExitCode> {
 const GOAL_MIXED: f64 = 0.95;
 
 /// One round: a tenth of the time to get going, then what came is divided by what it took.
-async fn round(server: &Server, shape: Shape, seconds: f64, figures: &mut Figures) -> Result<()> {
+async fn round(server: &Server, shape: Shape, span: Duration, figures: &mut Figures) -> Result<()> {
     let mut load = Load::begin(server.address, shape).await?;
-    let span = Duration::from_secs_f64(seconds);
     tokio::time::sleep(span / 10).await;
     let seen = |load: &Load| {
         let count = &load.count;
@@ -269,9 +262,7 @@ async fn latency(args: &Args) -> Result<ExitCode> {
         };
         took.push(sent.elapsed());
     }
-    took.sort_unstable();
-    let us = |share: usize| took[(took.len() - 1) * share / 100].as_micros();
-    let (half, most) = (us(50), us(99));
+    let (half, most) = (percentile(&took, 50), percentile(&took, 99));
     if args.report.json {
         let report =
             json!({"streams": TRIES, "p50_us": half, "p99_us": most, "goal_us": GOAL_FIRST_US});
@@ -300,13 +291,13 @@ async fn idle(args: &Args) -> Result<ExitCode> {
     // Pings have to be answered, as clients do while they listen.
     let listening = sockets.iter_mut().map(|socket| socket.next());
     let waiting = futures::future::select_all(listening);
-    let quiet = tokio::time::timeout(Duration::from_secs_f64(args.seconds), waiting).await;
+    let quiet = tokio::time::timeout(args.rounds.span(), waiting).await;
     if quiet.is_ok() {
         bail!("an idle connection was spoken to");
     }
     let share = (server.cpu()? - cpu).as_secs_f64() / began.elapsed().as_secs_f64();
     let report = json!({"idle_connections": args.idle, "bytes_per_connection": each, "goal_bytes": GOAL_IDLE_BYTES,
-        "share_of_a_core": share, "goal_share": GOAL_IDLE_SHARE, "seconds": args.seconds});
+        "share_of_a_core": share, "goal_share": GOAL_IDLE_SHARE, "seconds": args.rounds.seconds});
     if args.report.json {
         writeln!(std::io::stdout(), "{report}")?;
     } else {
