@@ -82,6 +82,8 @@ fn python(client: &Path, venv: &Path) -> Result<(String, String)> {
             "install",
             "--quiet",
             "--disable-pip-version-check",
+            // What is used is compiled when it is used, which is a small part.
+            "--no-compile",
             "-r",
             &requirements,
         ],

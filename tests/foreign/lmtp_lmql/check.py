@@ -18,22 +18,20 @@ import aiohttp
 import lmql
 from lmql.models.lmtp.errors import LMTPStreamError
 from lmql.models.lmtp.lmtp_client import LMTPWebSocketClient
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import checks
+import tokenizer
+from tokenizer import END
 
 TIMEOUT_S = 30
 MODEL = "bytes"
-END = 257
 
 
 class World:
     def __init__(self, options):
         self.server = options.server
-        self.tokenizer = tempfile.mkdtemp(prefix="bytes-")
-        make_tokenizer(self.tokenizer)
+        self.tokenizer = tokenizer.folder()
 
     def talk(self, conversation, model=MODEL, path="/"):
         """Runs `conversation` with a client of LMQL's, under a limit of time."""
@@ -46,24 +44,6 @@ class World:
                     return await asyncio.wait_for(conversation(client), TIMEOUT_S)
 
         return asyncio.run(connected())
-
-
-def make_tokenizer(folder):
-    """A tokenizer of bytes whose ids are those of the scripted model."""
-    shown = pre_tokenizers.ByteLevel.alphabet()
-    # The usual order: printable bytes stand for themselves, others for the characters behind 255.
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    moved = [byte for byte in range(256) if byte not in plain]
-    characters = {byte: chr(byte) for byte in plain}
-    characters.update({byte: chr(256 + index) for index, byte in enumerate(moved)})
-    assert set(shown) == set(characters.values())
-    vocabulary = {characters[byte]: byte for byte in range(256)}
-    vocabulary.update({"<s>": 256, "</s>": END})
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
-    fast.save_pretrained(folder)
 
 
 async def said(stream):
