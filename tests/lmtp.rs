@@ -6,6 +6,7 @@ mod abuse;
 mod extended;
 mod flow;
 mod models;
+mod pool;
 mod streams;
 mod transports;
 mod upstream;

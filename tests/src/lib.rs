@@ -31,6 +31,7 @@ use sapwood_server::metrics::Face;
 use sapwood_server::{Server, Shared, drain, generate, server};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
 /// A server on a port of its own; it goes away when this is dropped.
 pub struct Running {
@@ -40,6 +41,7 @@ pub struct Running {
     pub shared: Shared,
     /// LMTP over its models, for transports that are not HTTP's.
     pub lmtp: Lmtp,
+    serving: JoinHandle<()>,
     _stop: oneshot::Sender<()>,
 }
 
@@ -94,15 +96,26 @@ impl Running {
         let builder = builder.face(evergreen).face(lmtp.face());
         let server = builder.face(generate).build().unwrap();
         let (stop, stopped) = oneshot::channel();
-        tokio::spawn(server.serve(listener, async {
-            let _ = stopped.await;
-        }));
+        let serving = tokio::spawn(async {
+            let leaving = async {
+                let _ = stopped.await;
+            };
+            server.serve(listener, leaving).await;
+        });
         Self {
             address,
             shared,
             lmtp,
+            serving,
             _stop: stop,
         }
+    }
+
+    /// Ends it as a power cut would: without a word to anybody.
+    pub async fn kill(self) {
+        self.serving.abort();
+        // Aborted, which is what was asked for.
+        let _ = self.serving.await;
     }
 
     /// A server with the test functions and whatever `kernel` has besides.

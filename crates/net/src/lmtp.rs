@@ -1,7 +1,7 @@
 //! Peers that speak LMTP: models of token streams elsewhere, the reference server's included (LM-701 to LM-713).
 //!
-//! Owns: [`Client`]: one connection for any number of calls, kept and made anew; [`Items`], what comes of one. Refuses to
-//! know: what is sent and how it is read (`proto::lmtp::Client`), tokenizers, functions.
+//! Owns: [`Client`]: one connection for any number of calls, kept and made anew; [`Items`], what comes of one; [`pool`], several
+//! peers as one. Refuses to know: what is sent and how it is read (`proto::lmtp::Client`), tokenizers, functions.
 //!
 //! ```text
 //!   generate · score ─► asks, bounded ─► keeper: one task, the machine, one connection ─► Items
@@ -26,6 +26,7 @@
 mod address;
 mod bridge;
 mod keeper;
+pub mod pool;
 mod wire;
 
 use std::fmt;
@@ -38,7 +39,7 @@ use std::time::Duration;
 use futures::Stream;
 use sapwood_proto::lmtp::{self as machine, Fault, Generate, Received, Score};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -102,6 +103,7 @@ struct Shared {
     asks: mpsc::Sender<Ask>,
     connect_timeout: Option<Duration>,
     seen: Arc<Seen>,
+    connected: watch::Receiver<bool>,
     _keeper: AbortOnDropHandle<()>,
 }
 
@@ -120,23 +122,33 @@ impl Client {
     pub async fn connect(address: Address, options: Options) -> Result<Self, Fault> {
         let peer = Peer(address, options.clone());
         let wire = peer.dial().await?;
-        Ok(Self::keeping(peer, wire, options))
+        Ok(Self::keeping(peer, Some(wire), options))
+    }
+
+    /// A peer that may be away: it is connected to when it is there, as if it had been lost before. Calls wait for it as long as
+    /// connecting may take.
+    #[must_use]
+    pub fn connecting(address: Address, options: Options) -> Self {
+        let peer = Peer(address, options.clone());
+        Self::keeping(peer, None, options)
     }
 
     /// Speaks lines over `io`, until that ends.
     pub fn over(io: impl AsyncRead + AsyncWrite + Send + 'static, options: Options) -> Self {
-        Self::keeping(Once, Wire::over(io), options)
+        Self::keeping(Once, Some(Wire::over(io)), options)
     }
 
-    fn keeping(dial: impl Dial, wire: Wire, options: Options) -> Self {
+    fn keeping(dial: impl Dial, wire: Option<Wire>, options: Options) -> Self {
         let (send, asks) = mpsc::channel(ASKS_MAX);
         let seen = Arc::<Seen>::default();
         let connect_timeout = options.connect_timeout;
-        let keeper = Keeper::new(dial, options, asks, Arc::clone(&seen));
+        let (connects, connected) = watch::channel(wire.is_some());
+        let keeper = Keeper::new(dial, options, asks, Arc::clone(&seen), connects);
         Self(Arc::new(Shared {
             asks: send,
             connect_timeout,
             seen,
+            connected,
             _keeper: AbortOnDropHandle::new(tokio::spawn(keeper.keep(wire))),
         }))
     }
@@ -182,6 +194,11 @@ impl Client {
     #[must_use]
     pub fn raw_logprobs(&self) -> bool {
         self.0.seen.raw_logprobs.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is a connection now; changes with it.
+    fn connected(&self) -> watch::Receiver<bool> {
+        self.0.connected.clone()
     }
 
     /// Resolves when the connection is gone for good; one that is made anew never is.

@@ -1,9 +1,9 @@
 //! LMTP, the Language Model Transport Protocol: many streams of tokens over one connection, as `TYPE JSON`.
 //!
 //! Owns: the grammar and how it is read and written, the closed list of errors ([`Reason`], [`Fault`]), the limits, and
-//! the two machines that speak it: [`Session`] at the server's end, [`Client`] at the other. Refuses to know: sockets,
-//! tasks, clocks, engines, tokenizers. Version 2 is negotiated feature by feature ([`Features`]); what is not is unknown
-//! or answered `not_negotiated` (LM-904).
+//! the two machines that speak it: [`Session`] at the server's end, [`Client`] at the other; [`pool`] chooses among several
+//! servers. Refuses to know: sockets, tasks, clocks, engines, tokenizers. Version 2 is negotiated feature by feature
+//! ([`Features`]); what is not is unknown or answered `not_negotiated` (LM-904).
 //!
 //! ```text
 //!   bytes ──Lines / frames──► text ──► Session::handle ──► Output::Start ──► work ──► Session::step ──► next_message
@@ -20,6 +20,7 @@ mod lines;
 mod message;
 mod model;
 mod outbound;
+pub mod pool;
 mod port;
 mod read;
 mod reason;

@@ -10,6 +10,7 @@ pub(crate) mod lmtp;
 pub(crate) mod references;
 pub(crate) mod span;
 pub(crate) mod trace;
+pub(crate) mod upstream;
 
 use std::path::PathBuf;
 
@@ -23,6 +24,7 @@ use lmtp::Lmtp;
 use references::References;
 use span::Span;
 use trace::Trace;
+use upstream::Upstream;
 
 /// Whether the value of a dotted key, or what it stands below, is never shown.
 pub(crate) fn is_secret(key: &str) -> bool {
@@ -131,6 +133,9 @@ pub(crate) struct Model {
     /// What a scripted model says: the keys of [`sapwood_engine::scripted::Config`].
     #[serde(default, alias = "mock")]
     pub(crate) scripted: Option<figment::value::Value>,
+    /// Where a model of backend `upstream` is computed.
+    #[serde(default)]
+    pub(crate) upstream: Option<Upstream>,
     /// Overrides `engine.ctx`.
     #[serde(default)]
     pub(crate) ctx: Option<u32>,
@@ -179,6 +184,8 @@ pub(crate) enum Backend {
     /// A deterministic model without weights, for tests and load.
     #[serde(alias = "mock")]
     Scripted,
+    /// Servers elsewhere.
+    Upstream,
 }
 
 /// Who may call.
@@ -374,6 +381,7 @@ impl Config {
                 );
                 return Err(Failure::usage(what));
             }
+            model.check_upstream()?;
             model.check_served()?;
             names.push(&model.name);
         }
@@ -401,11 +409,29 @@ impl Config {
     }
 }
 
+impl Model {
+    /// A model that servers elsewhere compute says where they are, and no other does.
+    fn check_upstream(&self) -> Result<(), Failure> {
+        let name = &self.name;
+        match (&self.upstream, self.backend == Backend::Upstream) {
+            (Some(upstream), true) => upstream.check(name),
+            (None, false) => Ok(()),
+            (None, true) => Err(Failure::usage(format!(
+                "models.upstream: the model `{name}` needs upstream.endpoints, the servers that compute it"
+            ))),
+            (Some(_), false) => Err(Failure::usage(format!(
+                "models.upstream: the model `{name}` is computed here unless it says backend = \"upstream\""
+            ))),
+        }
+    }
+}
+
 /// D-40: what an upstream's address may look like, as far as it is built.
 fn check_upstream(url: &str) -> Result<(), Failure> {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     let there_are = "write evergreen+http://HOST:PORT for another Sapwood, triton+http://HOST:PORT or \
-                     triton+grpc://HOST:PORT for a Triton server, lmtp://HOST:PORT/MODEL for a model of an LMTP server";
+                     triton+grpc://HOST:PORT for a Triton server, lmtp://HOST:PORT/MODEL for a model of an LMTP server, \
+                     or of several: lmtp://HOST:PORT,HOST:PORT/MODEL";
     match scheme {
         "evergreen+http" | "evergreen+https" | "evergreen+ws" | "evergreen+wss" | "triton+http"
         | "triton+https" | "triton+grpc" | "triton+grpcs" => Ok(()),

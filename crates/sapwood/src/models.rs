@@ -76,7 +76,7 @@ pub(crate) fn plan(config: &Config) -> Result<Vec<Planned>, Failure> {
     config
         .models
         .iter()
-        .map(|model| planned(config, model))
+        .filter_map(|model| planned(config, model).transpose())
         .collect()
 }
 
@@ -89,18 +89,20 @@ fn size(config: &Config, model: &Model) -> Size {
     }
 }
 
-fn planned(config: &Config, model: &Model) -> Result<Planned, Failure> {
+/// None for a model that servers elsewhere compute: they are joined, not loaded.
+fn planned(config: &Config, model: &Model) -> Result<Option<Planned>, Failure> {
     let size = size(config, model);
     let source = match model.backend {
         Backend::Scripted => Source::Scripted(Box::new(script(model, size)?)),
         Backend::Embedded => weights(model)?,
+        Backend::Upstream => return Ok(None),
     };
-    Ok(Planned {
+    Ok(Some(Planned {
         name: model.name.clone(),
         source,
         size,
         limits: limits(config),
-    })
+    }))
 }
 
 /// What requests may ask of a scripted model; the names were checked when it was read.
@@ -122,7 +124,7 @@ pub(crate) fn scripted(
 ) -> Result<Option<scripted::Config>, Failure> {
     match model.backend {
         Backend::Scripted => script(model, size(config, model)).map(Some),
-        Backend::Embedded => Ok(None),
+        Backend::Embedded | Backend::Upstream => Ok(None),
     }
 }
 

@@ -46,8 +46,14 @@ impl Upstreams {
     /// # Errors
     /// For the first upstream that cannot be joined ever: its address is wrong, or it does not let us in.
     pub(crate) async fn join(kernel: &Kernel, config: &Config) -> Result<Self, Failure> {
-        let dialled = config.upstreams.iter().map(|url| async move {
-            let place = Place::read(url, config);
+        let urls = config.upstreams.iter();
+        let places = urls.map(|url| (url, Place::read(url, config)));
+        let models = config.models.iter().filter_map(|model| {
+            let upstream = model.upstream.as_ref()?;
+            let place = Place::of_model(&model.name, upstream, config);
+            Some((&model.name, place))
+        });
+        let dialled = places.chain(models).map(|(url, place)| async move {
             let place = place.map_err(|status| client::unreachable(url, &status))?;
             let first = dial(&place).await;
             Ok::<_, Failure>((url, place, first))

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
 use sapwood_engine::api::{Sampled, Tokens};
-use sapwood_net::lmtp::{Client, Items};
-use sapwood_proto::lmtp::{Fault, Finish, Generate, Reason as Rule, Received, Score};
+use sapwood_net::lmtp::pool::{Items, Pool};
+use sapwood_proto::lmtp::{Fault, Finish, Generate, Received, Score};
 use sapwood_proto::steer::Token;
 use serde_json::{Map, Value};
 
@@ -27,20 +27,13 @@ use crate::name::{Mime, Name, Port};
 use crate::payer::Payer;
 use crate::spec::{Effect, InnerType, Output, Spec};
 
-/// The function `name` of this kernel that is `model` at the peer. It takes what a model takes: `prompt`, as token ids,
-/// and `config`. The peer is asked what the model is first; what it does not say is not known.
-///
-/// # Errors
-/// What the peer answers, where it knows no such model or is lost. One that answers nothing in time is taken as it is, for
-/// reference servers may load a model first.
-pub async fn function(client: &Client, name: impl Into<Name>, model: &str) -> Result<Fun> {
-    let known = match client.model_info(model).await {
-        Ok(facts) => Known::of(&facts),
-        Err(fault) if fault.reason == Rule::Timeout => Known::default(),
-        Err(fault) => return Err(told(fault)),
-    };
+/// The function `name` of this kernel that is the model of `pool`. It takes what a model takes: `prompt`, as token ids, and
+/// `config`. What the peers do not say of the model is not known.
+pub fn function(pool: &Pool, name: impl Into<Name>) -> Fun {
+    let known = pool.facts().map(Known::of).unwrap_or_default();
+    let name = name.into();
     let description =
-        format!("The model {model} of a server that speaks LMTP; it takes and gives tokens.");
+        format!("The model {name} of servers that speak LMTP; it takes and gives tokens.");
     let mut spec = Spec::new(name, description.as_str()).effect(Effect::Idempotent);
     spec.inputs = model::inputs();
     spec.outputs = vec![
@@ -53,22 +46,20 @@ pub async fn function(client: &Client, name: impl Into<Name>, model: &str) -> Re
     spec.inner = Some(InnerType::of::<Tokens>());
     spec.model = true;
     let peer = Arc::new(Peer {
-        client: client.clone(),
-        model: model.to_owned(),
+        pool: pool.clone(),
         name: spec.name.clone(),
         known,
     });
-    Ok(raw(spec, move |call| {
+    raw(spec, move |call| {
         begin(call, Arc::clone(&peer))
             .into_stream()
             .try_flatten()
             .boxed()
-    }))
+    })
 }
 
 struct Peer {
-    client: Client,
-    model: String,
+    pool: Pool,
     name: Name,
     known: Known,
 }
@@ -117,7 +108,7 @@ async fn begin(call: Call, peer: Arc<Peer>) -> Result<impl Stream<Item = Result<
         payer.prompt(count)?;
     }
     let alternatives = config.top_logprobs.unwrap_or(0);
-    let items = ask(&peer, prompt, config).await?;
+    let items = ask(&peer, prompt, config)?;
     Ok(answer(Answer {
         items,
         peer,
@@ -130,7 +121,7 @@ async fn begin(call: Call, peer: Arc<Peer>) -> Result<impl Stream<Item = Result<
     }))
 }
 
-async fn ask(peer: &Peer, prompt: Vec<Token>, config: GenerateConfig) -> Result<Items> {
+fn ask(peer: &Peer, prompt: Vec<Token>, config: GenerateConfig) -> Result<Items> {
     if config.n.is_some_and(|n| n > 1) {
         return Err(unimplemented("several choices of a model elsewhere"));
     }
@@ -140,7 +131,7 @@ async fn ask(peer: &Peer, prompt: Vec<Token>, config: GenerateConfig) -> Result<
             scored,
             ..Score::default()
         };
-        return peer.client.score(&peer.model, wanted).await.map_err(told);
+        return Ok(peer.pool.score(wanted));
     }
     let room = peer.known.context.map(|context| {
         let left = context.saturating_sub(u32::try_from(prompt.len()).unwrap_or(u32::MAX));
@@ -176,10 +167,7 @@ async fn ask(peer: &Peer, prompt: Vec<Token>, config: GenerateConfig) -> Result<
         ignore_eos: config.ignore_eos.unwrap_or(false),
         priority: 0,
     };
-    peer.client
-        .generate(&peer.model, wanted)
-        .await
-        .map_err(told)
+    Ok(peer.pool.generate(wanted))
 }
 
 /// `config`, typed or as JSON.
@@ -314,7 +302,7 @@ impl Answer {
 
     /// A token as engines give it. Probabilities that are none are not passed on (LM-711).
     fn sampled(&self, id: Token, item: Received) -> Sampled {
-        let raw = self.peer.client.raw_logprobs();
+        let raw = self.peer.pool.raw_logprobs();
         let mut top = if raw { Vec::new() } else { item.top };
         top.sort_by(|(a, p), (b, q)| q.total_cmp(p).then(a.cmp(b)));
         top.truncate(self.alternatives as usize);

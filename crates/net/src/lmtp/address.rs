@@ -43,27 +43,28 @@ impl Address {
         })
     }
 
-    /// Reads `lmtp://host:port/MODEL`: the peer at `ws://host:port/`, and one of its models. A query stays with the
-    /// peer's address.
+    /// Reads `lmtp://host:port/MODEL`: the peer at `ws://host:port/`, and one of its models. Several hosts, with commas between
+    /// them, serve the same model (LM-801). A query stays with the address of each.
     ///
     /// # Errors
     /// `invalid_value` for anything else.
-    pub fn of_model(url: &str) -> Result<(Self, String), Fault> {
+    pub fn of_model(url: &str) -> Result<(Vec<Self>, String), Fault> {
         let rest = url.strip_prefix("lmtp://");
         let rest = rest.ok_or_else(|| bad("it must begin with lmtp://"))?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let parts = rest.split_once('/').filter(|(_, model)| !model.is_empty());
-        let (host, model) =
+        let (hosts, model) =
             parts.ok_or_else(|| bad("it must name a model: lmtp://host:port/MODEL"))?;
         let model = percent_decode_str(model).decode_utf8();
         let model = model
             .map_err(|_| bad("its model is no UTF-8"))?
             .into_owned();
         let question = if query.is_empty() { "" } else { "?" };
-        Ok((
-            Self::parse(&format!("ws://{host}/{question}{query}"))?,
-            model,
-        ))
+        let peers = hosts
+            .split(',')
+            .map(|host| Self::parse(&format!("ws://{host}/{question}{query}")));
+        let peers: Result<_, Fault> = peers.collect();
+        Ok((peers?, model))
     }
 
     /// With a key that is shown to the peer; sent over WebSockets only.
@@ -192,29 +193,34 @@ mod tests {
     #[test]
     fn lm_701_an_upstream_is_a_peer_and_a_model() {
         for (url, expect) in [
-            ("lmtp://host:1/tiny", Some(("ws://host:1/", "tiny"))),
+            ("lmtp://host:1/tiny", Some((&["ws://host:1/"][..], "tiny"))),
             (
                 "lmtp://host/org/name%20x?key=k",
-                Some(("ws://host/?key=k", "org/name x")),
+                Some((&["ws://host/?key=k"][..], "org/name x")),
             ),
+            (
+                "lmtp://a:1,b:2/tiny",
+                Some((&["ws://a:1/", "ws://b:2/"][..], "tiny")),
+            ),
+            ("lmtp://a:1,/tiny", None),
             ("lmtp://host:1/", None),
             ("lmtp://host:1", None),
             ("lmtp:///tiny", None),
             ("ws://host:1/tiny", None),
         ] {
             let read = Address::of_model(url).ok();
-            let expect = expect.map(|(uri, model)| {
-                let place = Place::WebSocket {
+            let expect = expect.map(|(uris, model)| {
+                let place = |uri: &&str| Place::WebSocket {
                     uri: uri.parse().unwrap(),
                     secure: false,
                 };
-                (place, model.to_owned())
+                (uris.iter().map(place).collect::<Vec<_>>(), model.to_owned())
             });
-            assert_eq!(
-                read.map(|(address, model)| (address.place, model)),
-                expect,
-                "{url}"
-            );
+            let read = read.map(|(peers, model)| {
+                let places = peers.into_iter().map(|peer| peer.place);
+                (places.collect::<Vec<_>>(), model)
+            });
+            assert_eq!(read, expect, "{url}");
         }
     }
 

@@ -19,8 +19,8 @@ use futures::StreamExt;
 use sapwood_proto::lmtp as machine;
 use sapwood_proto::lmtp::{Call, Event, Fault, Generate, Reason, Received, Score};
 use sapwood_proto::time::Time;
-use tokio::sync::mpsc;
 use tokio::sync::mpsc::Permit;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
 use super::wire::{Wire, lost, until};
@@ -65,6 +65,7 @@ pub(super) struct Keeper<D> {
     asks: mpsc::Receiver<Ask>,
     waiting: VecDeque<Ask>,
     seen: Arc<Seen>,
+    connected: watch::Sender<bool>,
     /// Of the machine's clock.
     origin: Instant,
 }
@@ -82,6 +83,7 @@ impl<D: Dial> Keeper<D> {
         options: Options,
         asks: mpsc::Receiver<Ask>,
         seen: Arc<Seen>,
+        connected: watch::Sender<bool>,
     ) -> Self {
         Self {
             dial,
@@ -89,29 +91,33 @@ impl<D: Dial> Keeper<D> {
             asks,
             waiting: VecDeque::new(),
             seen,
+            connected,
             origin: Instant::now(),
         }
     }
 
-    /// Serves calls over `wire`, and over the next connection when that is lost.
-    pub(super) async fn keep(mut self, mut wire: Wire) {
+    /// Serves calls over `wire`, and over the next connection when that is lost, or when there was none.
+    pub(super) async fn keep(mut self, wire: Option<Wire>) {
         let mut delay = DELAY_MIN;
+        let mut wire = wire;
         loop {
-            let began = Instant::now();
-            if matches!(self.serve(wire).await, Over::Unwanted) {
+            let Some(served) = (match wire.take() {
+                Some(wire) => Some(wire),
+                None => self.redial(&mut delay).await,
+            }) else {
                 return;
-            }
-            if !self.dial.again() {
+            };
+            let began = Instant::now();
+            self.connected.send_replace(true);
+            let over = self.serve(served).await;
+            self.connected.send_replace(false);
+            if matches!(over, Over::Unwanted) || !self.dial.again() {
                 return;
             }
             // One that comes and goes at once is not to be hammered.
             if began.elapsed() >= DELAY_MAX {
                 delay = DELAY_MIN;
             }
-            let Some(next) = self.redial(&mut delay).await else {
-                return;
-            };
-            wire = next;
         }
     }
 

@@ -376,7 +376,7 @@ impl Dial for Comes {
 async fn lm_713_a_lost_connection_is_made_anew_and_nothing_is_repeated() {
     let comes = Comes::default();
     let (ours, theirs) = duplex(1 << 16);
-    let client = Client::keeping(comes.clone(), Wire::over(ours), Options::default());
+    let client = Client::keeping(comes.clone(), Some(Wire::over(ours)), Options::default());
     let items = client.generate("m", wanted(2)).await.unwrap();
     let mut fake = Fake(BufReader::new(theirs));
     fake.heard().await;

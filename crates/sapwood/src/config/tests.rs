@@ -115,6 +115,27 @@ const WRONG: &[(&str, [&str; 3])] = &[
         ["upstreams", "lmtp://x:1", "MODEL"],
     ),
     (
+        "[[models]]\nname = \"far\"\nbackend = \"upstream\"",
+        ["models.upstream", "`far`", "endpoints"],
+    ),
+    (
+        "[[models]]\nname = \"far\"\nbackend = \"upstream\"\nupstream = { endpoints = [] }",
+        ["models.upstream.endpoints", "`far`", "at least one"],
+    ),
+    (
+        "[[models]]\nname = \"far\"\nbackend = \"upstream\"\nupstream = { endpoints = [\"ftp://x\"] }",
+        ["models.upstream.endpoints", "`far`", "host:port"],
+    ),
+    (
+        "[[models]]\nname = \"far\"\nbackend = \"upstream\"\n\
+         upstream = { endpoints = [{ url = \"x:1\", weight = 0 }] }",
+        ["models.upstream.endpoints", "`far`", "weight"],
+    ),
+    (
+        "[[models]]\nname = \"near\"\nbackend = \"scripted\"\nupstream = { endpoints = [\"x:1\"] }",
+        ["models.upstream", "`near`", "backend"],
+    ),
+    (
         "[lmtp]\nmax_frame_out = 4194304",
         ["lmtp.max_frame_out", "4194303", "clients"],
     ),

@@ -7,20 +7,20 @@ mod triton;
 
 use futures::FutureExt;
 use sapwood_net::evergreen::Address;
-use sapwood_net::lmtp::Address as LmtpAddress;
 use sapwood_net::triton::Address as TritonAddress;
 use sapwood_proto::evergreen::Status;
 
 use super::{Dial, Link};
 use crate::client;
 use crate::config::Config;
+use crate::config::upstream::Upstream;
 
 /// Where an upstream is.
 pub(super) enum Place {
     Evergreen(Address),
     Triton(TritonAddress),
-    /// A peer, and the model of it that is served here under the same name.
-    Lmtp(LmtpAddress, String),
+    /// A model that peers serve.
+    Lmtp(lmtp::Peers),
 }
 
 impl Place {
@@ -35,9 +35,22 @@ impl Place {
         }
         let address = client::address(url, config, client::CONNECT_TIMEOUT)?;
         if url.starts_with("lmtp:") {
-            return lmtp::read(url, address);
+            return lmtp::read(url, &address);
         }
         Ok(Self::Evergreen(address))
+    }
+
+    /// The servers of a configured model.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub(super) fn of_model(
+        name: &str,
+        upstream: &Upstream,
+        config: &Config,
+    ) -> Result<Self, Status> {
+        let known = client::address("", config, client::CONNECT_TIMEOUT)?;
+        lmtp::configured(name, upstream, &known)
     }
 }
 
@@ -46,7 +59,7 @@ impl Dial for Place {
         match self {
             Self::Evergreen(address) => evergreen(address).await,
             Self::Triton(address) => triton::dial(address).await,
-            Self::Lmtp(address, model) => lmtp::dial(address, model).await,
+            Self::Lmtp(peers) => lmtp::dial(peers).await,
         }
     }
 }

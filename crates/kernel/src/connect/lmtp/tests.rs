@@ -1,7 +1,8 @@
 //! A model of a scripted peer, called as any function is.
 
-use sapwood_net::lmtp::Options;
+use sapwood_net::lmtp::{Client, Options};
 use sapwood_proto::code::Code;
+use sapwood_proto::lmtp::Reason as Rule;
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex};
 
@@ -28,7 +29,7 @@ impl Fake {
 const FACTS: &str =
     r#"MSG [{"stream_id":1,"model_info":{"model":"tiny","vocab_size":300,"max_context":64}}]"#;
 
-async fn joined(facts: &str) -> Result<(Kernel, Fake)> {
+async fn joined(facts: &str) -> Result<(Kernel, Fake), Fault> {
     let (ours, theirs) = duplex(1 << 16);
     let client = Client::over(ours, Options::default());
     let mut fake = Fake(BufReader::new(theirs));
@@ -36,9 +37,9 @@ async fn joined(facts: &str) -> Result<(Kernel, Fake)> {
         fake.heard().await;
         fake.say(facts).await;
     };
-    let (made, ()) = tokio::join!(function(&client, "far", "tiny"), answering);
+    let (made, ()) = tokio::join!(Pool::of(client, "tiny"), answering);
     let kernel = Kernel::new();
-    kernel.add(made?).unwrap();
+    kernel.add(function(&made?, "far")).unwrap();
     Ok((kernel, fake))
 }
 
@@ -270,8 +271,8 @@ async fn lm_712_a_model_that_says_little_is_served_and_one_that_is_not_there_is_
         drop(fake);
     };
     let (ended, ()) = tokio::join!(run.finish(), answering);
-    assert_eq!(ended.unwrap_err().code(), Code::Truncated);
+    assert_eq!(ended.unwrap_err().code(), Code::UpstreamFailed);
     let absent = r#"MSG [{"stream_id":1,"error":"no","code":"model_not_found"}]"#;
     let refused = joined(absent).await.err().unwrap();
-    assert_eq!(refused.code(), Code::NotFound);
+    assert_eq!(refused.reason, Rule::ModelNotFound);
 }

@@ -1,43 +1,90 @@
-//! One model of a peer that speaks LMTP.
+//! One model of peers that speak LMTP.
 //!
-//! Owns: reading its address, and joining it. Refuses to know: when it is joined, and what becomes of its function.
+//! Owns: reading their addresses, and joining them. Refuses to know: when they are joined, and what becomes of the function.
 
 use futures::FutureExt;
+use sapwood_kernel::Name;
 use sapwood_kernel::connect::lmtp::function;
-use sapwood_kernel::{Error, Name};
 use sapwood_net::evergreen;
-use sapwood_net::lmtp::{Address, Client, Options};
+use sapwood_net::lmtp::pool::{Endpoint, Pool};
+use sapwood_net::lmtp::{Address, Options};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
-use sapwood_proto::lmtp::Fault;
+use sapwood_proto::lmtp::{Fault, pool};
 
 use super::{Link, Place};
+use crate::config::upstream::Upstream;
 
-/// The peer and the model at `url`; we are let in there as `known` says.
+/// A model that peers serve.
+pub(crate) struct Peers {
+    /// What it is called here.
+    name: String,
+    endpoints: Vec<Endpoint>,
+    settings: pool::Options,
+}
+
+/// The peers and the model at `url`; we are let in there as `known` says.
 ///
 /// # Errors
 /// The address cannot be used.
-pub(super) fn read(url: &str, known: evergreen::Address) -> Result<Place, Status> {
-    let (mut peer, model) = Address::of_model(url).map_err(|fault| told(&fault))?;
-    if let Some(key) = known.key {
-        peer = peer.with_key(key);
-    }
-    if let Some(authorities) = known.authorities {
-        peer = peer.with_authorities(authorities);
-    }
-    Ok(Place::Lmtp(peer, model))
+pub(super) fn read(url: &str, known: &evergreen::Address) -> Result<Place, Status> {
+    let (peers, model) = Address::of_model(url).map_err(|fault| told(&fault))?;
+    let endpoint = |address: Address| Endpoint {
+        address: let_in(address, known),
+        model: model.clone(),
+        weight: 1,
+    };
+    Ok(Place::Lmtp(Peers {
+        endpoints: peers.into_iter().map(endpoint).collect(),
+        name: model,
+        settings: pool::Options::default(),
+    }))
 }
 
-/// A connection, which is made anew by itself when it is lost (LM-713).
-pub(super) async fn dial(address: &Address, model: &str) -> Result<Link, Status> {
-    let connecting = Client::connect(address.clone(), Options::default());
-    let peer = connecting.await.map_err(|fault| told(&fault))?;
-    let broken = |error: Error| Status::other(error.code(), "", error.to_string());
-    let function = function(&peer, Name::shared(model), model).await;
+/// The peers of the configured model `name`; we are let in there as `known` says.
+///
+/// # Errors
+/// An address cannot be used.
+pub(super) fn configured(
+    name: &str,
+    upstream: &Upstream,
+    known: &evergreen::Address,
+) -> Result<Place, Status> {
+    let endpoints = upstream.peers(name).map_err(|fault| told(&fault))?;
+    let let_in = |endpoint: Endpoint| Endpoint {
+        address: let_in(endpoint.address, known),
+        ..endpoint
+    };
+    Ok(Place::Lmtp(Peers {
+        name: name.to_owned(),
+        endpoints: endpoints.into_iter().map(let_in).collect(),
+        settings: pool::Options {
+            seeded: upstream.failover.seeded,
+            ..pool::Options::default()
+        },
+    }))
+}
+
+fn let_in(mut peer: Address, known: &evergreen::Address) -> Address {
+    if let Some(key) = &known.key {
+        peer = peer.with_key(key);
+    }
+    if let Some(authorities) = &known.authorities {
+        peer = peer.with_authorities(authorities.clone());
+    }
+    peer
+}
+
+/// A pool, which makes connections anew by itself (LM-713, LM-804).
+pub(super) async fn dial(peers: &Peers) -> Result<Link, Status> {
+    let options = Options::default();
+    let connecting = Pool::connect(peers.endpoints.clone(), &options, peers.settings.clone());
+    let pool = connecting.await.map_err(|fault| told(&fault))?;
     Ok(Link {
-        functions: vec![function.map_err(broken)?],
+        functions: vec![function(&pool, Name::shared(&peers.name))],
         worn: std::future::pending().boxed(),
-        over: async move { peer.closed().await }.boxed(),
+        // Its peers come and go; the pool stays.
+        over: std::future::pending().boxed(),
         leave: std::future::ready(()).boxed(),
     })
 }

@@ -1,0 +1,252 @@
+//! Pools over peers in memory that come and go, with a made-up clock.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex};
+use tokio::time::sleep;
+
+use super::super::keeper::Dial;
+use super::super::wire::Wire;
+use super::*;
+
+/// How a peer behaves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mode {
+    Serves,
+    /// Its connections hold, and it says nothing.
+    Silent,
+    /// It refuses what is new.
+    Drains,
+    /// Its engine fails.
+    Fails,
+    Gone,
+}
+
+/// A peer. Every stream has one token, which is its number.
+#[derive(Clone)]
+struct Fake {
+    number: u32,
+    vocabulary: u32,
+    mode: Arc<watch::Sender<Mode>>,
+}
+
+impl Fake {
+    fn new(number: u32, mode: Mode) -> Self {
+        Self {
+            number,
+            vocabulary: 100,
+            mode: Arc::new(watch::Sender::new(mode)),
+        }
+    }
+
+    fn becomes(&self, mode: Mode) {
+        self.mode.send_replace(mode);
+    }
+
+    async fn serve(self, io: DuplexStream) {
+        let mut mode = self.mode.subscribe();
+        let mut io = BufReader::new(io);
+        loop {
+            let mut line = String::new();
+            // A line that is half read is not read on: the peer has gone.
+            tokio::select! {
+                _ = mode.wait_for(|mode| *mode == Mode::Gone) => return,
+                read = io.read_line(&mut line) => if read.unwrap_or(0) == 0 {
+                    return;
+                },
+            }
+            let mode = *self.mode.borrow();
+            if let Some(answer) = self.answer(&line, mode) {
+                io.write_all(answer.as_bytes()).await.unwrap();
+            }
+        }
+    }
+
+    fn answer(&self, line: &str, mode: Mode) -> Option<String> {
+        let (word, payload) = line.split_once(' ').unwrap();
+        let payload: Value = serde_json::from_str(payload).unwrap();
+        let id = &payload["stream_id"];
+        let (number, size) = (self.number, self.vocabulary);
+        Some(match (word, mode) {
+            (_, Mode::Silent | Mode::Gone) => return None,
+            ("MODEL_INFO", _) => format!(
+                "MSG [{{\"stream_id\":{id},\"model_info\":{{\"model\":\"m\",\"vocab_size\":{size}}}}}]\n"
+            ),
+            (_, Mode::Drains) => {
+                format!("TOKEN [{{\"stream_id\":{id},\"error\":\"bye\",\"code\":\"draining\"}}]\n")
+            }
+            (_, Mode::Fails) => format!(
+                "TOKEN [{{\"stream_id\":{id},\"error\":\"oh\",\"code\":\"engine_error\"}}]\n"
+            ),
+            (_, Mode::Serves) => format!(
+                "TOKEN [{{\"stream_id\":{id},\"token\":{number},\"finish_reason\":\"stop\"}}]\n"
+            ),
+        })
+    }
+}
+
+impl Dial for Fake {
+    async fn dial(&self) -> Result<Wire, Fault> {
+        if *self.mode.borrow() == Mode::Gone {
+            return Err(lost("away"));
+        }
+        let (ours, theirs) = duplex(1 << 16);
+        tokio::spawn(self.clone().serve(theirs));
+        Ok(Wire::over(ours))
+    }
+}
+
+async fn pool(fakes: &[&Fake]) -> Result<Pool, Fault> {
+    let mut linked = Vec::new();
+    for fake in fakes {
+        let (wire, away) = match fake.dial().await {
+            Ok(wire) => (Some(wire), None),
+            Err(fault) => (None, Some(fault)),
+        };
+        let client = Client::keeping((*fake).clone(), wire, Options::default());
+        let place = fake.number.to_string();
+        linked.push((Link::new(client, "m".into(), place), 1, away));
+    }
+    Pool::over(linked, machine::Options::default()).await
+}
+
+/// Who says what a stream says, or how it fails.
+async fn asked(pool: &Pool) -> Result<u32, Reason> {
+    let wanted = Generate {
+        prompt: vec![1],
+        ..Generate::default()
+    };
+    let mut items = pool.generate(wanted);
+    let item = items.next().await.expect("no stream ends silently");
+    let told = item.map(|item| item.token.unwrap());
+    assert_eq!(items.next().await, None);
+    told.map_err(|fault| fault.reason)
+}
+
+async fn all(pool: &Pool, count: usize) -> Vec<u32> {
+    let mut all = Vec::new();
+    for _ in 0..count {
+        all.push(asked(pool).await.unwrap());
+    }
+    all
+}
+
+fn conditions(pool: &Pool) -> Vec<Condition> {
+    let seats = pool.seats().into_iter();
+    seats.map(|seat| seat.condition).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn lm_801_streams_go_to_each_of_the_peers_in_turn() {
+    let (one, two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Serves));
+    let pool = pool(&[&one, &two]).await.unwrap();
+    assert!(pool.facts().unwrap().contains("\"vocab_size\":100"));
+    assert_eq!(all(&pool, 4).await, [1, 2, 1, 2]);
+    assert_eq!(pool.moved(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lm_804_a_peer_that_is_not_there_at_the_start_is_joined_when_it_is() {
+    let (one, two) = (Fake::new(1, Mode::Gone), Fake::new(2, Mode::Serves));
+    let pool = pool(&[&one, &two]).await.unwrap();
+    assert_eq!(all(&pool, 3).await, [2, 2, 2]);
+    one.becomes(Mode::Serves);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(conditions(&pool), [Condition::Serving; 2]);
+    assert_eq!(all(&pool, 2).await, [1, 2]);
+    let none = self::pool(&[&Fake::new(3, Mode::Gone)]).await.unwrap_err();
+    assert_eq!(none.reason, Reason::ConnectionLost);
+}
+
+/// LM-805: a server that goes says so to who asks, and nobody notices.
+#[tokio::test(start_paused = true)]
+async fn lm_804_a_lost_connection_takes_a_peer_out_until_it_answers() {
+    let (one, two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Serves));
+    let pool = pool(&[&one, &two]).await.unwrap();
+    for mode in [Mode::Gone, Mode::Drains] {
+        one.becomes(mode);
+        assert_eq!(all(&pool, 3).await, [2, 2, 2], "{mode:?}");
+        one.becomes(Mode::Gone);
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(conditions(&pool)[0], Condition::Away, "{mode:?}");
+        one.becomes(Mode::Serves);
+        sleep(Duration::from_secs(120)).await;
+        assert_eq!(conditions(&pool), [Condition::Serving; 2], "{mode:?}");
+        let mut both = all(&pool, 2).await;
+        both.sort_unstable();
+        assert_eq!(both, [1, 2], "{mode:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lm_804_a_peer_that_misses_two_probes_is_not_asked() {
+    let (one, two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Serves));
+    let pool = pool(&[&one, &two]).await.unwrap();
+    one.becomes(Mode::Silent);
+    // One probe after 10 s, which has 5 s; the next 10 s later.
+    sleep(Duration::from_secs(28)).await;
+    assert_eq!(conditions(&pool)[0], Condition::Serving);
+    sleep(Duration::from_secs(4)).await;
+    assert_eq!(conditions(&pool)[0], Condition::Away);
+    assert_eq!(all(&pool, 2).await, [2, 2]);
+    one.becomes(Mode::Serves);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(conditions(&pool), [Condition::Serving; 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lm_804_a_peer_whose_engine_fails_again_and_again_is_not_asked() {
+    let (one, two) = (Fake::new(1, Mode::Fails), Fake::new(2, Mode::Serves));
+    let pool = pool(&[&one, &two]).await.unwrap();
+    let mut failed = 0;
+    for _ in 0..10 {
+        match asked(&pool).await {
+            Ok(number) => assert_eq!(number, 2),
+            Err(reason) => {
+                assert_eq!(reason, Reason::EngineError);
+                failed += 1;
+            }
+        }
+    }
+    assert_eq!(failed, 3);
+    assert_eq!(conditions(&pool), [Condition::Away, Condition::Serving]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lm_712_peers_of_different_vocabularies_are_no_pool() {
+    let (one, mut two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Serves));
+    two.vocabulary = 99;
+    let refused = pool(&[&one, &two]).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::InvalidValue);
+    // One that was away when the pool began is just not asked.
+    two.becomes(Mode::Gone);
+    let pool = pool(&[&one, &two]).await.unwrap();
+    two.becomes(Mode::Serves);
+    sleep(Duration::from_secs(120)).await;
+    assert_eq!(conditions(&pool), [Condition::Serving, Condition::Away]);
+}
+
+/// LM-331: a reference server that loads a model says nothing meanwhile.
+#[tokio::test(start_paused = true)]
+async fn lm_804_a_peer_that_is_there_and_has_said_nothing_yet_is_asked() {
+    let one = Fake::new(1, Mode::Silent);
+    let pool = pool(&[&one]).await.unwrap();
+    assert_eq!(
+        (pool.facts(), conditions(&pool)),
+        (None, vec![Condition::Serving])
+    );
+    one.becomes(Mode::Serves);
+    assert_eq!(asked(&pool).await, Ok(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn lm_702_a_stream_that_is_dropped_gives_its_place_back() {
+    let one = Fake::new(1, Mode::Serves);
+    let pool = pool(&[&one]).await.unwrap();
+    one.becomes(Mode::Silent);
+    let mut items = pool.generate(Generate::default());
+    assert!(items.next().now_or_never().is_none());
+    assert_eq!(pool.seats()[0].streams, 1);
+    drop(items);
+    assert_eq!(pool.seats()[0].streams, 0);
+}

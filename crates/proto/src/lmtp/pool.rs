@@ -1,0 +1,355 @@
+//! Which of several upstreams a stream goes to, as a pure machine (LM-801 to LM-806).
+//!
+//! Owns: which upstreams can be asked, how busy each is, which prompts it has seen; where a stream goes next, and whether it
+//! goes on elsewhere when its upstream is lost ([`Passage`]). Refuses to know: connections, clocks, the items of streams
+//! beyond what their passage needs.
+//!
+//! ```text
+//!   away ── a good probe ──► serving ── two probes missed · connection lost · three engine errors in a row ──► away
+//!    ▲                          └─ says that it drains ──► draining: what runs there ends there ─┐
+//!    └────────────── probes after 1 s, doubling to 30 s ◄───────────── connection lost ──────────┘
+//! ```
+
+mod affinity;
+mod passage;
+
+use std::time::Duration;
+
+use super::{Fault, Reason};
+use crate::steer::Token;
+use crate::time::Time;
+use affinity::Affinity;
+
+pub use passage::Passage;
+
+/// How a pool behaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// From one probe of an upstream that serves to the next.
+    pub probe_interval: Duration,
+    /// From the loss of an upstream to the first probe.
+    pub back_off: Duration,
+    /// What that doubles to. One that has served for so long begins anew.
+    pub back_off_max: Duration,
+    /// Probes in a row without an answer that take an upstream out.
+    pub probes_missed: u32,
+    /// Streams in a row ended by its engine's errors that do.
+    pub engine_errors: u32,
+    /// Blocks of prompts whose upstream is remembered (LM-802).
+    pub blocks: usize,
+    /// Whether a stream with a seed may go on elsewhere, where it is not the same any more (LM-806).
+    pub seeded: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            probe_interval: Duration::from_secs(10),
+            back_off: Duration::from_secs(1),
+            back_off_max: Duration::from_secs(30),
+            probes_missed: 2,
+            engine_errors: 3,
+            blocks: 65_536,
+            seeded: true,
+        }
+    }
+}
+
+/// One upstream of a pool, by its place in the configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Member(usize);
+
+impl Member {
+    /// The number of its place, from 0.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0
+    }
+}
+
+/// What may be asked of an upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// Streams go there.
+    Serving,
+    /// What runs there may end; nothing new goes there (LM-805).
+    Draining,
+    /// Nothing goes there until it answers.
+    Away,
+}
+
+/// What came of a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// It answered. With the streams of everybody there, where it says how many (LM-902).
+    Answered(Option<u64>),
+    /// It did not, or not as one that serves the model.
+    Missed,
+}
+
+/// How a stream at one upstream ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// With a finish.
+    Well,
+    /// With an error.
+    Failed(Reason),
+    /// Nobody reads it any more.
+    Left,
+}
+
+#[derive(Debug)]
+struct Upstream {
+    weight: u64,
+    condition: Condition,
+    /// No longer configured: it never comes back.
+    removed: bool,
+    /// Streams that we follow there.
+    open: u64,
+    /// What its connection counts, abandoned streams included (LM-702).
+    counted: u64,
+    /// Streams that are not ours, when it was last probed.
+    others: u64,
+    /// When a stream last went there, in streams of the pool.
+    used: u64,
+    missed: u32,
+    engine_errors: u32,
+    probe_at: Time,
+    /// The next wait, when it is lost.
+    delay: Duration,
+    served_from: Time,
+}
+
+impl Upstream {
+    fn load(&self) -> u64 {
+        self.open.max(self.counted) + self.others
+    }
+}
+
+/// The machine. See the module's page.
+#[derive(Debug)]
+pub struct Pool {
+    options: Options,
+    upstreams: Vec<Upstream>,
+    affinity: Affinity,
+    streams: u64,
+}
+
+impl Pool {
+    /// A pool of so many upstreams, all away and to be probed at once. A weight of 0 counts as 1.
+    pub fn new(weights: impl IntoIterator<Item = u32>, options: Options) -> Self {
+        let upstream = |weight: u32| Upstream {
+            weight: u64::from(weight.max(1)),
+            condition: Condition::Away,
+            removed: false,
+            open: 0,
+            counted: 0,
+            others: 0,
+            used: 0,
+            missed: 0,
+            engine_errors: 0,
+            probe_at: Time::ZERO,
+            delay: options.back_off,
+            served_from: Time::ZERO,
+        };
+        Self {
+            upstreams: weights.into_iter().map(upstream).collect(),
+            affinity: Affinity::new(options.blocks),
+            streams: 0,
+            options,
+        }
+    }
+
+    /// Every upstream.
+    pub fn members(&self) -> impl Iterator<Item = Member> + use<> {
+        (0..self.upstreams.len()).map(Member)
+    }
+
+    /// Chooses an upstream for a stream with this prompt, which counts there until [`Self::ended`]; never `but` (LM-803).
+    ///
+    /// # Errors
+    /// `upstream_error`, retryable, when none can be asked.
+    pub fn route(
+        &mut self,
+        prompt: &[Token],
+        but: Option<Member>,
+        now: Time,
+    ) -> Result<Member, Fault> {
+        let usable = |member: Member| self.serves(member) && Some(member) != but;
+        let known = self.affinity.longest(prompt, usable);
+        let known = known.filter(|member| !self.is_crowded(*member));
+        let chosen = known.or_else(|| {
+            self.members()
+                .filter(|one| usable(*one))
+                .min_by(by_load(self))
+        });
+        let Some(chosen) = chosen else {
+            return Err(self.nobody(now));
+        };
+        self.streams += 1;
+        let upstream = &mut self.upstreams[chosen.0];
+        upstream.open += 1;
+        upstream.used = self.streams;
+        Ok(chosen)
+    }
+
+    /// A stream has ended at its upstream.
+    pub fn ended(&mut self, at: Member, how: Ended, now: Time) {
+        let upstream = &mut self.upstreams[at.0];
+        upstream.open = upstream.open.saturating_sub(1);
+        match how {
+            Ended::Failed(Reason::EngineError | Reason::EngineDead) => {
+                upstream.engine_errors += 1;
+                if upstream.engine_errors >= self.options.engine_errors {
+                    self.lost(at, now);
+                }
+            }
+            Ended::Failed(Reason::Draining) => self.drains(at),
+            Ended::Failed(Reason::ConnectionLost) => self.lost(at, now),
+            Ended::Well | Ended::Failed(_) => upstream.engine_errors = 0,
+            Ended::Left => {}
+        }
+    }
+
+    /// An upstream has computed this prompt and output; what begins so goes there again (LM-802).
+    pub fn remember(&mut self, at: Member, tokens: &[Token]) {
+        self.affinity.enter(tokens, at);
+    }
+
+    /// How many calls the connection to an upstream has open, abandoned ones included.
+    pub fn counts(&mut self, at: Member, calls: usize) {
+        self.upstreams[at.0].counted = calls as u64;
+    }
+
+    /// When to probe an upstream; never one that was removed.
+    #[must_use]
+    pub fn probe_at(&self, at: Member) -> Option<Time> {
+        let upstream = &self.upstreams[at.0];
+        (!upstream.removed).then_some(upstream.probe_at)
+    }
+
+    /// An upstream was connected to and has still to show what it serves; it is asked all the same, for reference servers
+    /// may be busy loading a model.
+    pub fn met(&mut self, at: Member, now: Time) {
+        self.serve(at, now);
+    }
+
+    /// A probe has come back.
+    pub fn probed(&mut self, at: Member, probe: Probe, now: Time) {
+        let upstream = &mut self.upstreams[at.0];
+        upstream.probe_at = now + self.options.probe_interval;
+        match (probe, upstream.condition) {
+            (Probe::Answered(streams), condition) => {
+                upstream.missed = 0;
+                upstream.others = streams.map_or(0, |all| all.saturating_sub(upstream.open));
+                if condition == Condition::Away {
+                    self.serve(at, now);
+                }
+            }
+            (Probe::Missed, Condition::Away) => self.postpone(at, now),
+            (Probe::Missed, Condition::Serving | Condition::Draining) => {
+                upstream.missed += 1;
+                if upstream.missed >= self.options.probes_missed {
+                    self.lost(at, now);
+                }
+            }
+        }
+    }
+
+    /// The connection to an upstream is lost, or as good as that. Its streams are told by whoever reads them.
+    pub fn lost(&mut self, at: Member, now: Time) {
+        let upstream = &mut self.upstreams[at.0];
+        if upstream.condition == Condition::Away {
+            return;
+        }
+        if now.since(upstream.served_from) >= self.options.back_off_max {
+            upstream.delay = self.options.back_off;
+        }
+        upstream.condition = Condition::Away;
+        self.postpone(at, now);
+    }
+
+    /// An upstream has said that it goes. It is asked again once it has gone and come back (LM-805).
+    pub fn drains(&mut self, at: Member) {
+        let upstream = &mut self.upstreams[at.0];
+        if upstream.condition == Condition::Serving {
+            upstream.condition = Condition::Draining;
+        }
+    }
+
+    /// An upstream is not configured any more: what runs there ends there, and it never comes back (LM-805).
+    pub fn remove(&mut self, at: Member) {
+        self.drains(at);
+        self.upstreams[at.0].removed = true;
+    }
+
+    /// What may be asked of an upstream now.
+    #[must_use]
+    pub fn condition(&self, at: Member) -> Condition {
+        self.upstreams[at.0].condition
+    }
+
+    /// Streams that are followed there.
+    #[must_use]
+    pub fn open(&self, at: Member) -> u64 {
+        self.upstreams[at.0].open
+    }
+
+    fn serves(&self, at: Member) -> bool {
+        let upstream = &self.upstreams[at.0];
+        upstream.condition == Condition::Serving && !upstream.removed
+    }
+
+    /// It has more than twice what the others have on average, and four.
+    fn is_crowded(&self, at: Member) -> bool {
+        let serving = self.members().filter(|member| self.serves(*member));
+        let loads = serving.map(|member| self.upstreams[member.0].load());
+        let (count, all) = loads.fold((0, 0), |(count, all), load| (count + 1, all + load));
+        self.upstreams[at.0].load() * count > 2 * all + 4 * count
+    }
+
+    fn serve(&mut self, at: Member, now: Time) {
+        let upstream = &mut self.upstreams[at.0];
+        if upstream.removed {
+            return;
+        }
+        upstream.condition = Condition::Serving;
+        upstream.served_from = now;
+        upstream.missed = 0;
+        upstream.engine_errors = 0;
+    }
+
+    /// The next probe of one that is away, later each time.
+    fn postpone(&mut self, at: Member, now: Time) {
+        let upstream = &mut self.upstreams[at.0];
+        upstream.probe_at = now + upstream.delay;
+        upstream.delay = (upstream.delay * 2).min(self.options.back_off_max);
+        upstream.others = 0;
+    }
+
+    fn nobody(&self, now: Time) -> Fault {
+        let probes = self.members().filter_map(|member| self.probe_at(member));
+        Fault {
+            retry_after: probes.min().map(|at| at.since(now).max(SOON)),
+            ..Fault::new(
+                Reason::UpstreamError,
+                "no upstream of this model is there at the moment; try again",
+            )
+        }
+    }
+}
+
+/// The fewest streams for its weight; of equals the one that was idle for longest.
+fn by_load(pool: &Pool) -> impl Fn(&Member, &Member) -> std::cmp::Ordering + use<'_> {
+    |a, b| {
+        let (a, b) = (&pool.upstreams[a.0], &pool.upstreams[b.0]);
+        let loads = (a.load() * b.weight).cmp(&(b.load() * a.weight));
+        loads.then(a.used.cmp(&b.used))
+    }
+}
+
+/// Nobody is told to come again at once.
+const SOON: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,94 @@
+//! Which upstream has seen the beginning of a prompt (LM-802).
+//!
+//! Owns: a bounded table from blocks of tokens to upstreams, the least recently used going first. Refuses to know: whether an
+//! upstream can be asked.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, Hasher};
+
+use ahash::RandomState;
+
+use super::Member;
+use crate::steer::Token;
+
+/// The table.
+#[derive(Debug)]
+pub(super) struct Affinity {
+    max: usize,
+    hasher: RandomState,
+    blocks: HashMap<u64, Known, RandomState>,
+    /// The blocks by when they were last entered.
+    order: BTreeMap<u64, u64>,
+    entered: u64,
+}
+
+#[derive(Debug)]
+struct Known {
+    member: Member,
+    entered: u64,
+}
+
+impl Affinity {
+    pub(super) fn new(max: usize) -> Self {
+        // Which prompts share a hash must not depend on the run: the machine knows no chance (D-4).
+        let hasher = RandomState::with_seeds(1, 2, 3, 4);
+        Self {
+            max,
+            blocks: HashMap::with_hasher(hasher.clone()),
+            hasher,
+            order: BTreeMap::new(),
+            entered: 0,
+        }
+    }
+
+    /// The upstream that has seen most of the prompt's beginning, of those that are `usable`.
+    pub(super) fn longest(
+        &self,
+        prompt: &[Token],
+        usable: impl Fn(Member) -> bool,
+    ) -> Option<Member> {
+        if self.blocks.is_empty() {
+            return None;
+        }
+        let hashes = self.hashes(prompt);
+        let known = hashes.iter().rev().filter_map(|hash| self.blocks.get(hash));
+        known
+            .map(|known| known.member)
+            .find(|member| usable(*member))
+    }
+
+    /// An upstream has seen these tokens. The first blocks are the last to be forgotten: later ones mean nothing without.
+    pub(super) fn enter(&mut self, tokens: &[Token], member: Member) {
+        for hash in self.hashes(tokens).into_iter().rev() {
+            self.entered += 1;
+            let known = Known {
+                member,
+                entered: self.entered,
+            };
+            if let Some(before) = self.blocks.insert(hash, known) {
+                self.order.remove(&before.entered);
+            }
+            self.order.insert(self.entered, hash);
+        }
+        while self.blocks.len() > self.max
+            && let Some((_, oldest)) = self.order.pop_first()
+        {
+            self.blocks.remove(&oldest);
+        }
+    }
+
+    /// h(i) = H(h(i-1), block i), of whole blocks.
+    fn hashes(&self, tokens: &[Token]) -> Vec<u64> {
+        let (blocks, _) = tokens.as_chunks::<BLOCK_TOKENS>();
+        let chain = blocks.iter().scan(0, |before, block| {
+            let mut hasher = self.hasher.build_hasher();
+            hasher.write_u64(*before);
+            block.iter().for_each(|token| hasher.write_u32(*token));
+            *before = hasher.finish();
+            Some(*before)
+        });
+        chain.collect()
+    }
+}
+
+const BLOCK_TOKENS: usize = 16;

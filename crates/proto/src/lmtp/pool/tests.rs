@@ -1,0 +1,416 @@
+//! Pools on a clock that is made up.
+
+mod journeys;
+
+use super::*;
+use crate::lmtp::{Finish, Generate, Received, Score, Usage, Work};
+
+const fn at(seconds: u64) -> Time {
+    Time::from_millis(1_000 * seconds)
+}
+
+/// A pool whose upstreams all serve.
+fn pool(weights: &[u32]) -> Pool {
+    let mut pool = Pool::new(weights.iter().copied(), Options::default());
+    for member in pool.members() {
+        pool.probed(member, Probe::Answered(None), Time::ZERO);
+    }
+    pool
+}
+
+/// So many blocks of a prompt of this name.
+fn prompt(name: u32, blocks: u32) -> Vec<Token> {
+    (0..16 * blocks).map(|at| 1_000 * name + at).collect()
+}
+
+fn route(pool: &mut Pool, prompt: &[Token]) -> usize {
+    pool.route(prompt, None, Time::ZERO).unwrap().index()
+}
+
+/// Where so many streams of prompts that nobody knows go.
+fn spread(pool: &mut Pool, streams: usize) -> Vec<usize> {
+    (0..streams).map(|_| route(pool, &[])).collect()
+}
+
+fn conditions(pool: &Pool) -> Vec<Condition> {
+    pool.members().map(|one| pool.condition(one)).collect()
+}
+
+#[test]
+fn lm_801_each_stream_is_routed_on_its_own() {
+    let mut pool = pool(&[1, 1, 1]);
+    assert_eq!(spread(&mut pool, 6), [0, 1, 2, 0, 1, 2]);
+}
+
+#[test]
+fn lm_802_the_upstream_of_the_longest_known_prefix_is_taken() {
+    let mut pool = pool(&[1, 1, 1]);
+    let long = prompt(1, 4);
+    pool.remember(Member(1), &long[..32]);
+    pool.remember(Member(2), &long);
+    assert_eq!(route(&mut pool, &long), 2);
+    // A block that differs hides what follows, equal or not.
+    let mut other = long.clone();
+    other[20] += 1;
+    pool.remember(Member(1), &long[..16]);
+    assert_eq!(route(&mut pool, &other), 1);
+    // Less than a block is nothing.
+    assert_eq!(route(&mut pool, &long[..15]), 0);
+    // One that cannot be asked is passed over for who knows less.
+    pool.remember(Member(1), &long[..32]);
+    pool.lost(Member(2), at(1));
+    assert_eq!(route(&mut pool, &long), 1);
+}
+
+#[test]
+fn lm_802_the_table_forgets_what_was_used_least_recently() {
+    let options = Options {
+        blocks: 8,
+        ..Options::default()
+    };
+    let mut pool = Pool::new([1, 1], options);
+    for member in pool.members() {
+        pool.probed(member, Probe::Answered(None), Time::ZERO);
+    }
+    let prompts = [prompt(1, 4), prompt(2, 4)];
+    for prompt in &prompts {
+        pool.remember(Member(1), prompt);
+    }
+    // The limit: both are known. What was used again stays, and one more block costs the end of the other.
+    assert_eq!(
+        pool.affinity.longest(&prompts[0], |_| true),
+        Some(Member(1))
+    );
+    pool.remember(Member(1), &prompts[0]);
+    pool.remember(Member(0), &prompt(3, 1));
+    pool.remember(Member(0), &prompts[1][..48]);
+    assert_eq!(
+        pool.affinity.longest(&prompts[1], |_| true),
+        Some(Member(0))
+    );
+    pool.remember(Member(0), &prompt(4, 8));
+    for forgotten in [&prompts[0], &prompts[1], &prompt(3, 1)] {
+        assert_eq!(pool.affinity.longest(forgotten, |_| true), None);
+    }
+}
+
+#[test]
+fn lm_803_the_upstream_with_the_fewest_streams_for_its_weight_is_taken() {
+    let mut even = pool(&[1, 3]);
+    let went = spread(&mut even, 8);
+    assert_eq!(went.iter().filter(|one| **one == 1).count(), 6, "{went:?}");
+    // Of equals the one that was idle for longest, and streams that ended do not count.
+    let mut pool = pool(&[1, 1, 1]);
+    assert_eq!(spread(&mut pool, 3), [0, 1, 2]);
+    pool.ended(Member(2), Ended::Well, at(1));
+    pool.ended(Member(1), Ended::Well, at(1));
+    assert_eq!(spread(&mut pool, 3), [1, 2, 0]);
+}
+
+#[test]
+fn lm_803_a_candidate_with_too_many_streams_is_not_taken() {
+    let mut pool = pool(&[1, 1]);
+    let prompt = prompt(1, 1);
+    pool.remember(Member(0), &prompt);
+    // With n streams at one of two, n > 2 · n / 2 + 4 never holds: the mean has them, too.
+    for _ in 0..20 {
+        assert_eq!(route(&mut pool, &prompt), 0);
+    }
+    let mut pool = self::pool(&[1, 1, 1, 1]);
+    pool.remember(Member(0), &prompt);
+    // Of four: n > n / 2 + 4 from 9 on.
+    for _ in 0..9 {
+        assert_eq!(route(&mut pool, &prompt), 0);
+    }
+    assert_eq!(route(&mut pool, &prompt), 1);
+}
+
+/// LM-702: abandoned work is work; LM-902: `load`.
+#[test]
+fn lm_803_what_others_do_there_counts_and_what_was_abandoned() {
+    let mut pool = pool(&[1, 1]);
+    pool.counts(Member(0), 2);
+    assert_eq!(spread(&mut pool, 3), [1, 1, 0]);
+    pool.counts(Member(0), 0);
+    pool.probed(Member(1), Probe::Answered(Some(9)), at(1));
+    assert_eq!(spread(&mut pool, 3), [0, 0, 0]);
+    // Ours are among the nine.
+    pool.probed(Member(1), Probe::Answered(Some(2)), at(2));
+    assert_eq!(spread(&mut pool, 2), [1, 1]);
+}
+
+#[test]
+fn lm_804_two_missed_probes_take_an_upstream_out_and_a_good_one_brings_it_back() {
+    let mut pool = pool(&[1, 1]);
+    assert_eq!(pool.probe_at(Member(0)), Some(at(10)));
+    pool.probed(Member(0), Probe::Missed, at(10));
+    assert_eq!(pool.condition(Member(0)), Condition::Serving);
+    assert_eq!(pool.probe_at(Member(0)), Some(at(20)));
+    pool.probed(Member(0), Probe::Missed, at(100));
+    assert_eq!(pool.condition(Member(0)), Condition::Away);
+    assert_eq!(spread(&mut pool, 3), [1, 1, 1]);
+    // Waits double up to half a minute.
+    let mut now = at(100);
+    for wait in [1, 2, 4, 8, 16, 30, 30] {
+        assert_eq!(
+            pool.probe_at(Member(0)),
+            Some(now + Duration::from_secs(wait))
+        );
+        now = now + Duration::from_secs(wait);
+        pool.probed(Member(0), Probe::Missed, now);
+    }
+    pool.probed(Member(0), Probe::Answered(None), now);
+    assert_eq!(route(&mut pool, &[]), 0);
+    // One that comes and goes is not trusted at once; one that held is.
+    for (held, wait) in [(29, 30), (30, 1)] {
+        now = now + Duration::from_secs(held);
+        pool.lost(Member(0), now);
+        assert_eq!(
+            pool.probe_at(Member(0)),
+            Some(now + Duration::from_secs(wait))
+        );
+        pool.probed(Member(0), Probe::Answered(None), now);
+    }
+}
+
+#[test]
+fn lm_804_a_miss_between_good_probes_is_forgiven() {
+    let mut pool = pool(&[1]);
+    for probe in [Probe::Missed, Probe::Answered(None), Probe::Missed] {
+        pool.probed(Member(0), probe, at(10));
+    }
+    assert_eq!(pool.condition(Member(0)), Condition::Serving);
+}
+
+#[test]
+fn lm_804_three_engine_errors_in_a_row_take_an_upstream_out() {
+    let mut pool = pool(&[1, 1]);
+    let engine = Ended::Failed(Reason::EngineError);
+    for how in [engine, engine, Ended::Well, engine, Ended::Left, engine] {
+        pool.ended(Member(0), how, at(1));
+        assert_eq!(pool.condition(Member(0)), Condition::Serving);
+    }
+    // What the caller did wrong shows that the engine is there.
+    pool.ended(Member(0), Ended::Failed(Reason::InvalidValue), at(1));
+    for how in [engine, engine] {
+        pool.ended(Member(0), how, at(1));
+    }
+    assert_eq!(pool.condition(Member(0)), Condition::Serving);
+    pool.ended(Member(0), engine, at(1));
+    assert_eq!(pool.condition(Member(0)), Condition::Away);
+}
+
+#[test]
+fn lm_804_nobody_there_is_an_upstream_error_that_says_when_to_come_back() {
+    let mut pool = pool(&[1, 1]);
+    pool.lost(Member(0), at(50));
+    let failed = Ended::Failed(Reason::ConnectionLost);
+    pool.ended(Member(1), failed, at(50));
+    let fault = pool.route(&[], None, at(50)).unwrap_err();
+    assert_eq!(fault.reason, Reason::UpstreamError);
+    assert!(fault.reason.is_retryable());
+    assert_eq!(fault.retry_after, Some(Duration::from_secs(1)));
+    pool.met(Member(1), at(51));
+    assert_eq!(pool.route(&[], None, at(51)), Ok(Member(1)));
+    // Nor is one that was just lost asked again for the same stream.
+    assert!(pool.route(&[], Some(Member(1)), at(51)).is_err());
+}
+
+#[test]
+fn lm_805_one_that_drains_gets_nothing_new_until_it_has_gone_and_come_back() {
+    let mut pool = pool(&[1, 1]);
+    assert_eq!(spread(&mut pool, 2), [0, 1]);
+    pool.ended(Member(0), Ended::Failed(Reason::Draining), at(1));
+    assert_eq!(conditions(&pool), [Condition::Draining, Condition::Serving]);
+    assert_eq!(spread(&mut pool, 2), [1, 1]);
+    // A draining server still answers.
+    pool.probed(Member(0), Probe::Answered(None), at(10));
+    assert_eq!(spread(&mut pool, 1), [1]);
+    pool.lost(Member(0), at(12));
+    pool.probed(Member(0), Probe::Answered(None), at(13));
+    assert_eq!(spread(&mut pool, 1), [0]);
+}
+
+#[test]
+fn lm_805_one_that_is_not_configured_any_more_never_comes_back() {
+    let mut pool = pool(&[1, 1]);
+    pool.remove(Member(0));
+    assert_eq!(pool.condition(Member(0)), Condition::Draining);
+    assert_eq!(spread(&mut pool, 2), [1, 1]);
+    pool.lost(Member(0), at(1));
+    pool.probed(Member(0), Probe::Answered(None), at(2));
+    assert_eq!(pool.probe_at(Member(0)), None);
+    assert_eq!(spread(&mut pool, 2), [1, 1]);
+}
+
+fn generate(change: impl FnOnce(&mut Generate)) -> Passage {
+    let mut wanted = Generate {
+        prompt: vec![1, 2, 3],
+        max_tokens: 9,
+        temperature: 0.5,
+        ..Generate::default()
+    };
+    change(&mut wanted);
+    Passage::new(Work::Generate(wanted), false)
+}
+
+fn give(passage: &mut Passage, tokens: &[Token]) {
+    for token in tokens {
+        passage.item(&mut Received {
+            token: Some(*token),
+            ..Received::default()
+        });
+    }
+}
+
+fn lost() -> Fault {
+    Fault::new(Reason::ConnectionLost, "gone")
+}
+
+#[test]
+fn lm_806_a_stream_without_an_item_is_sent_elsewhere_once_and_as_it_was() {
+    // Whatever it asks for: nothing of it is there yet.
+    let mut passage = generate(|wanted| {
+        wanted.repetition_penalty = 1.1;
+        wanted.seed = Some(7);
+    });
+    let whole = passage.work();
+    assert_eq!(passage.failed(lost()), Ok(()));
+    assert_eq!(passage.work(), whole);
+    let fault = passage.failed(lost()).unwrap_err();
+    assert_eq!(fault.reason, Reason::UpstreamError);
+    assert!(fault.reason.is_retryable());
+}
+
+#[test]
+fn lm_806_after_items_it_goes_on_with_what_is_left() {
+    let mut passage = generate(|wanted| wanted.min_tokens = 3);
+    give(&mut passage, &[4, 5]);
+    for reason in [Reason::Draining, Reason::EngineDead] {
+        assert_eq!(passage.failed(Fault::new(reason, "")), Ok(()));
+        let Work::Generate(rest) = passage.work() else {
+            panic!("tokens");
+        };
+        let expected = Generate {
+            prompt: passage.tokens().to_vec(),
+            max_tokens: 9 - (rest.prompt.len() as u32 - 3),
+            min_tokens: 3_u32.saturating_sub(rest.prompt.len() as u32 - 3),
+            temperature: 0.5,
+            ..Generate::default()
+        };
+        assert_eq!(rest, expected);
+        give(&mut passage, &[6]);
+    }
+    assert_eq!(passage.tokens(), [1, 2, 3, 4, 5, 6, 6]);
+    // Each upstream may be lost before its first item once.
+    assert_eq!(passage.failed(lost()), Ok(()));
+    assert_eq!(passage.failed(lost()), Ok(()));
+    assert!(passage.failed(lost()).is_err());
+    let score = Score {
+        prompt: vec![1],
+        scored: vec![7, 8, 9],
+        top_logprobs: 2,
+    };
+    let mut passage = Passage::new(Work::Score(score), false);
+    give(&mut passage, &[7]);
+    assert_eq!(passage.failed(lost()), Ok(()));
+    let rest = Score {
+        prompt: vec![1, 7],
+        scored: vec![8, 9],
+        top_logprobs: 2,
+    };
+    assert_eq!(passage.work(), Work::Score(rest));
+}
+
+#[test]
+fn lm_806_what_looks_back_at_the_output_does_not_go_on() {
+    type Case = (&'static str, fn(&mut Generate), bool);
+    let cases: [Case; 8] = [
+        ("plain", |_| {}, true),
+        (
+            "repetition",
+            |wanted| wanted.repetition_penalty = 1.1,
+            false,
+        ),
+        ("presence", |wanted| wanted.presence_penalty = 0.5, false),
+        ("frequency", |wanted| wanted.frequency_penalty = -0.5, false),
+        (
+            "a stop text",
+            |wanted| wanted.stop = vec!["x".into()],
+            false,
+        ),
+        (
+            "stop tokens",
+            |wanted| wanted.stop_tokens = vec![vec![7]],
+            true,
+        ),
+        (
+            "a seed that is promised",
+            |wanted| wanted.seed = Some(1),
+            false,
+        ),
+        (
+            "a seed that decides nothing",
+            |wanted| {
+                wanted.seed = Some(1);
+                wanted.temperature = 0.0;
+            },
+            true,
+        ),
+    ];
+    for (what, change, goes_on) in cases {
+        let mut passage = generate(change);
+        give(&mut passage, &[4]);
+        let outcome = passage.failed(lost());
+        assert_eq!(outcome.is_ok(), goes_on, "{what}");
+        if let Err(fault) = outcome {
+            assert_eq!(fault.reason, Reason::UpstreamError, "{what}");
+        }
+    }
+    let wanted = Generate {
+        seed: Some(1),
+        temperature: 1.0,
+        ..Generate::default()
+    };
+    let mut passage = Passage::new(Work::Generate(wanted), true);
+    give(&mut passage, &[4]);
+    assert_eq!(passage.failed(lost()), Ok(()), "not promised");
+}
+
+#[test]
+fn lm_806_other_errors_end_the_stream_as_they_are() {
+    for &reason in Reason::ALL {
+        let is_loss = matches!(
+            reason,
+            Reason::ConnectionLost | Reason::Draining | Reason::EngineDead
+        );
+        let fault = Fault::new(reason, "as it came");
+        let outcome = generate(|_| {}).failed(fault.clone());
+        assert_eq!(outcome, if is_loss { Ok(()) } else { Err(fault) });
+    }
+}
+
+/// LM-950
+#[test]
+fn lm_806_the_seam_does_not_show_in_stops_and_usage() {
+    let mut passage = generate(|wanted| wanted.stop_tokens = vec![vec![4, 5]]);
+    give(&mut passage, &[4]);
+    passage.failed(lost()).unwrap();
+    let mut item = Received {
+        token: Some(5),
+        usage: Some(Usage {
+            prompt_tokens: 4,
+            cached_tokens: 4,
+            completion_tokens: 1,
+        }),
+        ..Received::default()
+    };
+    passage.item(&mut item);
+    assert_eq!(item.finish, Some(Finish::Stop));
+    let usage = Usage {
+        prompt_tokens: 3,
+        cached_tokens: 3,
+        completion_tokens: 2,
+    };
+    assert_eq!(item.usage, Some(usage));
+}

@@ -1,0 +1,320 @@
+//! Streams over upstreams that come and go, in any order: each ends exactly once, with no token twice and none lost.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What happens next.
+#[derive(Clone, Debug)]
+enum Op {
+    Open(Asked),
+    /// An upstream gives one item of each of its streams.
+    Step(usize),
+    Lose(usize),
+    Drain(usize),
+    Answer(usize),
+    Miss(usize),
+    /// The engine fails under this stream.
+    Fail(usize),
+    /// Its reader goes.
+    Leave(usize),
+    Wait(u64),
+}
+
+#[derive(Clone, Debug)]
+struct Asked {
+    prompt: u32,
+    blocks: u32,
+    max_tokens: u32,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Plain,
+    Stopped,
+    Penalised,
+    Score,
+}
+
+const UPSTREAMS: usize = 3;
+const END: Token = 0;
+
+fn op() -> impl Strategy<Value = Op> {
+    let kind = prop_oneof![
+        Just(Kind::Plain),
+        Just(Kind::Stopped),
+        Just(Kind::Penalised),
+        Just(Kind::Score)
+    ];
+    let asked =
+        (0..3_u32, 0..4_u32, 1..12_u32, kind).prop_map(|(prompt, blocks, max_tokens, kind)| {
+            Asked {
+                prompt,
+                blocks,
+                max_tokens,
+                kind,
+            }
+        });
+    let upstream = || 0..UPSTREAMS;
+    prop_oneof![
+        4 => asked.prop_map(Op::Open),
+        8 => upstream().prop_map(Op::Step),
+        2 => upstream().prop_map(Op::Lose),
+        1 => upstream().prop_map(Op::Drain),
+        3 => upstream().prop_map(Op::Answer),
+        1 => upstream().prop_map(Op::Miss),
+        1 => (0..8_usize).prop_map(Op::Fail),
+        1 => (0..8_usize).prop_map(Op::Leave),
+        2 => (0..40_000_u64).prop_map(Op::Wait),
+    ]
+}
+
+impl Asked {
+    fn work(&self) -> Work {
+        let prompt = prompt(self.prompt, self.blocks);
+        if self.kind == Kind::Score {
+            return Work::Score(Score {
+                prompt,
+                scored: (1..=self.max_tokens).collect(),
+                top_logprobs: 0,
+            });
+        }
+        Work::Generate(Generate {
+            prompt,
+            max_tokens: self.max_tokens,
+            stop_tokens: match self.kind {
+                Kind::Stopped => vec![vec![3, 4], vec![5]],
+                _ => Vec::new(),
+            },
+            presence_penalty: f32::from(u8::from(self.kind == Kind::Penalised)),
+            ..Generate::default()
+        })
+    }
+}
+
+/// A model that says the same after the same tokens, wherever it runs.
+fn next(tokens: &[Token]) -> Token {
+    let mixed = tokens.iter().fold(7_u32, |mixed, token| {
+        mixed.wrapping_mul(31).wrapping_add(*token)
+    });
+    (mixed >> 3) % 12
+}
+
+/// A stream at an upstream: what was asked there, and what it has said.
+struct There {
+    work: Work,
+    said: Vec<Token>,
+}
+
+impl There {
+    /// The next item, as the upstream ends its own stream.
+    fn step(&mut self) -> Received {
+        let (token, finish) = match &self.work {
+            Work::Generate(wanted) => {
+                let all = [&wanted.prompt[..], &self.said].concat();
+                let token = next(&all);
+                self.said.push(token);
+                let mut stops = wanted.stop_tokens.iter();
+                let stopped = stops.any(|stop| self.said.ends_with(stop));
+                let finish = if token == END || stopped {
+                    Some(Finish::Stop)
+                } else {
+                    (self.said.len() == wanted.max_tokens as usize).then_some(Finish::Length)
+                };
+                (token, finish)
+            }
+            Work::Score(wanted) => {
+                let token = wanted.scored[self.said.len()];
+                self.said.push(token);
+                let last = self.said.len() == wanted.scored.len();
+                (token, last.then_some(Finish::Stop))
+            }
+        };
+        Received {
+            token: Some(token),
+            finish,
+            ..Received::default()
+        }
+    }
+}
+
+/// A stream as its reader sees it.
+struct Stream {
+    passage: Passage,
+    work: Work,
+    seen: Vec<Token>,
+    at: Option<(Member, There)>,
+    ends: Vec<Result<Finish, Reason>>,
+    left: bool,
+}
+
+/// What a single upstream that is never lost gives.
+fn undisturbed(work: &Work) -> (Vec<Token>, Finish) {
+    let mut there = There {
+        work: work.clone(),
+        said: Vec::new(),
+    };
+    loop {
+        if let Some(finish) = there.step().finish {
+            return (there.said, finish);
+        }
+    }
+}
+
+struct World {
+    pool: Pool,
+    streams: Vec<Stream>,
+    now: Time,
+}
+
+impl World {
+    fn ask(&mut self, index: usize, but: Option<Member>) {
+        let stream = &mut self.streams[index];
+        match self.pool.route(stream.passage.tokens(), but, self.now) {
+            Ok(member) => {
+                assert_eq!(self.pool.condition(member), Condition::Serving);
+                assert_ne!(Some(member), but);
+                let there = There {
+                    work: stream.passage.work(),
+                    said: Vec::new(),
+                };
+                stream.at = Some((member, there));
+            }
+            Err(fault) => stream.ends.push(Err(fault.reason)),
+        }
+    }
+
+    fn step(&mut self, index: usize) {
+        let stream = &mut self.streams[index];
+        let Some((member, there)) = &mut stream.at else {
+            return;
+        };
+        let mut item = there.step();
+        let member = *member;
+        stream.passage.item(&mut item);
+        stream.seen.extend(item.token);
+        if let Some(finish) = item.finish {
+            self.pool.remember(member, stream.passage.tokens());
+            self.pool.ended(member, Ended::Well, self.now);
+            stream.at = None;
+            stream.ends.push(Ok(finish));
+        }
+    }
+
+    fn fail(&mut self, index: usize, reason: Reason) {
+        let stream = &mut self.streams[index];
+        let Some((member, _)) = stream.at.take() else {
+            return;
+        };
+        self.pool.ended(member, Ended::Failed(reason), self.now);
+        match stream.passage.failed(Fault::new(reason, "")) {
+            Ok(()) => self.ask(index, Some(member)),
+            Err(fault) => stream.ends.push(Err(fault.reason)),
+        }
+    }
+
+    fn of(&self, member: usize) -> Vec<usize> {
+        let streams = self.streams.iter().enumerate();
+        let there = streams.filter(|(_, stream)| {
+            let at = stream.at.as_ref();
+            at.is_some_and(|(at, _)| at.index() == member)
+        });
+        there.map(|(index, _)| index).collect()
+    }
+
+    fn apply(&mut self, op: Op) {
+        match op {
+            Op::Open(asked) => {
+                let work = asked.work();
+                self.streams.push(Stream {
+                    passage: Passage::new(work.clone(), true),
+                    work,
+                    seen: Vec::new(),
+                    at: None,
+                    ends: Vec::new(),
+                    left: false,
+                });
+                self.ask(self.streams.len() - 1, None);
+            }
+            Op::Step(member) => self.of(member).into_iter().for_each(|one| self.step(one)),
+            Op::Lose(member) => {
+                let cut = self.of(member);
+                self.pool.lost(Member(member), self.now);
+                for one in cut {
+                    self.fail(one, Reason::ConnectionLost);
+                }
+            }
+            Op::Drain(member) => {
+                for one in self.of(member) {
+                    self.fail(one, Reason::Draining);
+                }
+            }
+            Op::Answer(member) => {
+                let probe = Probe::Answered(Some(1));
+                self.pool.probed(Member(member), probe, self.now);
+            }
+            Op::Miss(member) => self.pool.probed(Member(member), Probe::Missed, self.now),
+            Op::Fail(index) if index < self.streams.len() => {
+                self.fail(index, Reason::EngineError);
+            }
+            Op::Leave(index) => {
+                if let Some(stream) = self.streams.get_mut(index)
+                    && let Some((member, _)) = stream.at.take()
+                {
+                    stream.left = true;
+                    self.pool.ended(member, Ended::Left, self.now);
+                }
+            }
+            Op::Fail(_) => {}
+            Op::Wait(ms) => self.now = self.now + Duration::from_millis(ms),
+        }
+        for member in self.pool.members() {
+            let here = self.of(member.index()).len();
+            assert_eq!(self.pool.open(member), here as u64);
+        }
+    }
+
+    fn check(&self) {
+        for stream in &self.streams {
+            let (whole, finish) = undisturbed(&stream.work);
+            assert!(
+                whole.starts_with(&stream.seen),
+                "{:?} of {whole:?}",
+                stream.seen
+            );
+            if stream.left {
+                assert!(stream.ends.is_empty());
+                continue;
+            }
+            assert_eq!(stream.ends.len(), 1, "every stream ends exactly once");
+            match &stream.ends[0] {
+                Ok(seen) => assert_eq!((&stream.seen, seen), (&whole, &finish)),
+                Err(reason) => assert!(
+                    matches!(reason, Reason::UpstreamError | Reason::EngineError),
+                    "{reason:?}"
+                ),
+            }
+        }
+    }
+}
+
+proptest! {
+    /// LM-501, LM-606: whatever happens to upstreams, a stream is what it would have been, up to where it ends.
+    #[test]
+    fn lm_806_every_stream_ends_once_with_no_token_twice_and_none_lost(
+        ops in prop::collection::vec(op(), 0..120)
+    ) {
+        let mut world = World { pool: pool(&[1, 2, 1]), streams: Vec::new(), now: Time::ZERO };
+        for op in ops {
+            world.apply(op);
+        }
+        // What still runs is let run.
+        for _ in 0..16 {
+            for member in 0..UPSTREAMS {
+                world.apply(Op::Step(member));
+            }
+        }
+        world.check();
+    }
+}

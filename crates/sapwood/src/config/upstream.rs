@@ -1,0 +1,108 @@
+//! The keys of `models.upstream`: a model that servers elsewhere compute (LM-712, LM-801).
+//!
+//! Owns: the keys, and the peers that they name. Refuses to know: connections.
+
+use sapwood_net::lmtp::Address;
+use sapwood_net::lmtp::pool;
+use sapwood_proto::lmtp::Fault;
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+
+/// Servers that compute one model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Upstream {
+    /// What they speak.
+    #[serde(default)]
+    pub(crate) kind: Kind,
+    /// Where they are.
+    pub(crate) endpoints: Vec<Endpoint>,
+    /// What they call the model; not given: as it is called here.
+    #[serde(default)]
+    pub(crate) model: Option<String>,
+    #[serde(default)]
+    pub(crate) failover: Failover,
+}
+
+/// What servers elsewhere speak.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    #[default]
+    Lmtp,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Endpoint {
+    Plain(String),
+    Weighted {
+        url: String,
+        /// How much it takes beside the others.
+        weight: u32,
+    },
+}
+
+/// What becomes of streams whose server is lost after they have given tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Failover {
+    /// Those with a seed go on elsewhere, too, although they are not then what the seed promised.
+    pub(crate) seeded: bool,
+}
+
+impl Default for Failover {
+    fn default() -> Self {
+        Self { seeded: true }
+    }
+}
+
+impl Upstream {
+    /// The peers of the model that is called `name` here.
+    ///
+    /// # Errors
+    /// An address cannot be used.
+    pub(crate) fn peers(&self, name: &str) -> Result<Vec<pool::Endpoint>, Fault> {
+        let mut peers = Vec::new();
+        for endpoint in &self.endpoints {
+            let (url, weight) = match endpoint {
+                Endpoint::Plain(url) => (url, 1),
+                Endpoint::Weighted { url, weight } => (url, *weight),
+            };
+            let (addresses, model) = if url.starts_with("lmtp://") {
+                Address::of_model(url)?
+            } else {
+                let model = self.model.as_deref().unwrap_or(name);
+                (vec![Address::parse(url)?], model.to_owned())
+            };
+            peers.extend(addresses.into_iter().map(|address| pool::Endpoint {
+                address,
+                model: model.clone(),
+                weight,
+            }));
+        }
+        Ok(peers)
+    }
+
+    /// Checks what the types cannot say.
+    ///
+    /// # Errors
+    /// [`Failure::usage`], naming the key.
+    pub(crate) fn check(&self, name: &str) -> Result<(), Failure> {
+        let wrong = |why: &str| {
+            Failure::usage(format!(
+                "models.upstream.endpoints: the model `{name}`: {why}"
+            ))
+        };
+        match self.peers(name) {
+            Ok(peers) if peers.is_empty() => Err(wrong("at least one server must compute it")),
+            Ok(peers) if peers.iter().any(|peer| peer.weight == 0) => {
+                Err(wrong("a weight is at least 1"))
+            }
+            Ok(_) => Ok(()),
+            Err(fault) => Err(wrong(&fault.message)),
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! A pool of servers that are there, and are killed.
+
+use futures::StreamExt;
+use sapwood_engine::Owner;
+use sapwood_engine::scripted::{self, Rule, Script, Step};
+use sapwood_net::lmtp::pool::{Endpoint, Items, Pool};
+use sapwood_net::lmtp::{Address, Options};
+use sapwood_proto::lmtp::pool::{self as machine, Condition};
+use sapwood_proto::lmtp::{Finish, Generate, Reason, Score};
+use sapwood_proto::time::Time;
+use sapwood_tests::{Running, until};
+
+use super::{parrot, stepped};
+
+const SAYS: &str = "the quick brown fox jumps over it";
+
+/// What goes on after any beginning of what it says, as models do: what it is asked and what it has said are one to it.
+fn fluent() -> scripted::Config {
+    let rule = |given: usize| Rule {
+        pattern: Some(format!("^say: {}$", &SAYS[..given])),
+        steps: match &SAYS[given..] {
+            "" => vec![Step::Finish(scripted::Finish::Stop)],
+            rest => vec![Step::Text(rest.into())],
+        },
+    };
+    scripted::Config {
+        name: "parrot".into(),
+        script: Script::Steps,
+        rules: (0..=SAYS.len()).map(rule).collect(),
+        ..scripted::Config::default()
+    }
+}
+
+fn bytes(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+fn say() -> Generate {
+    Generate {
+        prompt: bytes("say: "),
+        max_tokens: 100,
+        ..Generate::default()
+    }
+}
+
+async fn pool(servers: &[&Running], settings: machine::Options) -> Pool {
+    let endpoints = servers.iter().map(|server| Endpoint {
+        address: Address::parse(&format!("{}/lmtp", server.address)).unwrap(),
+        model: "parrot".into(),
+        weight: 1,
+    });
+    Pool::connect(endpoints.collect(), &Options::default(), settings)
+        .await
+        .unwrap()
+}
+
+/// The rest of a stream, with both engines stepped as long as there is something to do.
+async fn rest(items: &mut Items, owners: &mut [&mut Owner]) -> (Vec<u32>, Result<Finish, Reason>) {
+    let mut tokens = Vec::new();
+    loop {
+        for owner in &mut *owners {
+            owner.step(Time::ZERO);
+        }
+        // Both may be cancelled: an item stays where it is.
+        tokio::select! {
+            biased;
+            item = items.next() => match item.expect("no stream ends silently") {
+                Ok(item) => {
+                    tokens.extend(item.token);
+                    if let Some(finish) = item.finish {
+                        return (tokens, Ok(finish));
+                    }
+                }
+                Err(fault) => return (tokens, Err(fault.reason)),
+            },
+            () = tokio::task::yield_now() => {}
+        }
+    }
+}
+
+/// So many tokens of a stream.
+async fn some(items: &mut Items, owner: &mut Owner, count: usize) -> Vec<u32> {
+    let mut tokens = Vec::new();
+    while tokens.len() < count {
+        owner.step(Time::ZERO);
+        tokio::select! {
+            biased;
+            item = items.next() => tokens.extend(item.unwrap().unwrap().token),
+            () = tokio::task::yield_now() => {}
+        }
+    }
+    tokens
+}
+
+/// What is said, and its end.
+fn whole() -> Vec<u32> {
+    [bytes(SAYS), vec![257]].concat()
+}
+
+/// LM-801: killed in mid-stream, at every place.
+#[tokio::test]
+async fn lm_806_a_stream_goes_on_at_another_server_without_a_seam() {
+    for cut in [0, 1, 5, SAYS.len() - 1] {
+        let (mut first, one) = stepped(fluent()).await;
+        let (mut second, two) = stepped(fluent()).await;
+        let pool = pool(&[&one, &two], machine::Options::default()).await;
+        let mut items = pool.generate(say());
+        let mut tokens = some(&mut items, &mut first, cut).await;
+        if cut == 0 {
+            // It is there, and has not begun.
+            let asked = async {
+                until("it is asked", || {
+                    one.shared
+                        .metrics
+                        .streams_open
+                        .with_label_values(&["lmtp"])
+                        .get()
+                        == 1
+                })
+                .await;
+            };
+            tokio::select! {
+                _ = items.next() => panic!("nothing was said"),
+                () = asked => {}
+            }
+        }
+        one.kill().await;
+        let (after, ended) = rest(&mut items, &mut [&mut second]).await;
+        tokens.extend(after);
+        assert_eq!((tokens, ended), (whole(), Ok(Finish::Stop)), "cut at {cut}");
+        assert_eq!(items.next().await, None);
+        assert_eq!(pool.moved(), 1);
+        let seats = pool.seats();
+        assert_eq!(seats[0].condition, Condition::Away);
+        assert_eq!(
+            (seats[1].condition, seats[1].streams),
+            (Condition::Serving, 0)
+        );
+        drop(two);
+    }
+}
+
+#[tokio::test]
+async fn lm_806_a_score_goes_on_and_a_promised_seed_does_not() {
+    let (mut first, one) = stepped(parrot()).await;
+    let (mut second, two) = stepped(parrot()).await;
+    let settings = machine::Options {
+        seeded: false,
+        ..machine::Options::default()
+    };
+    let pool = pool(&[&one, &two], settings).await;
+    let scored = bytes("what is scored");
+    let mut score = pool.score(Score {
+        prompt: bytes("x"),
+        scored: scored.clone(),
+        top_logprobs: 0,
+    });
+    let whole_score = rest(&mut score, &mut [&mut first, &mut second]).await;
+    assert_eq!(whole_score, (scored, Ok(Finish::Stop)));
+    // The other's turn, then the first's again.
+    drop(rest(&mut pool.generate(say()), &mut [&mut first, &mut second]).await);
+    let mut penalised = pool.generate(Generate {
+        repetition_penalty: 1.5,
+        ..say()
+    });
+    let mut tokens = some(&mut penalised, &mut first, 2).await;
+    one.kill().await;
+    let (after, ended) = rest(&mut penalised, &mut [&mut second]).await;
+    tokens.extend(after);
+    assert!(bytes("say: ").starts_with(&tokens), "{tokens:?}");
+    assert_eq!(ended, Err(Reason::UpstreamError));
+    assert_eq!(pool.moved(), 0);
+}
+
+#[tokio::test]
+async fn lm_804_a_pool_without_a_server_says_so_at_once() {
+    let (_first, one) = stepped(fluent()).await;
+    let (_second, two) = stepped(fluent()).await;
+    let pool = pool(&[&one, &two], machine::Options::default()).await;
+    let mut items = pool.generate(say());
+    let ended = tokio::spawn(async move { items.next().await.unwrap().unwrap_err() });
+    one.kill().await;
+    two.kill().await;
+    let fault = ended.await.unwrap();
+    assert_eq!(fault.reason, Reason::UpstreamError);
+    let fault = pool.generate(say()).next().await.unwrap().unwrap_err();
+    assert_eq!(fault.reason, Reason::UpstreamError);
+    assert!(fault.reason.is_retryable() && fault.retry_after.is_some());
+}
+
+/// LM-801, LM-803
+#[tokio::test]
+async fn lm_801_streams_of_a_pool_are_shared_among_its_servers() {
+    let (mut first, one) = stepped(fluent()).await;
+    let (mut second, two) = stepped(fluent()).await;
+    let pool = pool(&[&one, &two], machine::Options::default()).await;
+    let mut streams: Vec<Items> = (0..6).map(|_| pool.generate(say())).collect();
+    // Asked when they are read.
+    for items in &mut streams {
+        tokio::select! {
+            biased;
+            _ = items.next() => panic!("nobody steps"),
+            () = tokio::task::yield_now() => {}
+        }
+    }
+    let seats = pool.seats();
+    assert_eq!((seats[0].streams, seats[1].streams), (3, 3));
+    for items in &mut streams {
+        let ended = rest(items, &mut [&mut first, &mut second]).await;
+        assert_eq!(ended, (whole(), Ok(Finish::Stop)));
+    }
+}
