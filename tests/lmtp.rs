@@ -7,6 +7,7 @@ mod extended;
 mod flow;
 mod models;
 mod pool;
+mod resume;
 mod streams;
 mod transports;
 mod upstream;

@@ -21,6 +21,7 @@ mod grpc;
 mod handover;
 pub mod health;
 mod heard;
+mod held;
 pub mod listener;
 pub mod lmtp;
 pub mod metrics;

@@ -11,6 +11,7 @@
 
 mod catalog;
 mod conversation;
+mod held;
 mod house;
 mod lines;
 mod post;
@@ -43,6 +44,10 @@ pub struct Config {
     pub connections: usize,
     /// What one connection may hold and do.
     pub limits: Arc<Limits>,
+    /// Sessions that can be come back to, with or without a connection; whoever negotiates above that gets none. 0 turns it off.
+    pub resumable_sessions: usize,
+    /// How many of them one key may have, or one address where there are no keys.
+    pub resumable_sessions_each: usize,
     /// The model of messages that name none.
     pub default_model: Option<String>,
     /// Unknown members of GENERATE are refused instead of ignored (LM-207).
@@ -58,6 +63,8 @@ impl Default for Config {
         Self {
             connections: 10_000,
             limits: Arc::default(),
+            resumable_sessions: 1_000,
+            resumable_sessions_each: 250,
             default_model: None,
             strict_parameters: false,
             coalesce: true,
@@ -100,7 +107,8 @@ impl Lmtp {
         writer: impl AsyncWrite + Send + Unpin,
         cancel_at_end: bool,
     ) -> Ended {
-        lines::speak(&self.0, Stream::pair(reader, writer), cancel_at_end).await
+        let stream = Stream::pair(reader, writer);
+        lines::speak(&self.0, stream, None, cancel_at_end).await
     }
 
     /// Speaks lines with everybody who connects to a Unix socket, until the server is gone (LM-111).

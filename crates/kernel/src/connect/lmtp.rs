@@ -322,7 +322,9 @@ fn reason(finish: &Finish) -> Reason {
         Finish::Stop => Reason::Stop,
         Finish::Length => Reason::Length,
         Finish::Cancelled => Reason::Cancelled,
-        Finish::Deadline | Finish::Other(_) => Reason::Other(Name::shared(finish.name())),
+        Finish::Deadline | Finish::Superseded | Finish::Other(_) => {
+            Reason::Other(Name::shared(finish.name()))
+        }
     }
 }
 

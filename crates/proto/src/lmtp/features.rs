@@ -72,21 +72,19 @@ impl Features {
     /// Every feature there is.
     pub const ALL: Self = Self((1 << Feature::ALL.len()) - 1);
 
-    /// What a session of ours can do: everything but `resume`, `window` and `controllers`.
-    pub const BUILT: Self = Self(
-        Feature::Text as u16
-            | Feature::Buffers as u16
-            | Feature::Masks as u16
-            | Feature::Status as u16
-            | Feature::Cancel as u16
-            | Feature::Usage as u16
-            | Feature::Samples as u16,
-    );
+    /// What a session of ours can do: everything but `controllers`.
+    pub const BUILT: Self = Self::ALL.without(Feature::Controllers);
 
     /// With one more.
     #[must_use]
     pub const fn with(self, feature: Feature) -> Self {
         Self(self.0 | feature as u16)
+    }
+
+    /// With one less.
+    #[must_use]
+    pub const fn without(self, feature: Feature) -> Self {
+        Self(self.0 & !(feature as u16))
     }
 
     /// What both have.

@@ -173,7 +173,16 @@ const MESSAGES: &[&str] = &[
     r#"MASK {"model":"tiny","stream_id":8,"mask":"k","allow":[[1,9]]}"#,
     r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":9,"mask":"k","zzz":1}"#,
     r#"TOKENIZE {"model":"tiny","stream_id":8,"text":"abc"}"#,
+    r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":10,"max_tokens":4,"retry_of":1}"#,
+    r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":1,"max_tokens":4,"retry_of":10}"#,
+    r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":11,"window":1}"#,
+    r#"ACK {"model":"tiny","stream_id":11,"seq":0}"#,
+    r#"ACK {"model":"tiny","stream_id":11,"seq":1}"#,
+    r#"RESUME {"model":"tiny","stream_id":8,"session":"s_0","streams":[{"stream_id":1}]}"#,
 ];
+
+/// What a client says that wants to come back.
+const ALL: &str = MESSAGES[8];
 
 /// What streams that were accepted end with here; requests are refused with anything else.
 const FAILURES: &[&str] = &[
@@ -182,12 +191,14 @@ const FAILURES: &[&str] = &[
     "malformed",
     "message_too_large",
     "timeout",
+    "stalled",
 ];
 
 /// A session with an engine that gives every stream a piece a step, and everything it said.
 #[derive(Debug)]
 struct Desk {
     session: Session,
+    carrier: Carrier,
     running: Vec<(StreamKey, Work)>,
     /// Ids that were accepted, as JSON, and how often their end has not been heard: an id may be used again before.
     open: BTreeMap<String, usize>,
@@ -197,26 +208,21 @@ struct Desk {
     steps: u32,
     now: Time,
     parked: bool,
+    /// Streams that stand still alone.
+    standing: BTreeSet<StreamKey>,
+    /// The number of the next item of a stream, by its id.
+    next: BTreeMap<String, u64>,
+    /// Ids that were used again before their end was heard: whose item is whose cannot be told.
+    blurred: BTreeSet<String>,
     /// Nobody hears any more.
     gone: bool,
 }
 
 impl Desk {
     fn new(carrier: Carrier) -> Self {
-        let limits = Limits {
-            // Small, so that parking happens.
-            outbox_bytes: OUTBOX_BYTES,
-            outbox_low_bytes: 200,
-            max_frame_out: 300,
-            max_streams: 3,
-            ..Limits::default()
-        };
         Self {
-            session: Session::new(Config {
-                limits: Arc::new(limits),
-                carrier,
-                ..Config::default()
-            }),
+            session: Self::session(carrier),
+            carrier,
             running: Vec::new(),
             open: BTreeMap::new(),
             brief: 0,
@@ -224,26 +230,54 @@ impl Desk {
             steps: 0,
             now: Time::ZERO,
             parked: false,
+            standing: BTreeSet::new(),
+            next: BTreeMap::new(),
+            blurred: BTreeSet::new(),
             gone: false,
         }
+    }
+
+    fn session(carrier: Carrier) -> Session {
+        let limits = Limits {
+            // Small, so that parking happens.
+            outbox_bytes: OUTBOX_BYTES,
+            outbox_low_bytes: 200,
+            max_frame_out: 300,
+            max_streams: 3,
+            resume_items: 4,
+            resume_bytes: 500,
+            resume_session_bytes: 900,
+            ..Limits::default()
+        };
+        Session::new(Config {
+            limits: Arc::new(limits),
+            carrier,
+            ..Config::default()
+        })
     }
 
     fn operate(&mut self, op: u8, with: u8) {
         match op % 16 {
             0..5 if self.session.wants_input() => {
                 let message = MESSAGES[usize::from(with) % MESSAGES.len()];
+                let resumed = self.session.stats().resumed;
                 let rest = self.session.handle(message.into(), &Shelf, self.now);
                 assert_eq!(rest, None, "one message is taken whole");
+                if self.session.stats().resumed > resumed {
+                    let id = if message.ends_with("10}") { "1" } else { "10" };
+                    self.opens(id.to_owned());
+                }
             }
             5..9 if !self.parked => self.give(),
             9 | 10 => drop(self.take()),
             11 => while self.take() {},
             12 => {
                 self.now = self.now + Duration::from_secs(u64::from(with) / 4);
-                let unsent = self.session.unsent_bytes();
+                let (unsent, held) = (self.session.unsent_bytes(), self.session.is_held());
                 self.session.tick(self.now);
-                // Who was too slow has not heard everything.
+                // Who was too slow has not heard everything, and who stayed away has not either.
                 self.gone |= self.session.unsent_bytes() < unsent;
+                self.gone |= held && self.session.is_closed();
             }
             13 if with < 64 => self.session.drain(),
             13 if with < 96 => self.session.end_of_input(),
@@ -251,11 +285,19 @@ impl Desk {
                 let at = usize::from(with) % self.running.len().max(1);
                 if at < self.running.len() {
                     let (stream, _) = self.running.remove(at);
+                    self.standing.remove(&stream);
                     self.session.finished(stream, self.now);
                 }
             }
             15 => match with {
-                0..16 => self.session.close(Close::INTERNAL, self.now),
+                0..16 => {
+                    self.gone |= self.session.is_held();
+                    self.session.close(Close::INTERNAL, self.now);
+                }
+                128..176 => {
+                    self.gone |= !self.session.is_held() && !self.session.lose(self.now);
+                }
+                176..224 if self.session.is_held() => self.come_back(),
                 16..32 => {
                     self.gone = true;
                     self.session.hang_up();
@@ -273,6 +315,70 @@ impl Desk {
                 _ => {}
             },
             _ => {}
+        }
+    }
+
+    /// The client has a new connection, and wants what it has not heard.
+    fn come_back(&mut self) {
+        let fresh = Self::session(self.carrier);
+        let old = std::mem::replace(&mut self.session, fresh);
+        self.parked = false;
+        assert_eq!(self.session.handle(ALL.into(), &Shelf, self.now), None);
+        self.poll();
+        while self.take() {}
+        let known = self.open.keys().filter(|id| !self.blurred.contains(*id));
+        let streams: Vec<_> = known
+            .take(6)
+            .map(|id| {
+                let next = self.next.get(id).copied().unwrap_or(0);
+                format!(
+                    r#"{{"stream_id":{id},"after_seq":{}}}"#,
+                    i128::from(next) - 1
+                )
+            })
+            .collect();
+        let resume = format!(
+            r#"RESUME {{"model":"tiny","stream_id":8,"session":"s_1","streams":[{}]}}"#,
+            streams.join(",")
+        );
+        // By another name than its own.
+        let resume = resume.replace("s_1", "s_9");
+        assert_eq!(self.session.handle(resume.into(), &Shelf, self.now), None);
+        assert!(matches!(self.session.poll(), Some(Output::Resume(name)) if name == "s_9"));
+        let moved: BTreeMap<_, _> = self
+            .session
+            .resumed(Some(old), self.now)
+            .into_iter()
+            .collect();
+        let running = std::mem::take(&mut self.running).into_iter();
+        let running = running.filter_map(|(key, work)| Some((*moved.get(&key)?, work)));
+        self.running = running.collect();
+        self.running.sort_by_key(|(key, _)| *key);
+        let standing = std::mem::take(&mut self.standing).into_iter();
+        self.standing = standing
+            .filter_map(|key| moved.get(&key).copied())
+            .collect();
+        self.poll();
+        let message = self.session.next_message(self.now).expect("an answer");
+        let message = String::from_utf8(message.to_vec()).expect("UTF-8");
+        self.check(message.trim_end_matches('\n'));
+        let resumed = message.split_once("\"gone\"").expect("what is gone").0;
+        let resumed = resumed.split_once(":[").expect("a list").1;
+        let resumed: BTreeSet<_> = resumed.trim_end_matches("],").split(',').collect();
+        self.open.retain(|id, _| resumed.contains(&**id));
+        self.open.values_mut().for_each(|count| *count = 1);
+        self.next.retain(|id, _| resumed.contains(&**id));
+        self.blurred.clear();
+        self.brief = 0;
+    }
+
+    fn opens(&mut self, id: String) {
+        let count = self.open.entry(id.clone()).or_default();
+        *count += 1;
+        if *count > 1 {
+            self.blurred.insert(id);
+        } else {
+            self.next.insert(id, 0);
         }
     }
 
@@ -309,7 +415,8 @@ impl Desk {
         let mut pieces = Vec::new();
         let mut over = BTreeSet::new();
         // Backwards, because order is the session's to keep.
-        for (stream, work) in self.running.iter().rev() {
+        let going = self.running.iter().rev();
+        for (stream, work) in going.filter(|(stream, _)| !self.standing.contains(stream)) {
             let dice = self.steps.wrapping_mul(31) + stream.0 as u32 * 7;
             let piece = match (work, dice % 23) {
                 (_, 3) => Piece::Failed(Fault::new(Reason::EngineError, "a step failed")),
@@ -334,6 +441,7 @@ impl Desk {
     }
 
     fn close(&mut self) {
+        self.gone |= self.session.is_held();
         self.session.close(Close::SHUTDOWN, self.now);
         self.settle();
         assert!(self.session.is_closed());
@@ -377,12 +485,25 @@ impl Desk {
                 Output::Start(start) => {
                     match self.session.id(start.stream) {
                         _ if start.sample > 0 => {}
-                        Some(id) => *self.open.entry(id.as_json().to_owned()).or_default() += 1,
+                        Some(id) => self.opens(id.as_json().to_owned()),
                         None => self.brief += 1,
                     }
                     self.running.push((start.stream, start.work));
                 }
-                Output::Cancel(stream) => self.running.retain(|(key, _)| *key != stream),
+                Output::Cancel(stream) => {
+                    self.standing.remove(&stream);
+                    self.running.retain(|(key, _)| *key != stream);
+                }
+                Output::ParkStream(stream) => {
+                    assert!(self.standing.insert(stream), "it went before");
+                }
+                Output::UnparkStream(stream) => {
+                    assert!(self.standing.remove(&stream), "it stood before");
+                }
+                Output::Name => self.session.named(Some("s_1".into())),
+                Output::Resume(_) => {
+                    assert!(self.session.resumed(None, self.now).is_empty());
+                }
                 Output::Park => self.parked = true,
                 Output::Unpark => self.parked = false,
                 Output::Close(_) | Output::Reset => {
@@ -411,6 +532,8 @@ impl Desk {
         *count -= 1;
         if *count == 0 {
             self.open.remove(id);
+            self.next.remove(id);
+            self.blurred.remove(id);
         }
         true
     }
@@ -433,6 +556,7 @@ impl Desk {
                     "buffer",
                     "mask",
                     "tokens",
+                    "resumed",
                 ];
                 assert!(answers.iter().any(|name| item.get(name).is_some()));
                 continue;
@@ -456,6 +580,14 @@ impl Desk {
             // What is refused never was open, whatever else its id stands for.
             let refused = code.is_some_and(|code| !FAILURES.contains(&code))
                 || item["error"] == "the server is shutting down; ask another";
+            if let Some(seq) = item
+                .get("seq")
+                .filter(|_| !refused && !self.blurred.contains(&id))
+                && let Some(next) = self.next.get_mut(&id)
+            {
+                assert_eq!(*seq, *next, "each item once, in order");
+                *next += 1;
+            }
             if code.is_some() || !item["finish_reason"].is_null() {
                 let known = refused || self.ends(&id);
                 let brief = !known && self.brief > 0;

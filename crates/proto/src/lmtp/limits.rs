@@ -52,6 +52,17 @@ pub struct Limits {
     pub max_mask_bytes: usize,
     /// Bytes of the name of a buffer or mask; over it `invalid_value`.
     pub max_name_bytes: usize,
+    /// Items of one stream that are kept for a client that comes back (version 2); where it has to have them all, a stream
+    /// with so many stands still.
+    pub resume_items: usize,
+    /// Their bytes, the same.
+    pub resume_bytes: usize,
+    /// The same for all streams of a session together, ended ones included; those go first.
+    pub resume_session_bytes: usize,
+    /// How long a session waits for its client, and how long an ended stream is kept.
+    pub resume_grace: Duration,
+    /// Items of one stream under way; over it `invalid_value` (version 2).
+    pub max_window: u32,
     /// From one STATUS of a stream to the next (version 2).
     pub status_interval: Duration,
     /// How long a stream waits before it is told so.
@@ -95,6 +106,11 @@ impl Default for Limits {
             max_masks: 256,
             max_mask_bytes: 4 << 20,
             max_name_bytes: 64,
+            resume_items: 4_096,
+            resume_bytes: 1 << 20,
+            resume_session_bytes: 4 << 20,
+            resume_grace: Duration::from_secs(30),
+            max_window: 65_536,
             status_interval: Duration::from_millis(250),
             status_after: Duration::from_millis(100),
             max_error_bytes: 4_096,

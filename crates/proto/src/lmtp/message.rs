@@ -140,6 +140,8 @@ pub enum Finish {
     Cancelled,
     /// Its time was over (version 2).
     Deadline,
+    /// Another request of its client has taken it over (version 2, LM-963).
+    Superseded,
     /// Whatever a peer calls it.
     Other(String),
 }
@@ -153,6 +155,7 @@ impl Finish {
             Self::Length => "length",
             Self::Cancelled => "cancelled",
             Self::Deadline => "deadline",
+            Self::Superseded => "superseded",
             Self::Other(name) => name,
         }
     }
@@ -165,6 +168,7 @@ impl Finish {
             "length" => Self::Length,
             "cancelled" => Self::Cancelled,
             "deadline" => Self::Deadline,
+            "superseded" => Self::Superseded,
             other => Self::Other(other.to_owned()),
         }
     }

@@ -41,8 +41,6 @@ pub struct Config {
     pub features: Features,
     /// Whether it is in force from the first message on: subprotocol `lmtp.v2` (LM-905).
     pub negotiated: bool,
-    /// What the client may call this session later; empty if it cannot come back.
-    pub session: ByteString,
 }
 
 impl Default for Config {
@@ -56,7 +54,6 @@ impl Default for Config {
             close_on_malformed: false,
             features: Features::BUILT,
             negotiated: false,
-            session: ByteString::new(),
         }
     }
 }
@@ -72,6 +69,14 @@ pub enum Output {
     Park,
     /// They may go on.
     Unpark,
+    /// One stream stands still: its client or the room for it is behind (LM-952, LM-964).
+    ParkStream(StreamKey),
+    /// It may go on.
+    UnparkStream(StreamKey),
+    /// The client wants to be able to come back: answer with [`super::Session::named`]. Nothing is read before.
+    Name,
+    /// The client comes back to the session of this name: answer with [`super::Session::resumed`]. Nothing is read before.
+    Resume(ByteString),
     /// Close the connection in order; everything that had to be said was taken, or had its time. Nothing follows.
     Close(Close),
     /// Break the connection off: its peer does not read. Nothing follows.
@@ -246,4 +251,6 @@ pub struct Stats {
     pub malformed: u64,
     /// Unknown members of GENERATE (LM-207).
     pub unknown_parameters: u64,
+    /// Streams that went on elsewhere or under another id (LM-963, LM-965).
+    pub resumed: u64,
 }

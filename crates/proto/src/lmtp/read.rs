@@ -4,6 +4,7 @@
 //! know: streams and what else is live.
 
 use std::borrow::Cow;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use super::json::{Malformed, Value, is_space, value};
@@ -73,7 +74,7 @@ const NAMES: [&str; 22] = [
 ];
 
 /// Members of version 2 and what opens them.
-const ADDED: [(&str, Feature); 32] = [
+const ADDED: [(&str, Feature); 34] = [
     ("prompt_text", Feature::Text),
     ("messages", Feature::Text),
     ("add_generation_prompt", Feature::Text),
@@ -104,9 +105,14 @@ const ADDED: [(&str, Feature); 32] = [
     ("scored_many", Feature::Samples),
     ("prompt_logprobs", Feature::Samples),
     ("retry_of", Feature::Resume),
+    ("session", Feature::Resume),
+    ("streams", Feature::Resume),
     ("window", Feature::Window),
     ("seq", Feature::Window),
 ];
+
+/// What two requests for the same may differ in (LM-963).
+const ASIDE: [&str; 5] = ["stream_id", "retry_of", "deadline_ms", "ttft_ms", "data"];
 
 impl<'a> Members<'a> {
     /// The members of an object; nothing else has any.
@@ -150,6 +156,24 @@ impl<'a> Members<'a> {
                 .map(|(_, value)| *value),
         };
         value.filter(|value| !value.is_null())
+    }
+
+    /// What is asked for, in short: the same for requests whose members are the same, ids and times apart (LM-963).
+    pub(super) fn digest(&self, word: &str) -> u64 {
+        let known = NAMES.into_iter().zip(self.known);
+        let known = known.filter_map(|(name, value)| Some((name, value?)));
+        let mut members: Vec<_> = known.chain(self.added.iter().copied()).collect();
+        members.retain(|(name, value)| !value.is_null() && !ASIDE.contains(name));
+        members.sort_by_key(|(name, _)| *name);
+        let mut digest = DefaultHasher::new();
+        word.hash(&mut digest);
+        for (name, value) in members {
+            name.hash(&mut digest);
+            for part in value.parts() {
+                digest.write(part.as_bytes());
+            }
+        }
+        digest.finish()
     }
 
     /// Whether a controller is asked for, which is known here though it cannot be negotiated.

@@ -9,6 +9,7 @@
 //!   tick, close … ──►└──────────────────┘──► wake_at()        call tick then
 //!
 //!   open ──end_of_input──► half-closed ──no stream left, all taken──► closed
+//!     └────── lose ──► held ──its client back, or resume_grace──► closed
 //!     └────── close ──► last words ──all taken, or two seconds──► closed
 //!     └────── hang_up, stall ─────────────────────────────────► closed
 //! ```
@@ -21,13 +22,17 @@ mod extended;
 mod masks;
 mod negotiation;
 mod opening;
+mod resume;
+mod retry;
+mod rings;
 mod samples;
 mod status;
 mod text;
+mod window;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use bytestring::ByteString;
 
 use super::json::Malformed;
@@ -37,8 +42,10 @@ use super::read::{self, Members};
 use super::{Fault, Features, Finish, Id, Item, Models, Reason, write};
 use crate::time::Time;
 use buffers::Buffers;
-use extended::{Extended, Part};
+use extended::{Extended, Part, number};
 use masks::Masks;
+use resume::Question;
+use rings::Rings;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
@@ -47,6 +54,8 @@ enum Phase {
     HalfClosed,
     /// Everybody was told the end; the transport may take it until then (LM-505).
     LastWords(Close, Time),
+    /// Its connection is lost, and its client may come back until then (LM-964).
+    Held(Time),
     Closed,
 }
 
@@ -78,8 +87,14 @@ pub struct Session {
     extended: BTreeMap<StreamKey, Extended>,
     /// When they have to have begun or ended.
     due: BTreeSet<(Time, StreamKey)>,
+    /// Items that may be wanted again, and those that wait.
+    rings: Rings,
     buffers: Buffers,
     masks: Masks,
+    /// By what its client comes back.
+    name: Option<ByteString>,
+    /// What the shell has to answer before anything is read.
+    question: Option<Question>,
     /// How many streams there were.
     admitted: u64,
     outbound: Outbound,
@@ -110,6 +125,9 @@ impl Session {
             features,
             extended: BTreeMap::new(),
             due: BTreeSet::new(),
+            rings: Rings::default(),
+            name: None,
+            question: None,
             buffers: Buffers::default(),
             masks: Masks::default(),
             admitted: 0,
@@ -217,6 +235,7 @@ impl Session {
     /// The connection is gone: everything of it stops (LM-506). Nothing follows but [`Output::Cancel`].
     pub fn hang_up(&mut self) {
         self.phase = Phase::Closed;
+        self.question = None;
         self.outbound = Outbound::default();
         self.cancel_all();
     }
@@ -230,6 +249,9 @@ impl Session {
 
     /// Ends every open stream with an error item, and then the connection (LM-505).
     pub fn close(&mut self, close: Close, now: Time) {
+        if self.is_held() {
+            return self.hang_up();
+        }
         if !matches!(self.phase, Phase::Open | Phase::HalfClosed) {
             return;
         }
@@ -241,7 +263,12 @@ impl Session {
             self.events.push_back(Output::Cancel(stream));
             self.fail(stream, &fault, now);
         }
+        if let Some(question) = self.question.take() {
+            self.request_failed(question.id(), &fault);
+        }
+        self.rings.open_windows();
         self.phase = Phase::LastWords(close, now + self.config.limits.last_words);
+        self.flow(now);
         self.settle();
     }
 
@@ -262,6 +289,7 @@ impl Session {
                 self.events.push_back(Output::Unpark);
             }
         }
+        self.flow(now);
         self.settle();
         Some(message)
     }
@@ -276,7 +304,7 @@ impl Session {
     /// seen: answers wait for room as items do.
     #[must_use]
     pub fn wants_input(&self) -> bool {
-        self.phase == Phase::Open && self.parked.is_none()
+        self.phase == Phase::Open && self.parked.is_none() && self.question.is_none()
     }
 
     /// Whether the session is over.
@@ -291,8 +319,18 @@ impl Session {
         match self.phase {
             Phase::Open | Phase::HalfClosed => {
                 let due = self.due.first().map(|(due, _)| *due);
-                self.stalls_at().into_iter().chain(due).min()
+                let timeout = self.config.limits.stall_timeout;
+                let stalled = self.rings.stalled(timeout).map(|(at, _)| at);
+                let all = self.stalls_at().into_iter().chain(due).chain(stalled);
+                all.chain(self.rings.expires_at()).min()
             }
+            Phase::Held(until) => self
+                .due
+                .first()
+                .map(|(due, _)| *due)
+                .into_iter()
+                .chain([until])
+                .min(),
             Phase::LastWords(_, until) => Some(until),
             Phase::Closed => None,
         }
@@ -305,6 +343,7 @@ impl Session {
         }
         match self.phase {
             Phase::LastWords(close, _) => self.end(Output::Close(close)),
+            Phase::Held(until) if until <= now => self.hang_up(),
             _ if self.stalls_at().is_some_and(|at| at <= now) => {
                 // Who does not read cannot be told (LM-607).
                 self.cancel_all();
@@ -312,6 +351,8 @@ impl Session {
             }
             _ => {
                 self.expire(now);
+                self.expire_windows(now);
+                self.rings.expire(now, self.config.limits.resume_grace);
                 self.park(now);
                 self.settle();
             }
@@ -370,14 +411,20 @@ impl Session {
         let max = self.config.limits.max_frame_out;
         let (top, part) = (stream.top, stream.part);
         let extended = part.and_then(|part| Some((part, self.extended.get_mut(&part.first)?)));
+        let mut parks = None;
         match extended {
             None => self.outbound.item(max, |out| {
                 write::item(out, &stream.id, &item, top, |_| {});
             }),
             Some((part, extended)) => {
                 extended.take(&item);
-                self.outbound
-                    .item(max, |out| extended.item(out, item, top, part.index));
+                let seq = self.rings.seq(part.first);
+                let write = |out: &mut BytesMut| extended.item(out, item, top, part.index, seq);
+                let outbound = &mut self.outbound;
+                let full = self
+                    .rings
+                    .put(part.first, outbound, &self.config, now, write);
+                parks = full.then_some(part.first);
                 extended.fresh = false;
                 if let Some(due) = extended.first_due.take() {
                     self.due.remove(&(due, part.first));
@@ -394,6 +441,9 @@ impl Session {
                 self.events.push_back(Output::Cancel(key));
             }
         }
+        if let Some(first) = parks {
+            self.park_stream(first);
+        }
     }
 
     /// A stream ends badly, unless it has ended; the work of this sample of it is over.
@@ -406,23 +456,21 @@ impl Session {
 
     /// A stream ends badly, by its first sample.
     fn fail_all_of(&mut self, first: StreamKey, but: Option<StreamKey>, fault: &Fault, now: Time) {
-        if let Some((id, extended)) = self.dissolve(first, but, now) {
-            self.failure(&id, fault, extended.as_ref());
-        }
-    }
-
-    fn failure(&mut self, id: &Id, fault: &Fault, extended: Option<&Extended>) {
-        let (frame, error) = (
-            self.config.limits.max_frame_out,
-            self.config.limits.max_error_bytes,
-        );
-        self.outbound.item(frame, |out| {
-            write::failure(out, id, fault, error, |out| {
-                if let Some(extended) = extended {
-                    extended.closing(out);
-                }
+        let Some((id, extended)) = self.dissolve(first, but, now) else {
+            return;
+        };
+        self.rings.open_window(first);
+        let seq = self.rings.seq(first);
+        let max = self.config.limits.max_error_bytes;
+        self.rings
+            .put(first, &mut self.outbound, &self.config, now, |out| {
+                write::failure(out, &id, fault, max, |out| {
+                    number(out, seq);
+                    if let Some(extended) = &extended {
+                        extended.closing(out);
+                    }
+                });
             });
-        });
         if !self.config.coalesce {
             self.outbound.end_items();
         }
@@ -469,6 +517,8 @@ impl Session {
             self.due.remove(&(due, first));
         }
         self.kept(&extended, now);
+        let limits = &self.config.limits;
+        self.rings.end(first, now + limits.resume_grace, limits);
         Some((extended.id.clone(), Some(extended)))
     }
 
@@ -497,8 +547,32 @@ impl Session {
         }
     }
 
+    /// Says what waits in rings, as far as there is room.
+    fn flow(&mut self, now: Time) {
+        let (outbound, config) = (&mut self.outbound, &self.config);
+        for first in self.rings.flow(outbound, config, now) {
+            let going = self.samples(first).map(Output::UnparkStream);
+            let going: Vec<_> = going.collect();
+            self.events.extend(going);
+        }
+    }
+
+    fn park_stream(&mut self, first: StreamKey) {
+        let standing = self.samples(first).map(Output::ParkStream);
+        let standing: Vec<_> = standing.collect();
+        self.events.extend(standing);
+    }
+
+    /// The samples of a stream that go on.
+    fn samples(&self, first: StreamKey) -> impl Iterator<Item = StreamKey> + use<'_> {
+        let extended = self.extended.get(&first).into_iter();
+        let keys = extended.flat_map(move |extended| extended.keys(first));
+        keys.filter(move |key| self.streams.contains_key(key))
+    }
+
     /// Too much waits now.
     fn park(&mut self, now: Time) {
+        self.flow(now);
         if self.parked.is_none() && self.outbound.bytes > self.config.limits.outbox_bytes {
             self.parked = Some(now);
             self.events.push_back(Output::Park);
@@ -512,7 +586,7 @@ impl Session {
         }
         match self.phase {
             Phase::LastWords(close, _) => self.end(Output::Close(close)),
-            Phase::HalfClosed if self.streams.is_empty() => {
+            Phase::HalfClosed if self.streams.is_empty() && self.rings.is_told() => {
                 self.end(Output::Close(Close::FINISHED))
             }
             _ => {}
@@ -522,6 +596,7 @@ impl Session {
     fn end(&mut self, how: Output) {
         self.phase = Phase::Closed;
         self.outbound = Outbound::default();
+        self.rings = Rings::default();
         self.events.push_back(how);
     }
 
@@ -530,6 +605,7 @@ impl Session {
         self.ids.clear();
         self.extended.clear();
         self.due.clear();
+        self.rings = Rings::default();
         self.events.extend(streams.into_keys().map(Output::Cancel));
     }
 }

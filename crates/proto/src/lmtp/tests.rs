@@ -4,10 +4,13 @@ mod cancel;
 mod flow;
 mod held;
 mod negotiation;
+mod resume;
+mod retry;
 mod samples;
 mod streams;
 mod text;
 mod transcripts;
+mod window;
 
 use std::sync::Arc;
 
@@ -96,6 +99,7 @@ impl Server {
         while let Some(output) = self.session.poll() {
             match output {
                 Output::Start(start) => self.started.push(*start),
+                Output::Name => self.session.named(Some("s_1".into())),
                 other => self.outputs.push(other),
             }
         }
@@ -116,6 +120,9 @@ impl Server {
         let outputs = std::mem::take(&mut self.outputs);
         let short = outputs.into_iter().map(|output| match output {
             Output::Cancel(stream) => format!("cancel {}", stream.0),
+            Output::ParkStream(stream) => format!("park {}", stream.0),
+            Output::UnparkStream(stream) => format!("unpark {}", stream.0),
+            Output::Resume(name) => format!("resume {name}"),
             Output::Close(close) => format!("close {}", close.code),
             other => format!("{other:?}").to_lowercase(),
         });

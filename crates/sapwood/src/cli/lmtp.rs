@@ -70,7 +70,9 @@ impl Lmtp {
         let lmtp = Spoken::new(
             shared.clone(),
             kernel,
-            config.lmtp.face(config.default_model.clone()),
+            config
+                .lmtp
+                .face(config.default_model.clone(), &config.limits),
         );
         let mut terminate = signal(SignalKind::terminate())
             .map_err(|error| Failure::new(format!("cannot watch signals: {error}")))?;

@@ -127,7 +127,9 @@ impl Serve {
             evergreen_config(&config, &planned, references),
         );
         let counting = |face| counted(&kernel, &shared, face);
-        let settings = config.lmtp.face(config.default_model.clone());
+        let settings = config
+            .lmtp
+            .face(config.default_model.clone(), &config.limits);
         let lmtp = Lmtp::new(shared.clone(), counting(metrics::Face::Lmtp), settings);
         let lines = lines(&config)?;
         let generate = generate_face(&config, &planned, &shared, &kernel)?;

@@ -30,6 +30,8 @@ pub(crate) struct Lmtp {
     pub(crate) outbox_bytes: usize,
     /// A connection that stands still for so long is cut.
     pub(crate) stall_timeout: Span,
+    /// How long a session waits for a client whose connection was lost, and ended streams are kept.
+    pub(crate) resume_grace: Span,
     /// Unknown members of GENERATE are refused instead of ignored.
     pub(crate) strict_parameters: bool,
     /// What shares a message.
@@ -71,6 +73,7 @@ impl Default for Lmtp {
             max_frame_out: limits.max_frame_out,
             outbox_bytes: limits.outbox_bytes,
             stall_timeout: Span::seconds(60),
+            resume_grace: Span::seconds(30),
             strict_parameters: false,
             coalesce: Coalesce::default(),
             malformed: Malformed::default(),
@@ -104,9 +107,15 @@ impl Lmtp {
     }
 
     /// The face's settings.
-    pub(crate) fn face(&self, default_model: Option<String>) -> lmtp::Config {
+    pub(crate) fn face(
+        &self,
+        default_model: Option<String>,
+        limits: &super::Limits,
+    ) -> lmtp::Config {
         lmtp::Config {
             connections: self.max_connections,
+            resumable_sessions: limits.resumable_sessions,
+            resumable_sessions_each: limits.resumable_sessions_each,
             limits: Arc::new(Limits {
                 max_streams: self.max_streams,
                 max_message_in: self.max_message_in,
@@ -114,6 +123,7 @@ impl Lmtp {
                 outbox_bytes: self.outbox_bytes,
                 outbox_low_bytes: self.outbox_bytes / 4,
                 stall_timeout: self.stall_timeout.get(),
+                resume_grace: self.resume_grace.get(),
                 ..Limits::default()
             }),
             default_model,

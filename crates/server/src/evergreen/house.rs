@@ -13,10 +13,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::Config;
-use super::held::{Held, Stay, Token};
+use super::held::{self, Held, Kept, Stay};
 use super::options::Options;
 use super::tally::Tally;
 use crate::drain::{Drain, Phase};
+use crate::held::Token;
 use crate::shared::Shared;
 use crate::trail;
 
@@ -35,7 +36,7 @@ impl House {
         Self {
             shared,
             kernel,
-            held: Arc::new(Held::new(
+            held: Arc::new(held::held(
                 config.resumable_sessions,
                 config.resumable_sessions_each,
             )),
@@ -64,7 +65,7 @@ impl House {
         &self,
         dialect: Dialect,
         options: Options,
-        token: Option<Token>,
+        token: Option<&Token>,
     ) -> (Session<Tally>, Outgoing) {
         let tally = Tally::begin(
             Arc::clone(&self.shared.metrics),
@@ -85,14 +86,15 @@ impl House {
         place: OwnedSemaphorePermit,
         incoming: Incoming,
     ) -> Outgoing {
-        let (session, outgoing) = self.open(dialect, options, Some(token));
+        let (session, outgoing) = self.open(dialect, options, Some(&token));
         let (connections, back) = session.connections(incoming);
         let orders = self.orders();
         let task = tokio::spawn(trail::carry(async move {
             session.run(connections, orders).await;
             drop((place, stay));
         }));
-        self.held.keep(token, back, AbortOnDropHandle::new(task));
+        let _task = AbortOnDropHandle::new(task);
+        self.held.keep(&token, Kept { back, _task });
         outgoing
     }
 

@@ -28,9 +28,10 @@ use tonic::metadata::MetadataValue;
 use tonic::server::{Grpc, StreamingService};
 use tonic::{Request, Response, Streaming};
 
-use super::held::Visitor;
+use super::held;
 use super::house::House;
 use super::options::{Malformed, Options, TOKEN};
+use crate::held::Visitor;
 use crate::refusal::Refusal;
 use crate::trail;
 
@@ -95,9 +96,7 @@ fn start(
     let visitor = Visitor::of(&extensions);
     if let Some(token) = &options.token {
         let incoming = following(incoming);
-        let messages = house
-            .held
-            .connect(token, &visitor, Dialect::Grpc, incoming)?;
+        let messages = held::connect(&house.held, token, &visitor, Dialect::Grpc, incoming)?;
         let outgoing = Outgoing {
             messages,
             _task: None,
@@ -118,12 +117,18 @@ fn start(
         return answer(house, Outgoing { messages, _task }, None);
     };
     let incoming = following(incoming);
-    let messages = house.hold(Dialect::Grpc, options, (token, stay), place, incoming);
+    let messages = house.hold(
+        Dialect::Grpc,
+        options,
+        (token.clone(), stay),
+        place,
+        incoming,
+    );
     let outgoing = Outgoing {
         messages,
         _task: None,
     };
-    answer(house, outgoing, Some(&token.text()))
+    answer(house, outgoing, Some(token.text()))
 }
 
 /// What a connection gives that another one may follow.

@@ -23,10 +23,11 @@ use sapwood_proto::evergreen::{Detected, Dialect, Frame, Reason, Status, socket}
 use tokio::sync::OwnedSemaphorePermit;
 
 use self::conversation::Wire;
-use super::held::{Stay, Token, Visitor, gone};
+use super::held::{Stay, connect, gone};
 use super::house::House;
 use super::options::{Options, TOKEN};
 use crate::drain::Phase;
+use crate::held::{Token, Visitor};
 use crate::metrics;
 use crate::reception::{Invited, Protocol};
 use crate::refusal::Refusal;
@@ -128,7 +129,7 @@ impl Entry {
     /// The token that is given out.
     fn token(&self) -> Option<String> {
         match self {
-            Self::New(_, Some((token, _))) => Some(token.text()),
+            Self::New(_, Some((token, _))) => Some(token.text().to_owned()),
             Self::New(_, None) | Self::Back(_) => None,
         }
     }
@@ -146,8 +147,7 @@ async fn begin(
         return serve(house, guest, Wire::new(socket, dialect, None)).await;
     }
     // A connection that comes back has no place among the sessions: without a session it must not wait for its first words.
-    let knocks =
-        matches!(&guest.entry, Entry::Back(token) if !house.held.knows(token, &guest.visitor));
+    let knocks = matches!(&guest.entry, Entry::Back(token) if house.held.back(token, &guest.visitor, |_| ()).is_none());
     if knocks {
         let (code, status) = (1008, gone());
         return socket
@@ -191,7 +191,7 @@ async fn serve(house: &House, guest: Guest, wire: Box<Wire>) {
             let held = dialect.resumes().then_some(&house.held);
             let outgoing = held
                 .ok_or_else(gone)
-                .and_then(|held| held.connect(&token, &visitor, dialect, incoming.boxed()));
+                .and_then(|held| connect(held, &token, &visitor, dialect, incoming.boxed()));
             match outgoing {
                 Ok(outgoing) => conversation::apart(inbox, outgoing, wire).await,
                 Err(status) => Box::pin(wire.end(Some(&Arc::new(status)))).await,

@@ -6,6 +6,7 @@
 //! ```text
 //!   wire ─ heard ─► session ─ Start, Cancel ─► works ─ what a step gave ─► session ─ one message ─► wire
 //!   a drain, the clock, a peer that goes ─► session ─ last words ─► Close
+//!   a peer that is lost ─► session, held ─ in a task of its own ─► another connection, or the end
 //! ```
 
 use std::pin::Pin;
@@ -16,16 +17,21 @@ use bytes::Bytes;
 use bytestring::ByteString;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use sapwood_proto::lmtp::{Carrier, Close, Output, Session, StreamKey, Unreadable};
+use sapwood_proto::lmtp::{self, Carrier, Close, Output, Session, StreamKey, Unreadable};
 use sapwood_proto::time::Time;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::sync::oneshot;
+use tokio::time::{Sleep, sleep_until};
+use tokio_util::task::AbortOnDropHandle;
 
+use super::held::{self, Estate, Nowhere, Place};
 use super::house::House;
 use super::tally::Tally;
 use super::work::Work;
 use super::works::Works;
 use crate::allowance::Allowance;
 use crate::drain::Phase;
+use crate::held::Visitor;
+use crate::trail;
 
 /// Something that came over a wire.
 #[derive(Debug)]
@@ -40,6 +46,8 @@ pub(super) enum Heard {
     Broken,
     /// The client sends nothing more, and may still read.
     End,
+    /// The client has said goodbye.
+    Left,
     /// The client is gone.
     Gone,
 }
@@ -75,6 +83,10 @@ pub(super) enum End {
     Reset,
     /// The client was gone first.
     Gone,
+    /// The client is gone and may come back: go on with [`Conversation::wait`].
+    Lost,
+    /// Another connection has taken over.
+    Taken,
 }
 
 /// A connection in progress. Dropping it drops everything that it runs.
@@ -84,7 +96,14 @@ pub(super) struct Conversation {
     session: Session,
     works: Works,
     tally: Tally,
-    began: Instant,
+    /// Whose it is, where a client can come back.
+    visitor: Option<Visitor>,
+    /// Its place among those that can be come back to.
+    place: Option<Place>,
+    /// What another connection has left for this one.
+    coming: Option<oneshot::Receiver<Estate>>,
+    /// There is no wire.
+    apart: bool,
     /// Text that the session had no room to answer.
     unread: Option<ByteString>,
     /// The client sends nothing more.
@@ -101,14 +120,18 @@ impl Conversation {
         carrier: Carrier,
         negotiated: bool,
         allowance: Option<Arc<Allowance>>,
+        visitor: Option<Visitor>,
     ) -> Self {
         let shared = &house.shared;
         Self {
             allowance,
-            session: house.open(carrier, negotiated),
+            session: house.open(carrier, negotiated, visitor.is_some()),
             works: Works::new(),
             tally: Tally::begin(&shared.metrics, &shared.drain),
-            began: Instant::now(),
+            visitor,
+            place: None,
+            coming: None,
+            apart: false,
             unread: None,
             heard_all: false,
             timer: None,
@@ -133,11 +156,28 @@ impl Conversation {
         std::future::poll_fn(|cx| self.poll_end(wire, cx)).await
     }
 
+    /// Goes on without a client until one comes back for it (LM-964).
+    pub(super) fn wait(mut self) {
+        let Some(way) = self.place.as_ref().map(Place::way) else {
+            return;
+        };
+        self.apart = true;
+        self.tally.disconnected();
+        let house = Arc::clone(&self.house);
+        let task = tokio::spawn(trail::carry(async move {
+            self.run(&mut Nowhere).await;
+        }));
+        way.keep(&house.held, AbortOnDropHandle::new(task));
+    }
+
     /// Goes on as far as it can.
     pub(super) fn poll_end(&mut self, wire: &mut impl Wire, cx: &mut Context<'_>) -> Poll<End> {
         self.works.belong_to(cx);
+        if self.poll_asked(cx).is_ready() {
+            return Poll::Ready(self.ended(End::Taken));
+        }
         for _ in 0..ROUNDS {
-            let heard = self.hear(wire, cx);
+            let heard = self.come(cx) | self.hear(wire, cx);
             let seen = self.look();
             self.watch(cx);
             if let Some(end) = self.obey() {
@@ -171,7 +211,70 @@ impl Conversation {
     }
 
     fn now(&self) -> Time {
-        Time::new(self.began.elapsed())
+        self.house.now()
+    }
+
+    /// Hands everything over to whoever asks for it.
+    fn poll_asked(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(place) = &mut self.place else {
+            return Poll::Pending;
+        };
+        let asking = std::task::ready!(place.poll_asked(cx));
+        let estate = Estate {
+            session: std::mem::replace(&mut self.session, Session::new(lmtp::Config::default())),
+            works: std::mem::replace(&mut self.works, Works::new()),
+        };
+        if let Err(estate) = asking.send(estate) {
+            // Whoever has asked is gone already.
+            (self.session, self.works) = (estate.session, estate.works);
+            self.works.belong_to(cx);
+            return self.poll_asked(cx);
+        }
+        self.place = None;
+        self.session.hang_up();
+        Poll::Ready(())
+    }
+
+    /// Goes on with what another connection has begun; whether there was anything to be told.
+    fn come(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(estate) = &mut self.coming else {
+            return false;
+        };
+        let Poll::Ready(estate) = estate.poll_unpin(cx) else {
+            return false;
+        };
+        self.coming = None;
+        let now = self.now();
+        match estate {
+            Ok(Estate { session, works }) => {
+                let before = works.len();
+                let moved = self.session.resumed(Some(session), now);
+                self.tally
+                    .cancelled(before.saturating_sub(moved.len()), "client");
+                self.works.take_over(works, &moved);
+            }
+            Err(_) => drop(self.session.resumed(None, now)),
+        }
+        true
+    }
+
+    /// Asks for what another connection has begun.
+    fn ask_for(&mut self, name: &str) {
+        let visitor = self.visitor.as_ref();
+        self.coming = visitor.and_then(|visitor| held::ask(&self.house.held, name, visitor));
+        if self.coming.is_none() {
+            let now = self.now();
+            drop(self.session.resumed(None, now));
+        }
+    }
+
+    /// A name for the session, if there is a place for it.
+    fn name(&mut self) -> Option<ByteString> {
+        let visitor = self.visitor.as_ref()?;
+        let place = Place::take(&self.house.held, visitor)?;
+        let name = place.name().into();
+        self.place = Some(place);
+        Some(name)
     }
 
     fn listens(&self) -> bool {
@@ -214,7 +317,8 @@ impl Conversation {
             Heard::Ignored => self.tally.ignored(),
             Heard::Broken => self.close(BROKEN, "client"),
             Heard::End => self.heard_all = true,
-            Heard::Gone => self.hang_up(),
+            Heard::Left => self.hang_up(),
+            Heard::Gone => self.lose(),
         }
     }
 
@@ -246,9 +350,19 @@ impl Conversation {
                 Output::Cancel(stream) => self.works.cancel(stream),
                 Output::Park => self.works.park(),
                 Output::Unpark => self.works.unpark(),
+                Output::ParkStream(stream) => self.works.stand(stream, true),
+                Output::UnparkStream(stream) => self.works.stand(stream, false),
+                Output::Name => {
+                    let name = self.name();
+                    self.session.named(name);
+                }
+                Output::Resume(name) => self.ask_for(&name),
                 Output::Close(close) => return Some(End::Close(close)),
                 Output::Reset => return Some(End::Reset),
             }
+        }
+        if self.session.is_held() && !self.apart {
+            return Some(End::Lost);
         }
         // Nothing follows what hung up.
         self.session.is_closed().then_some(End::Gone)
@@ -290,7 +404,7 @@ impl Conversation {
             self.timer = None;
             return;
         };
-        let at = self.began + at.since_origin();
+        let at = self.house.instant(at);
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(at)));
         if timer.deadline() != at {
             timer.as_mut().reset(at);
@@ -300,7 +414,8 @@ impl Conversation {
             let live = self.session.live();
             self.session.tick(self.now());
             if self.session.is_closed() {
-                self.tally.cancelled(live, "stall");
+                let why = if self.apart { "client" } else { "stall" };
+                self.tally.cancelled(live, why);
             } else {
                 // It wanted to be looked at a moment later.
                 cx.waker().wake_by_ref();
@@ -313,10 +428,18 @@ impl Conversation {
         self.session.hang_up();
     }
 
+    /// The client did not say goodbye: it may come back.
+    fn lose(&mut self) {
+        let live = self.session.live();
+        self.coming = None;
+        self.session.lose(self.now());
+        self.tally.cancelled(live - self.session.live(), "client");
+    }
+
     fn gone(&mut self) -> End {
-        self.hang_up();
-        self.obey();
-        self.ended(End::Gone)
+        self.lose();
+        let end = self.obey().unwrap_or(End::Gone);
+        self.ended(end)
     }
 
     fn ended(&mut self, end: End) -> End {
@@ -344,6 +467,6 @@ const MESSAGES: usize = 64;
 /// What is told to streams of a client whose frames cannot be read.
 const BROKEN: Close = Close {
     code: 1002,
-    reason: sapwood_proto::lmtp::Reason::Malformed,
+    reason: lmtp::Reason::Malformed,
     message: "what came is no WebSocket frame of a client",
 };

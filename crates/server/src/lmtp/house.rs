@@ -7,11 +7,14 @@ use std::sync::Arc;
 use bytestring::ByteString;
 use sapwood_kernel::Kernel;
 use sapwood_proto::code::Code;
-use sapwood_proto::lmtp::{self, Carrier, Session};
+use sapwood_proto::lmtp::{self, Carrier, Feature, Features, Session};
+use sapwood_proto::time::Time;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 use super::Config;
 use super::catalog::Catalog;
+use super::held::{Held, held};
 use crate::refusal::Refusal;
 use crate::shared::Shared;
 
@@ -23,6 +26,9 @@ pub(super) struct House {
     pub(super) config: Config,
     default_model: Option<ByteString>,
     places: Arc<Semaphore>,
+    pub(super) held: Arc<Held>,
+    /// Sessions count their time from here, so that one can go on where another has begun.
+    began: Instant,
 }
 
 impl House {
@@ -31,6 +37,11 @@ impl House {
             catalog: Catalog::new(kernel.clone(), &shared),
             default_model: config.default_model.as_deref().map(ByteString::from),
             places: Arc::new(Semaphore::new(config.connections)),
+            held: Arc::new(held(
+                config.resumable_sessions,
+                config.resumable_sessions_each,
+            )),
+            began: Instant::now(),
             shared,
             kernel,
             config,
@@ -47,8 +58,20 @@ impl House {
         })
     }
 
-    /// A session that begins now; `negotiated`: with all that version 2 has here (LM-905).
-    pub(super) fn open(&self, carrier: Carrier, negotiated: bool) -> Session {
+    /// The time of sessions.
+    pub(super) fn now(&self) -> Time {
+        Time::new(self.began.elapsed())
+    }
+
+    /// When that is on the clock.
+    pub(super) fn instant(&self, time: Time) -> Instant {
+        self.began + time.since_origin()
+    }
+
+    /// A session that begins now; `negotiated`: with all that version 2 has here (LM-905); `returns`: its client can come
+    /// back.
+    pub(super) fn open(&self, carrier: Carrier, negotiated: bool, returns: bool) -> Session {
+        let features = Features::BUILT;
         Session::new(lmtp::Config {
             limits: Arc::clone(&self.config.limits),
             carrier,
@@ -56,9 +79,12 @@ impl House {
             strict_parameters: self.config.strict_parameters,
             coalesce: self.config.coalesce,
             close_on_malformed: self.config.close_on_malformed,
+            features: if returns {
+                features
+            } else {
+                features.without(Feature::Resume)
+            },
             negotiated,
-            // Nobody can come back to it yet.
-            ..lmtp::Config::default()
         })
     }
 }

@@ -21,6 +21,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 use super::conversation::{Conversation, End, Gone, Heard, Wire};
 use super::house::House;
 use crate::drain::Phase;
+use crate::held::Visitor;
 use crate::socket::{Accepted, Socket};
 
 /// How a conversation over a pair of streams ended.
@@ -64,13 +65,14 @@ impl Stream<OwnedReadHalf, OwnedWriteHalf> {
     }
 }
 
-/// Talks lines to the end.
+/// Talks lines to the end. A `visitor` can come back.
 pub(super) async fn speak(
     house: &Arc<House>,
     stream: Stream<impl AsyncRead + Send + Unpin, impl AsyncWrite + Send + Unpin>,
+    visitor: Option<Visitor>,
     cancel_at_end: bool,
 ) -> Ended {
-    let mut conversation = Conversation::new(house, Carrier::Lines, false, None);
+    let mut conversation = Conversation::new(house, Carrier::Lines, false, None, visitor);
     let mut wire = Lines::new(stream, house.config.limits.max_message_in);
     let end = std::future::poll_fn(|cx| {
         let end = conversation.poll_end(&mut wire, cx);
@@ -80,6 +82,10 @@ pub(super) async fn speak(
         end
     });
     let end = end.await;
+    if end == End::Lost {
+        conversation.wait();
+        return Ended::Cut;
+    }
     drop(conversation);
     if matches!(end, End::Close(_)) {
         let said = std::future::poll_fn(|cx| wire.poll_sent(cx));
@@ -91,7 +97,7 @@ pub(super) async fn speak(
     match end {
         End::Close(Close::FINISHED | Close::SHUTDOWN) => Ended::Finished,
         End::Gone if cancel_at_end && wire.ended => Ended::Finished,
-        End::Close(_) | End::Gone | End::Reset => Ended::Cut,
+        End::Close(_) | End::Gone | End::Reset | End::Lost | End::Taken => Ended::Cut,
     }
 }
 
@@ -111,7 +117,8 @@ pub(super) async fn listen(house: &Arc<House>, socket: Socket) {
                 let Ok(place) = house.admit() else { continue };
                 let house = Arc::clone(house);
                 tasks.spawn(async move {
-                    speak(&house, Stream::unix(stream), false).await;
+                    let visitor = Some(Visitor::owner());
+                    speak(&house, Stream::unix(stream), visitor, false).await;
                     drop(place);
                 });
             }

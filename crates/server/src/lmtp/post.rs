@@ -69,7 +69,7 @@ async fn answer(house: Arc<House>, request: Request<Body>) -> Result<Response, R
     let caller = parts.extensions.get::<Caller>();
     let allowance = caller.and_then(|caller| caller.allowance.clone());
     let (sender, receiver) = mpsc::channel(1);
-    let mut conversation = Conversation::new(&house, Carrier::Lines, false, allowance);
+    let mut conversation = Conversation::new(&house, Carrier::Lines, false, allowance, None);
     let mut wire = Exchange {
         incoming,
         form,

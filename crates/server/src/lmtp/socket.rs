@@ -17,6 +17,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::conversation::{Conversation, End, Gone, Heard, Wire};
 use super::house::House;
 use crate::auth::Caller;
+use crate::held::Visitor;
 use crate::metrics;
 use crate::reception::{Invited, Protocol};
 use crate::refusal::Refusal;
@@ -59,6 +60,7 @@ impl Protocol for Sockets {
         let place = house.admit()?;
         let caller = request.extensions().get::<Caller>();
         let allowance = caller.and_then(|caller| caller.allowance.clone());
+        let visitor = Visitor::of(request.extensions());
         Ok(Invited {
             headers: HeaderMap::new(),
             decided: false,
@@ -68,8 +70,9 @@ impl Protocol for Sockets {
                     first,
                     max: house.config.limits.max_message_in,
                 };
+                let visitor = Some(visitor);
                 let conversation =
-                    Conversation::new(&house, Carrier::Frames, negotiated, allowance);
+                    Conversation::new(&house, Carrier::Frames, negotiated, allowance, visitor);
                 Box::pin(serve(conversation, wire, place))
             }),
         })
@@ -83,6 +86,9 @@ const fn is_word(byte: u8) -> bool {
 /// Talks to the end, and closes.
 async fn serve(mut conversation: Conversation, mut wire: Frames, place: OwnedSemaphorePermit) {
     let end = conversation.run(&mut wire).await;
+    if end == End::Lost {
+        return conversation.wait();
+    }
     drop(conversation);
     if let End::Close(close) = end {
         let reason = close.message.to_owned();
@@ -115,7 +121,8 @@ impl Wire for Frames {
                 Err(_) => Heard::Unreadable(Unreadable::BadText),
             },
             Ok(websocket::Heard::Binary(_)) => Heard::Ignored,
-            Err(Lost::Left | Lost::Gone) => Heard::Gone,
+            Err(Lost::Left) => Heard::Left,
+            Err(Lost::Gone) => Heard::Gone,
             Err(Lost::TooLarge) => Heard::Unreadable(Unreadable::TooLarge),
             Err(Lost::NotText) => Heard::Unreadable(Unreadable::BadText),
             Err(Lost::Broken) => Heard::Broken,

@@ -16,6 +16,8 @@ pub(super) struct Tally {
     metrics: Arc<Metrics>,
     drain: Drain,
     counted: Stats,
+    /// It has a connection.
+    connected: bool,
 }
 
 /// An open stream. A drain waits for it (LM-509).
@@ -37,6 +39,14 @@ impl Tally {
             metrics: Arc::clone(metrics),
             drain: drain.clone(),
             counted: Stats::default(),
+            connected: true,
+        }
+    }
+
+    /// The connection is lost, and its session goes on.
+    pub(super) fn disconnected(&mut self) {
+        if std::mem::take(&mut self.connected) {
+            self.metrics.lmtp.connections_open.dec();
         }
     }
 
@@ -90,6 +100,6 @@ impl Tally {
 
 impl Drop for Tally {
     fn drop(&mut self) {
-        self.metrics.lmtp.connections_open.dec();
+        self.disconnected();
     }
 }

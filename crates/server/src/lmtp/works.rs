@@ -39,6 +39,8 @@ impl Wake for Bell {
 struct Running {
     stream: StreamKey,
     work: Work,
+    /// Nobody looks at it for now (LM-952, LM-964).
+    stands: bool,
     _open: Open,
 }
 
@@ -71,6 +73,7 @@ impl Works {
         self.running.push(Running {
             stream,
             work,
+            stands: false,
             _open: open,
         });
         self.bell.rung.store(true, Ordering::Release);
@@ -95,6 +98,29 @@ impl Works {
         self.bell.rung.store(true, Ordering::Release);
     }
 
+    /// One stream stands still, or goes on.
+    pub(super) fn stand(&mut self, stream: StreamKey, stands: bool) {
+        let found = self
+            .running
+            .binary_search_by_key(&stream, |running| running.stream);
+        if let Ok(index) = found {
+            self.running[index].stands = stands;
+            self.bell.rung.fetch_or(!stands, Ordering::AcqRel);
+        }
+    }
+
+    /// Takes over what goes on here, under keys of this connection; the rest is dropped.
+    pub(super) fn take_over(&mut self, other: Self, moved: &[(StreamKey, StreamKey)]) {
+        for running in other.running {
+            let found = moved.iter().find(|(old, _)| *old == running.stream);
+            if let Some((_, stream)) = found.copied() {
+                self.running.push(Running { stream, ..running });
+            }
+        }
+        self.running.sort_by_key(|running| running.stream);
+        self.bell.rung.store(true, Ordering::Release);
+    }
+
     /// How much work there is.
     pub(super) fn len(&self) -> usize {
         self.running.len()
@@ -108,6 +134,9 @@ impl Works {
         let mut context = Context::from_waker(&self.waker);
         let mut more = false;
         self.running.retain_mut(|running| {
+            if running.stands {
+                return true;
+            }
             let stream = running.stream;
             let seen = running
                 .work

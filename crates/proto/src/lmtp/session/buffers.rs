@@ -23,6 +23,8 @@ use crate::time::Time;
 struct Buffer {
     model: ByteString,
     tokens: Vec<Token>,
+    /// Tokens of all buffers together, of which it was one when it was made.
+    quota: usize,
     ttl: Duration,
     expires: Time,
     used: u64,
@@ -75,7 +77,8 @@ impl Buffers {
         Ok(&buffer.tokens)
     }
 
-    fn put(&mut self, name: String, mut buffer: Buffer, quota: usize, limits: &Limits) {
+    fn put(&mut self, name: String, mut buffer: Buffer, limits: &Limits) {
+        let quota = buffer.quota;
         self.uses += 1;
         buffer.used = self.uses;
         self.named.insert(name, buffer);
@@ -88,6 +91,18 @@ impl Buffers {
                 return;
             };
             self.named.remove(&oldest);
+        }
+    }
+}
+
+impl Buffers {
+    /// Takes over what another connection has named; what is named here stays.
+    pub(super) fn take_over(&mut self, other: Self, now: Time, limits: &Limits) {
+        let mut others: Vec<_> = other.named.into_iter().collect();
+        others.retain(|(name, buffer)| buffer.expires > now && !self.named.contains_key(name));
+        others.sort_by_key(|(_, buffer)| buffer.used);
+        for (name, buffer) in others {
+            self.put(name, buffer, limits);
         }
     }
 }
@@ -187,11 +202,12 @@ impl Session {
         let buffer = Buffer {
             model,
             tokens,
+            quota,
             ttl,
             expires: now + ttl,
             used: 0,
         };
-        self.buffers.put(name, buffer, quota, &self.config.limits);
+        self.buffers.put(name, buffer, &self.config.limits);
     }
 
     fn buffer_quota(&self, model: &Model) -> usize {

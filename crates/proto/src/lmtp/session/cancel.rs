@@ -89,11 +89,18 @@ impl Session {
         let Some((id, extended)) = self.dissolve(first, None, now) else {
             return;
         };
-        let max = self.config.limits.max_frame_out;
-        self.outbound.item(max, |out| match &extended {
-            Some(extended) => extended.end(out, finish),
-            None => write::end(out, &id, finish, |_| {}),
-        });
+        self.rings.open_window(first);
+        let seq = self.rings.seq(first);
+        self.rings.put(
+            first,
+            &mut self.outbound,
+            &self.config,
+            now,
+            |out| match &extended {
+                Some(extended) => extended.end(out, finish, seq),
+                None => write::end(out, &id, finish, |_| {}),
+            },
+        );
         if !self.config.coalesce {
             self.outbound.end_items();
         }
@@ -116,7 +123,8 @@ impl Session {
     /// Ends what has had its time.
     pub(super) fn expire(&mut self, now: Time) {
         while let Some((due, first)) = self.due.first().copied() {
-            if due > now || !matches!(self.phase, Phase::Open | Phase::HalfClosed) {
+            if due > now || !matches!(self.phase, Phase::Open | Phase::HalfClosed | Phase::Held(_))
+            {
                 return;
             }
             self.due.pop_first();
@@ -134,7 +142,7 @@ impl Session {
     }
 }
 
-fn ids(out: &mut BytesMut, name: &str, ids: &[Id]) {
+pub(super) fn ids(out: &mut BytesMut, name: &str, ids: &[Id]) {
     out.put_u8(b',');
     write::json(out, name);
     out.put_slice(b":[");

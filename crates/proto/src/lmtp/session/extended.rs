@@ -50,6 +50,10 @@ pub(super) struct Extended {
     pub(super) id: Id,
     /// What was negotiated when it began (LM-903).
     pub(super) features: Features,
+    /// What was asked for, in short, where a client may come back for it.
+    pub(super) request: Option<u64>,
+    /// How many items its client takes without a word.
+    pub(super) window: Option<u32>,
     /// Samples in all, and those that go on.
     pub(super) samples: u32,
     pub(super) open: u32,
@@ -106,7 +110,14 @@ impl Extended {
     }
 
     /// An item of one of its samples. That the last sample ends is said of the stream as well (LM-973).
-    pub(super) fn item(&self, out: &mut BytesMut, mut item: Item, top: Option<u32>, index: u32) {
+    pub(super) fn item(
+        &self,
+        out: &mut BytesMut,
+        mut item: Item,
+        top: Option<u32>,
+        index: u32,
+        seq: Option<u64>,
+    ) {
         let last = item.finish.is_some() && self.open == 1;
         let sample_end = item.finish.clone().filter(|_| self.numbered);
         if !last {
@@ -120,6 +131,7 @@ impl Extended {
             if let Some(end) = &sample_end {
                 member(out, "sample_end", end.name());
             }
+            number(out, seq);
             if last {
                 self.closing(out);
             }
@@ -127,8 +139,11 @@ impl Extended {
     }
 
     /// An end without a token.
-    pub(super) fn end(&self, out: &mut BytesMut, finish: &Finish) {
-        write::end(out, &self.id, finish, |out| self.closing(out));
+    pub(super) fn end(&self, out: &mut BytesMut, finish: &Finish, seq: Option<u64>) {
+        write::end(out, &self.id, finish, |out| {
+            number(out, seq);
+            self.closing(out);
+        });
     }
 
     /// What the last item says, whatever it is (LM-942, LM-950).
@@ -138,6 +153,11 @@ impl Extended {
             let id = &*keep.buffer;
             member(out, "buffer", &Kept { id, len });
         }
+        self.usage(out);
+    }
+
+    /// What it has cost by now, if its client wants to know.
+    pub(super) fn usage(&self, out: &mut BytesMut) {
         if self.features.has(Feature::Usage) {
             let usage = Usage {
                 prompt_tokens: self.prompt.len(),
@@ -182,6 +202,13 @@ impl Extended {
                 member(out, "prompt_tokens", &self.prompt);
             }
         }
+    }
+}
+
+/// The number of an item, if it bears one (LM-963).
+pub(super) fn number(out: &mut BytesMut, seq: Option<u64>) {
+    if let Some(seq) = seq {
+        member(out, "seq", &seq);
     }
 }
 

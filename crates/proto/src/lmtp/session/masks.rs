@@ -59,6 +59,16 @@ impl Masks {
         }
     }
 
+    /// Takes over what another connection has named; what is named here stays.
+    pub(super) fn take_over(&mut self, other: Self, limits: &Limits) {
+        let mut others: Vec<_> = other.named.into_iter().collect();
+        others.retain(|(name, _)| !self.named.contains_key(name));
+        others.sort_by_key(|(_, named)| named.used);
+        for (name, Named { model, mask, .. }) in others {
+            self.put(name, model, mask, limits);
+        }
+    }
+
     fn remove(&mut self, name: &str) {
         if let Some(old) = self.named.remove(name) {
             self.bytes -= bytes(&old.mask);

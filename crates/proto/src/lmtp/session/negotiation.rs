@@ -2,16 +2,23 @@
 //!
 //! Owns: what is asked and what is answered. Refuses to know: what features do.
 
+use std::sync::Arc;
+
 use bytes::{BufMut as _, BytesMut};
+use bytestring::ByteString;
 use serde::Serialize;
 
 use super::Session;
+use super::resume::Question;
 use crate::lmtp::json::Value;
+use crate::lmtp::port::Output;
 use crate::lmtp::read::Members;
-use crate::lmtp::{Fault, Features, Id, Limits, Load, Models, Reason, write};
+use crate::lmtp::{Fault, Feature, Features, Id, Limits, Load, Model, Models, Reason, write};
 
 /// The version that we speak.
 const VERSION: i128 = 2;
+/// The same, where it is in force without a question.
+const NEGOTIATED: u8 = 2;
 
 /// What `data.lmtp` asks for.
 struct Asked {
@@ -47,6 +54,20 @@ struct Shown {
     buffers: usize,
     masks: usize,
     ttl_s: u64,
+    window: u32,
+    resume_items: usize,
+    resume_bytes: usize,
+    resume_grace_s: u64,
+}
+
+/// What MODEL_INFO is answered with, once everything is known.
+#[derive(Debug)]
+pub(super) struct Introduction {
+    pub(super) id: Id,
+    name: ByteString,
+    model: Arc<Model>,
+    /// The version agreed on, and how busy the server is.
+    agreed: Option<(u8, Load)>,
 }
 
 impl Shown {
@@ -66,6 +87,10 @@ impl Shown {
             buffers: limits.max_buffers,
             masks: limits.max_masks,
             ttl_s: limits.max_buffer_ttl.as_secs(),
+            window: limits.max_window,
+            resume_items: limits.resume_items,
+            resume_bytes: limits.resume_bytes,
+            resume_grace_s: limits.resume_grace.as_secs(),
         }
     }
 }
@@ -79,7 +104,7 @@ impl Session {
             Ok(found) => found,
             Err(fault) => return self.request_failed(id, &fault),
         };
-        let agreed = asked.map(|asked| {
+        let version = asked.map(|asked| {
             let version = asked.version.min(VERSION);
             let agreed = asked.features.and(self.config.features);
             self.features = if version < VERSION {
@@ -88,17 +113,47 @@ impl Session {
                 agreed
             };
             // Below 2 there are as many versions as there are numbers, and they mean the same.
-            (u8::try_from(version).unwrap_or(1), self.features)
+            u8::try_from(version).unwrap_or(1)
         });
-        let answer = agreed.map(|(version, features)| Answer {
+        // Whoever has negotiated without asking reads the facts here (LM-905).
+        let version = version.or_else(|| self.config.negotiated.then_some(NEGOTIATED));
+        let introduction = Introduction {
+            id: id.clone(),
+            name,
+            model,
+            agreed: version.map(|version| (version, models.load())),
+        };
+        if introduction.agreed.is_some()
+            && self.features.has(Feature::Resume)
+            && self.name.is_none()
+        {
+            self.question = Some(Question::Name(introduction));
+            self.events.push_back(Output::Name);
+        } else {
+            self.introduce(&introduction);
+        }
+    }
+
+    /// Says what was agreed. Without a name its client cannot come back, and so that is not agreed on.
+    pub(super) fn introduce(&mut self, introduction: &Introduction) {
+        let Introduction {
+            id,
+            name,
+            model,
+            agreed,
+        } = introduction;
+        if self.name.is_none() {
+            self.features = self.features.without(Feature::Resume);
+        }
+        let answer = agreed.map(|(version, load)| Answer {
             version,
-            features: features.names().collect(),
-            session: &self.config.session,
+            features: self.features.names().collect(),
+            session: self.name.as_deref().unwrap_or_default(),
             limits: Shown::of(&self.config.limits),
-            load: models.load(),
+            load,
         });
         self.outbound.notice(|out: &mut BytesMut| {
-            write::model_info(out, id, &name, &model, |out| {
+            write::model_info(out, id, name, model, |out| {
                 if let Some(answer) = &answer {
                     out.put_slice(b",\"lmtp\":");
                     write::json(out, answer);

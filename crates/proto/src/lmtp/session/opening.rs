@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use bytestring::ByteString;
 
-use super::extended::{Extended, Part};
+use super::extended::{Extended, Part, number};
 use super::{Session, Stream};
 use crate::lmtp::port::{Output, Start, StreamKey, Work};
 use crate::lmtp::read::{self, Members};
-use crate::lmtp::{Fault, Feature, Id, Model, Models, Reason};
+use crate::lmtp::{Fault, Feature, Id, Model, Models, Reason, write};
 use crate::time::Time;
 
 /// What a request becomes once nothing speaks against it.
@@ -51,7 +51,7 @@ impl Session {
             Err(fault) => return self.notice(None, &fault),
         };
         match word {
-            "GENERATE" | "SCORE" if self.ids.contains_key(&id) => {
+            "GENERATE" | "SCORE" if self.is_in_use(&id) => {
                 let fault = Fault::new(Reason::DuplicateStream, "stream_id is in use");
                 self.notice(Some(&id), &fault);
             }
@@ -62,6 +62,8 @@ impl Session {
             "DETOKENIZE" => self.detokenize(&id, members, models),
             "BUFFER" => self.buffer(&id, members, models, now),
             "MASK" => self.mask(&id, members, models),
+            "RESUME" => self.resume(&id, members, models),
+            "ACK" => self.acknowledge(&id, members, now),
             // Every other type is of a feature that cannot be negotiated.
             _ => {}
         }
@@ -69,14 +71,19 @@ impl Session {
 
     /// A stream begins, or is refused with the first rule that it breaks (LM-302).
     fn open(&mut self, word: &str, id: Id, members: &Members<'_>, models: &dyn Models, now: Time) {
-        match self.admit(word, &id, members, models, now) {
+        let admitted = match self.retry(word, &id, members, models, now) {
+            Ok(true) => return,
+            Ok(false) => self.admit(word, &id, members, models, now),
+            Err(fault) => Err(fault),
+        };
+        match admitted {
             Ok(admitted) => {
                 self.begin(&id, admitted);
                 self.warn_of_unknown(word, &id, members);
             }
             Err(fault) => {
                 self.stats.refused += 1;
-                self.failure(&id, &fault, None);
+                self.refuse(&id, &fault);
             }
         }
     }
@@ -144,6 +151,10 @@ impl Session {
         if let Some(extended) = admitted.extended {
             let due = extended.deadline.into_iter().chain(extended.first_due);
             self.due.extend(due.map(|due| (due, first)));
+            let (request, window) = (extended.request, extended.window);
+            if request.is_some() || window.is_some() {
+                self.rings.begin(first, id, request, window);
+            }
             self.extended.insert(first, extended);
         }
         for (work, index) in admitted.works.into_iter().zip(0..) {
@@ -173,6 +184,26 @@ impl Session {
                 work,
             })));
         }
+    }
+
+    /// What never began has one item, the first (LM-963).
+    fn refuse(&mut self, id: &Id, fault: &Fault) {
+        let (frame, error) = (
+            self.config.limits.max_frame_out,
+            self.config.limits.max_error_bytes,
+        );
+        let seq = self.features.has(Feature::Resume).then_some(0);
+        self.outbound.item(frame, |out| {
+            write::failure(out, id, fault, error, |out| number(out, seq));
+        });
+        if !self.config.coalesce {
+            self.outbound.end_items();
+        }
+    }
+
+    /// Whether a stream of this id has not told its end.
+    pub(super) fn is_in_use(&self, id: &Id) -> bool {
+        self.ids.contains_key(id) || self.rings.speaks(id)
     }
 
     pub(super) fn model(

@@ -51,10 +51,14 @@ impl Session {
             Work::Generate(wanted) => wanted.prompt.clone(),
             Work::Score(wanted) => wanted.prompt.clone(),
         };
+        let window = self.window(members)?;
+        let resumes = self.features.has(Feature::Resume);
         let samples = u32::try_from(works.len()).unwrap_or(u32::MAX);
         let extended = Extended {
             id: id.clone(),
             features: self.features,
+            request: resumes.then(|| members.digest(word)),
+            window,
             samples,
             open: samples,
             numbered,

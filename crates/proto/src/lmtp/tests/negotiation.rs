@@ -12,15 +12,12 @@ fn ask(server: &mut Server, lmtp: &str) -> String {
 /// LM-902
 #[test]
 fn lm_901_the_answer_has_what_was_asked_and_is_there() {
-    let mut server = Server::with(Config {
-        session: "s_1".into(),
-        ..Config::default()
-    });
-    let lmtp = r#"{"version":2,"features":["cancel","text","teleport","controllers"]}"#;
+    let mut server = Server::new();
+    let lmtp = r#"{"version":2,"features":["resume","text","teleport","controllers"]}"#;
     let answer = ask(&mut server, lmtp);
     assert!(answer.starts_with(r#"MSG [{"stream_id":1,"model_info":{"model":"tiny","#));
     let lmtp = after(&answer, r#""version":"0.1.0"},"lmtp":"#);
-    let agreed = r#"{"version":2,"features":["text","cancel"],"session":"s_1","limits":{"#;
+    let agreed = r#"{"version":2,"features":["text","resume"],"session":"s_1","limits":{"#;
     assert!(lmtp.starts_with(agreed), "{lmtp}");
     assert!(lmtp.contains(r#""max_frame_out":1000000,"max_streams":1024,"#));
     assert!(lmtp.ends_with(r#""load":{"running":1,"queued":2,"parked":0}}}]"#));
@@ -30,8 +27,7 @@ fn lm_901_the_answer_has_what_was_asked_and_is_there() {
 fn lm_902_all_is_everything_and_a_bad_shape_changes_nothing() {
     let mut server = Server::new();
     let all = ask(&mut server, r#"{"version":3,"features":"all"}"#);
-    let features =
-        r#""version":2,"features":["text","buffers","masks","status","cancel","usage","samples"]"#;
+    let features = r#""version":2,"features":["text","buffers","masks","status","cancel","usage","resume","window","samples"]"#;
     assert!(all.contains(features), "{all}");
     for bad in [
         "[]",
@@ -112,6 +108,10 @@ fn lm_905_the_subprotocol_is_every_feature_without_an_answer() {
     });
     let answer = server.ask(r#"TOKENIZE {"stream_id":3,"model":"tiny","text":"a"}"#);
     assert_eq!(answer, r#"MSG [{"stream_id":3,"tokens":[256,97]}]"#);
+    // Whoever wants to know what is in force, or to come back, asks.
+    let facts = server.ask(r#"MODEL_INFO {"stream_id":4,"model":"tiny"}"#);
+    let all = r#""features":["text","buffers","masks","status","cancel","usage","resume","window","samples"],"session":"s_1","#;
+    assert!(facts.contains(all), "{facts}");
 }
 
 /// LM-207: members of version 2 mean nothing before it is agreed on.

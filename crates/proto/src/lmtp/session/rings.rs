@@ -1,0 +1,513 @@
+//! Items that their client may want again, or later (LM-952, LM-963, LM-964).
+//!
+//! Owns: [`Rings`]: the numbered items of streams, which of them were put out, and how much of all that is kept. Refuses to
+//! know: what items say, why streams end, and who comes back.
+//!
+//! ```text
+//!        first              waiting              next
+//!   gone │ said, and kept    │ not said yet       │
+//!        └── goes when the room is needed          └── a stream whose items do not fit any more is parked
+//! ```
+//!
+//! Most rings wait for nothing: an item is put out at once and kept beside. Three things make one wait: a lost connection,
+//! items that are told again, and a window that is full.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+
+use crate::lmtp::outbound::Outbound;
+use crate::lmtp::port::{Config, StreamKey};
+use crate::lmtp::{Id, Limits};
+use crate::time::Time;
+
+/// How many items a client takes without a word (LM-952).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Window {
+    size: u64,
+    /// Items below this number were acknowledged.
+    acked: u64,
+    /// Since when nothing was, though all that may be under way is.
+    full: Option<Time>,
+}
+
+/// The items of one stream.
+#[derive(Debug)]
+pub(super) struct Ring {
+    id: Id,
+    /// What was asked for, in short; `None` if nobody comes back for it, and its items bear no numbers.
+    request: Option<u64>,
+    /// The number of the oldest item that is kept.
+    first: u64,
+    items: VecDeque<Bytes>,
+    bytes: usize,
+    /// The number of the first item that was not put out, if there is one or the next will be.
+    waiting: Option<u64>,
+    window: Option<Window>,
+    /// Its work stands still.
+    parked: bool,
+    /// Its stream has ended; when it is forgotten.
+    until: Option<Time>,
+}
+
+impl Ring {
+    fn new(id: Id, request: Option<u64>, window: Option<u32>) -> Self {
+        Self {
+            id,
+            request,
+            first: 0,
+            items: VecDeque::new(),
+            bytes: 0,
+            waiting: None,
+            window: window.map(|size| Window {
+                size: size.into(),
+                acked: 0,
+                full: None,
+            }),
+            parked: false,
+            until: None,
+        }
+    }
+
+    /// The number of the item that comes next.
+    fn next(&self) -> u64 {
+        self.first + self.items.len() as u64
+    }
+
+    /// Items from this number on may not be put out yet.
+    fn closed_from(&self) -> u64 {
+        self.window
+            .map_or(u64::MAX, |window| window.acked.saturating_add(window.size))
+    }
+
+    /// Nothing can be let go, and there is no room for another item; `all` bytes are kept for all streams.
+    fn is_full(&self, limits: &Limits, all: usize) -> bool {
+        let room = self.items.len() < limits.resume_items
+            && self.bytes < limits.resume_bytes
+            && all < limits.resume_session_bytes;
+        !room && self.waiting == Some(self.first)
+    }
+
+    /// The number of the first item that its client was not told.
+    fn said(&self) -> u64 {
+        self.waiting.unwrap_or_else(|| self.next())
+    }
+
+    /// Whether there is something that its client was not told.
+    fn speaks(&self) -> bool {
+        self.said() < self.next()
+    }
+
+    /// Lets the oldest item go, if it was put out. Returns its bytes.
+    fn shed(&mut self) -> Option<usize> {
+        if self.waiting.is_some_and(|waiting| waiting <= self.first) {
+            return None;
+        }
+        let bytes = self.items.pop_front()?.len();
+        self.first += 1;
+        self.bytes -= bytes;
+        Some(bytes)
+    }
+
+    /// The same items for another id (LM-963). The first member of that name is the item's own: only a token is before it.
+    fn renamed(&self, id: &Id) -> VecDeque<Bytes> {
+        let old = [NAME, self.id.as_json().as_bytes()].concat();
+        let rename = |item: &Bytes| {
+            let at = item.windows(old.len()).position(|part| part == old);
+            let Some(at) = at else {
+                return item.clone();
+            };
+            let mut renamed = BytesMut::with_capacity(item.len());
+            renamed.put_slice(&item[..at]);
+            renamed.put_slice(NAME);
+            renamed.put_slice(id.as_json().as_bytes());
+            renamed.put_slice(&item[at + old.len()..]);
+            renamed.freeze()
+        };
+        self.items.iter().map(rename).collect()
+    }
+}
+
+/// How an id stands in an item.
+const NAME: &[u8] = b"\"stream_id\":";
+
+/// The rings of a session.
+#[derive(Debug, Default)]
+pub(super) struct Rings {
+    of: BTreeMap<StreamKey, Ring>,
+    ids: BTreeMap<Id, StreamKey>,
+    /// Those of ended streams, in the order in which they are forgotten.
+    ended: VecDeque<StreamKey>,
+    /// Those with items that may be put out, in order of admission.
+    flowing: BTreeSet<StreamKey>,
+    /// Those with a window.
+    windows: BTreeSet<StreamKey>,
+    bytes: usize,
+    /// The connection is lost: everything waits.
+    held: bool,
+}
+
+impl Rings {
+    /// A stream begins. What was kept under its id is forgotten.
+    pub(super) fn begin(
+        &mut self,
+        key: StreamKey,
+        id: &Id,
+        request: Option<u64>,
+        window: Option<u32>,
+    ) {
+        self.adopt(key, Ring::new(id.clone(), request, window));
+    }
+
+    /// The ring of the latest stream with this id.
+    pub(super) fn named(&self, id: &Id) -> Option<StreamKey> {
+        self.ids.get(id).copied()
+    }
+
+    /// Whether its items bear numbers, so that a client can come back to it.
+    pub(super) fn is_numbered(&self, key: StreamKey) -> bool {
+        let ring = self.of.get(&key);
+        ring.is_some_and(|ring| ring.request.is_some())
+    }
+
+    /// Whether a stream of this id has something to say that waits.
+    pub(super) fn speaks(&self, id: &Id) -> bool {
+        let ring = self.named(id).and_then(|key| self.of.get(&key));
+        ring.is_some_and(Ring::speaks)
+    }
+
+    /// Whether this was asked for.
+    pub(super) fn is_of(&self, key: StreamKey, request: u64) -> bool {
+        self.of
+            .get(&key)
+            .is_some_and(|ring| ring.request == Some(request))
+    }
+
+    /// Whether everything since `seq` can be told again.
+    pub(super) fn reaches(&self, key: StreamKey, seq: u64) -> bool {
+        let ring = self.of.get(&key);
+        ring.is_some_and(|ring| (ring.first..=ring.next()).contains(&seq))
+    }
+
+    /// Takes an item: into the message that is being made, or for later. Whether its stream has to stand still now.
+    pub(super) fn put(
+        &mut self,
+        key: StreamKey,
+        outbound: &mut Outbound,
+        config: &Config,
+        now: Time,
+        write: impl FnOnce(&mut BytesMut),
+    ) -> bool {
+        let limits = &*config.limits;
+        let Some(ring) = self.of.get_mut(&key) else {
+            outbound.item(limits.max_frame_out, write);
+            return false;
+        };
+        let mut item = BytesMut::new();
+        write(&mut item);
+        let item = item.freeze();
+        if ring.waiting.is_none() && ring.next() >= ring.closed_from() {
+            ring.waiting = Some(ring.next());
+        }
+        if ring.waiting.is_none() {
+            outbound.item(limits.max_frame_out, |out| out.put_slice(&item));
+        }
+        ring.bytes += item.len();
+        self.bytes += item.len();
+        ring.items.push_back(item);
+        self.fit(key, limits);
+        let Some(ring) = self.of.get_mut(&key) else {
+            return false;
+        };
+        let closed = ring.next() >= ring.closed_from();
+        if let Some(window) = ring.window.as_mut().filter(|_| closed) {
+            window.full.get_or_insert(now);
+        }
+        let parks = (closed || ring.is_full(limits, self.bytes)) && !ring.parked;
+        ring.parked |= parks;
+        parks
+    }
+
+    /// Puts out what waits, as far as there is room. Returns the streams that may go on.
+    pub(super) fn flow(
+        &mut self,
+        outbound: &mut Outbound,
+        config: &Config,
+        now: Time,
+    ) -> Vec<StreamKey> {
+        let mut goes_on = Vec::new();
+        if self.held {
+            return goes_on;
+        }
+        let limits = &*config.limits;
+        while outbound.is_empty() || outbound.bytes < limits.outbox_low_bytes {
+            let Some(&key) = self.flowing.first() else {
+                break;
+            };
+            let ring = self.of.get_mut(&key);
+            let Some((ring, seq)) = ring.and_then(|ring| ring.waiting.map(|seq| (ring, seq)))
+            else {
+                self.flowing.remove(&key);
+                continue;
+            };
+            let at = usize::try_from(seq - ring.first).unwrap_or(usize::MAX);
+            let item = ring.items.get(at).filter(|_| seq < ring.closed_from());
+            if let Some(item) = item {
+                outbound.item(limits.max_frame_out, |out| out.put_slice(item));
+                if !config.coalesce {
+                    outbound.end_items();
+                }
+                ring.waiting = Some(seq + 1);
+                continue;
+            }
+            self.flowing.remove(&key);
+            let closed = seq >= ring.closed_from();
+            if let Some(window) = ring.window.as_mut().filter(|_| closed) {
+                window.full.get_or_insert(now);
+            }
+            if seq == ring.next() {
+                ring.waiting = None;
+                if !closed && std::mem::take(&mut ring.parked) {
+                    goes_on.push(key);
+                }
+            }
+        }
+        goes_on
+    }
+
+    /// What is acknowledged: everything below this number. Stale and impossible numbers change nothing (LM-952).
+    pub(super) fn acknowledge(&mut self, key: StreamKey, below: u64, now: Time) {
+        let Some(ring) = self.of.get_mut(&key) else {
+            return;
+        };
+        let said = ring.said();
+        let Some(window) = ring.window.as_mut().filter(|_| below <= said) else {
+            return;
+        };
+        if below <= window.acked {
+            return;
+        }
+        window.acked = below;
+        let closed = said >= window.acked.saturating_add(window.size);
+        window.full = window.full.and(closed.then_some(now));
+        // With nothing left to say it goes on from the place where it stood.
+        ring.waiting.get_or_insert(said);
+        self.flowing.insert(key);
+    }
+
+    /// The stream ends before its time: its client is told without being waited for.
+    pub(super) fn open_window(&mut self, key: StreamKey) {
+        if self.windows.remove(&key)
+            && let Some(ring) = self.of.get_mut(&key)
+        {
+            ring.window = None;
+            if ring.waiting.is_some() {
+                self.flowing.insert(key);
+            }
+        }
+    }
+
+    /// The same for all.
+    pub(super) fn open_windows(&mut self) {
+        while let Some(&key) = self.windows.first() {
+            self.open_window(key);
+        }
+    }
+
+    /// Whether all that streams have given was told, but for what is under way.
+    pub(super) fn is_told(&self) -> bool {
+        let waits = |key| self.of.get(key).is_some_and(Ring::speaks);
+        self.flowing.is_empty() && !self.windows.iter().any(waits)
+    }
+
+    /// The first stream whose client has acknowledged nothing for so long.
+    pub(super) fn stalled(&self, timeout: Duration) -> Option<(Time, StreamKey)> {
+        if self.held {
+            return None;
+        }
+        // Whose end was told has nothing to wait for.
+        let full = |ring: &Ring| {
+            let speaks = ring.until.is_none() || ring.speaks();
+            Some(ring.window?.full? + timeout).filter(|_| speaks)
+        };
+        let stalls = self.windows.iter();
+        let stalls = stalls.filter_map(|key| Some((full(self.of.get(key)?)?, *key)));
+        stalls.min()
+    }
+
+    /// What waits in a ring is not said any more.
+    pub(super) fn silence(&mut self, key: StreamKey) -> Option<Id> {
+        let ring = self.of.get_mut(&key)?;
+        if let Some(waiting) = ring.waiting.take() {
+            let said = usize::try_from(waiting.saturating_sub(ring.first)).unwrap_or(usize::MAX);
+            let dropped: usize = ring
+                .items
+                .drain(said.min(ring.items.len())..)
+                .map(|item| item.len())
+                .sum();
+            ring.bytes -= dropped;
+            self.bytes -= dropped;
+        }
+        ring.window = None;
+        let id = ring.id.clone();
+        self.windows.remove(&key);
+        self.flowing.remove(&key);
+        Some(id)
+    }
+
+    /// The number of the next item, if it bears one.
+    pub(super) fn seq(&self, key: StreamKey) -> Option<u64> {
+        let ring = self.of.get(&key).filter(|ring| ring.request.is_some());
+        ring.map(Ring::next)
+    }
+
+    /// The number of the first item that its client was not told.
+    pub(super) fn said(&self, key: StreamKey) -> Option<u64> {
+        self.of.get(&key).map(Ring::said)
+    }
+
+    /// The stream has ended: its items are kept until then, if there is room.
+    pub(super) fn end(&mut self, key: StreamKey, until: Time, limits: &Limits) {
+        let Some(ring) = self.of.get_mut(&key) else {
+            return;
+        };
+        ring.until = Some(until);
+        self.ended.push_back(key);
+        if self.ended.len() > limits.max_streams {
+            self.forget_one(None);
+        }
+    }
+
+    /// When the next is forgotten.
+    pub(super) fn expires_at(&self) -> Option<Time> {
+        let first = self.ended.front().filter(|_| !self.held);
+        first.and_then(|key| self.of.get(key)?.until)
+    }
+
+    /// Forgets those whose time is over; who has something to say yet is kept for another `grace`.
+    pub(super) fn expire(&mut self, now: Time, grace: Duration) {
+        while self.expires_at().is_some_and(|until| until <= now) {
+            let Some(key) = self.ended.pop_front() else {
+                return;
+            };
+            match self.of.get_mut(&key).filter(|ring| ring.speaks()) {
+                Some(ring) => {
+                    ring.until = Some(now + grace);
+                    self.ended.push_back(key);
+                }
+                None => drop(self.take(key)),
+            }
+        }
+    }
+
+    /// The connection is lost: what its client may not have got waits for it. Returns the streams that have no room to go
+    /// on.
+    pub(super) fn hold(&mut self, limits: &Limits) -> Vec<StreamKey> {
+        self.held = true;
+        self.flowing.clear();
+        let mut full = Vec::new();
+        for (key, ring) in &mut self.of {
+            let acked = ring.window.map_or(0, |window| window.acked);
+            ring.waiting = Some(ring.first.max(acked));
+            if ring.is_full(limits, self.bytes) && !std::mem::replace(&mut ring.parked, true) {
+                full.push(*key);
+            }
+        }
+        full
+    }
+
+    /// Takes a ring out.
+    pub(super) fn take(&mut self, key: StreamKey) -> Option<Ring> {
+        let ring = self.of.remove(&key)?;
+        self.bytes -= ring.bytes;
+        self.flowing.remove(&key);
+        self.windows.remove(&key);
+        if ring.until.is_some() {
+            self.ended.retain(|ended| *ended != key);
+        }
+        if self.ids.get(&ring.id) == Some(&key) {
+            self.ids.remove(&ring.id);
+        }
+        Some(ring)
+    }
+
+    /// Takes a ring in whose client wants everything from `seq` on; what is before it was received. If its stream has ended,
+    /// it is kept for `grace`.
+    pub(super) fn resume(
+        &mut self,
+        key: StreamKey,
+        mut ring: Ring,
+        seq: u64,
+        (now, grace): (Time, Duration),
+    ) {
+        ring.waiting = Some(seq);
+        ring.until = ring.until.map(|_| now + grace);
+        if let Some(window) = &mut ring.window {
+            window.acked = window.acked.max(seq);
+            window.full = window.full.map(|_| now);
+        }
+        while ring.first < seq && ring.shed().is_some() {}
+        self.adopt(key, ring);
+        self.flowing.insert(key);
+    }
+
+    /// A stream is called otherwise from here on, and told again from its beginning.
+    pub(super) fn rename(&mut self, key: StreamKey, id: &Id, (now, grace): (Time, Duration)) {
+        let Some(mut ring) = self.take(key) else {
+            return;
+        };
+        ring.items = ring.renamed(id);
+        ring.bytes = ring.items.iter().map(Bytes::len).sum();
+        ring.id = id.clone();
+        if let Some(window) = &mut ring.window {
+            (window.acked, window.full) = (0, None);
+        }
+        self.resume(key, ring, 0, (now, grace));
+    }
+
+    fn adopt(&mut self, key: StreamKey, ring: Ring) {
+        if let Some(earlier) = self.ids.insert(ring.id.clone(), key)
+            && earlier != key
+        {
+            let _ = self.take(earlier);
+        }
+        self.bytes += ring.bytes;
+        if ring.until.is_some() {
+            self.ended.push_back(key);
+        }
+        if ring.window.is_some() {
+            self.windows.insert(key);
+        }
+        self.of.insert(key, ring);
+    }
+
+    /// Makes room for the newest item of a ring.
+    fn fit(&mut self, key: StreamKey, limits: &Limits) {
+        while self.bytes > limits.resume_session_bytes && self.forget_one(Some(key)) {}
+        let total = limits.resume_session_bytes;
+        let Some(ring) = self.of.get_mut(&key) else {
+            return;
+        };
+        while ring.items.len() > limits.resume_items
+            || ring.bytes > limits.resume_bytes
+            || self.bytes > total
+        {
+            let Some(bytes) = ring.shed() else {
+                return;
+            };
+            self.bytes -= bytes;
+        }
+    }
+
+    /// Forgets the oldest ended stream that has nothing to say, but not this one; whether there was one.
+    fn forget_one(&mut self, but: Option<StreamKey>) -> bool {
+        let idle = |key: &StreamKey| self.of.get(key).is_some_and(|ring| !ring.speaks());
+        let found = self
+            .ended
+            .iter()
+            .copied()
+            .find(|key| Some(*key) != but && idle(key));
+        found.is_some_and(|key| self.take(key).is_some())
+    }
+}

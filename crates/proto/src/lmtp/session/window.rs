@@ -1,0 +1,57 @@
+//! Streams whose client says how much it takes (LM-952).
+//!
+//! Owns: ACK, and what becomes of a stream without it. Refuses to know: how items wait; `rings` does.
+
+use super::Session;
+use super::extended::number;
+use crate::lmtp::read::Members;
+use crate::lmtp::{Fault, Id, Reason, write};
+use crate::time::Time;
+
+impl Session {
+    /// What a request says about it.
+    pub(super) fn window(&self, members: &Members<'_>) -> Result<Option<u32>, Fault> {
+        let max = self.config.limits.max_window;
+        let range = "at least 1 and not above the limit";
+        let size = members.integer("window", range, |size| {
+            (1..=i128::from(max)).contains(&size)
+        })?;
+        Ok(size.and_then(|size| u32::try_from(size).ok()))
+    }
+
+    /// The client has got everything up to an item. Not answered, whatever it says.
+    pub(super) fn acknowledge(&mut self, id: &Id, members: &Members<'_>, now: Time) {
+        let seq = members.integer("seq", "0 or more", |seq| seq >= 0);
+        let below = seq.ok().flatten().and_then(|seq| u64::try_from(seq).ok());
+        if let (Some(first), Some(below)) = (self.rings.named(id), below) {
+            self.rings.acknowledge(first, below.saturating_add(1), now);
+        }
+    }
+
+    /// Ends the streams whose clients have said nothing for too long.
+    pub(super) fn expire_windows(&mut self, now: Time) {
+        let timeout = self.config.limits.stall_timeout;
+        while let Some((at, first)) = self.rings.stalled(timeout)
+            && at <= now
+        {
+            let message = "no item was acknowledged for too long";
+            let fault = Fault::new(Reason::Stalled, message);
+            let Some(id) = self.rings.silence(first) else {
+                return;
+            };
+            if self.extended.contains_key(&first) {
+                self.fail_all_of(first, None, &fault, now);
+                continue;
+            }
+            // Its work has ended, and its client was not told yet.
+            let seq = self.rings.seq(first);
+            let max = self.config.limits.max_error_bytes;
+            self.rings
+                .put(first, &mut self.outbound, &self.config, now, |out| {
+                    write::failure(out, &id, &fault, max, |out| {
+                        number(out, seq);
+                    });
+                });
+        }
+    }
+}

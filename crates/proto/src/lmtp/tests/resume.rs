@@ -1,0 +1,517 @@
+//! Connections are lost, and nothing else is (LM-964 to LM-966).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What the client of the recorded run does, in order; the engine steps once after each.
+const SCRIPT: &[&str] = &[
+    r#"GENERATE {"model":"tiny","prompt":[1,2],"stream_id":1,"max_tokens":9,"top_logprobs":2}"#,
+    r#"GENERATE {"model":"tiny","prompt_text":"Hi","stream_id":"two","n":2,"max_tokens":5}"#,
+    r#"SCORE {"model":"tiny","prompt":[1],"scored":[7,8,9,10],"stream_id":3}"#,
+    "",
+    r#"GENERATE {"model":"tiny","prompt":[900],"stream_id":4}"#,
+    r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":5,"max_tokens":1}"#,
+    r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":6,"max_tokens":12}"#,
+];
+const FEATURES: &str = r#"["text","usage","resume","samples"]"#;
+
+/// A connection is lost when its client has read so many messages more; so many more of them were on their way; and the
+/// engine steps so often before the client is back.
+type Cut = (usize, usize, usize);
+
+/// An engine whose streams say what depends on nothing but their place in the script.
+#[derive(Default)]
+struct Playing {
+    /// The stream's first letter, its sample, and how many tokens it has given.
+    running: BTreeMap<StreamKey, (String, u32, u32)>,
+    parked: BTreeSet<StreamKey>,
+}
+
+/// Both ends of the recorded run.
+struct Play {
+    session: Session,
+    engine: Playing,
+    /// Raw items by id, in the order read.
+    heard: BTreeMap<String, Vec<String>>,
+    ended: BTreeSet<String>,
+    asked: Vec<String>,
+    sessions: u32,
+    name: String,
+    now: Time,
+}
+
+impl Play {
+    fn new() -> Self {
+        let mut play = Self {
+            session: Session::new(Config::default()),
+            engine: Playing::default(),
+            heard: BTreeMap::new(),
+            ended: BTreeSet::new(),
+            asked: Vec::new(),
+            sessions: 0,
+            name: String::new(),
+            now: Time::ZERO,
+        };
+        play.negotiate();
+        play
+    }
+
+    fn negotiate(&mut self) {
+        self.sessions += 1;
+        self.name = format!("s_{}", self.sessions);
+        let ask = format!(
+            r#"MODEL_INFO {{"stream_id":0,"model":"tiny","data":{{"lmtp":{{"version":2,"features":{FEATURES}}}}}}}"#
+        );
+        self.say(&ask);
+        let answer = self.session.next_message(self.now).unwrap();
+        let answer = String::from_utf8(answer.to_vec()).unwrap();
+        let session = format!(r#""session":"{}""#, self.name);
+        assert!(answer.contains(&session), "{answer}");
+    }
+
+    fn say(&mut self, text: &str) {
+        if !text.is_empty() {
+            assert_eq!(self.session.handle(text.into(), &Shelf, self.now), None);
+        }
+        self.poll();
+    }
+
+    fn poll(&mut self) {
+        while let Some(output) = self.session.poll() {
+            match output {
+                Output::Start(start) => {
+                    let id = self.session.id(start.stream).unwrap().as_json().to_owned();
+                    let playing = (id, start.sample, 0);
+                    self.engine.running.insert(start.stream, playing);
+                }
+                Output::Cancel(stream) => {
+                    self.engine.running.remove(&stream);
+                }
+                Output::ParkStream(stream) => {
+                    self.engine.parked.insert(stream);
+                }
+                Output::UnparkStream(stream) => {
+                    self.engine.parked.remove(&stream);
+                }
+                Output::Name => self.session.named(Some(self.name.as_str().into())),
+                Output::Park | Output::Unpark | Output::Resume(_) => {}
+                Output::Close(_) | Output::Reset => panic!("nobody closes"),
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        let mut pieces = Vec::new();
+        for (stream, (id, sample, given)) in &mut self.engine.running {
+            if !self.engine.parked.contains(stream) {
+                let letter = u32::from(id.as_bytes()[0]);
+                let token = (letter * 31 + *sample * 7 + *given) % 256;
+                pieces.push((*stream, piece(token)));
+                *given += 1;
+            }
+        }
+        self.session.step(pieces, self.now);
+        self.poll();
+    }
+
+    /// Reads one message, if there is one.
+    fn read(&mut self) -> bool {
+        let message = self.session.next_message(self.now);
+        self.poll();
+        let Some(message) = message else {
+            return false;
+        };
+        let message = String::from_utf8(message.to_vec()).unwrap();
+        let Some(items) = message.strip_prefix("TOKEN ") else {
+            return true;
+        };
+        let items: Vec<&serde_json::value::RawValue> = serde_json::from_str(items).unwrap();
+        for raw in items {
+            let item: serde_json::Value = serde_json::from_str(raw.get()).unwrap();
+            let id = item["stream_id"].to_string();
+            let heard = self.heard.entry(id.clone()).or_default();
+            assert_eq!(item["seq"], heard.len(), "each once, in order: {message}");
+            heard.push(raw.get().to_owned());
+            if item.get("code").is_some() || !item["finish_reason"].is_null() {
+                assert!(self.ended.insert(id), "one end: {message}");
+            }
+        }
+        true
+    }
+
+    /// The connection is lost, and the client comes back to everything that has not ended for it.
+    fn cut(&mut self, in_flight: usize, steps: usize) {
+        for _ in 0..in_flight {
+            let _ = self.session.next_message(self.now);
+            self.poll();
+        }
+        assert!(self.session.lose(self.now));
+        self.poll();
+        for _ in 0..steps {
+            self.now = self.now + Duration::from_secs(1);
+            self.step();
+        }
+        let old = std::mem::replace(&mut self.session, Session::new(Config::default()));
+        let name = self.name.clone();
+        self.negotiate();
+        let open = self.asked.iter().filter(|id| !self.ended.contains(*id));
+        let wanted: Vec<_> = open
+            .map(|id| {
+                let after = self.heard.get(id).map_or(0, Vec::len) as i64 - 1;
+                format!(r#"{{"stream_id":{id},"after_seq":{after}}}"#)
+            })
+            .collect();
+        let streams = wanted.join(",");
+        self.say(&format!(
+            r#"RESUME {{"stream_id":99,"model":"tiny","session":"{name}","streams":[{streams}]}}"#
+        ));
+        let moved = self.session.resumed(Some(old), self.now);
+        let mut engine = std::mem::take(&mut self.engine);
+        for (from, to) in moved {
+            let playing = engine.running.remove(&from).unwrap();
+            self.engine.running.insert(to, playing);
+            if engine.parked.remove(&from) {
+                self.engine.parked.insert(to);
+            }
+        }
+        self.poll();
+        let answer = self.session.next_message(self.now).unwrap();
+        let answer = String::from_utf8(answer.to_vec()).unwrap();
+        let expect = r#""gone":[],"conflict":[]}]"#;
+        assert!(answer.ends_with(expect), "{answer}");
+    }
+}
+
+/// What the client reads of each stream in the recorded run, whatever happens to its connections.
+fn play(cuts: &[Cut]) -> BTreeMap<String, Vec<String>> {
+    let mut play = Play::new();
+    let mut cuts = cuts.iter().copied().peekable();
+    let mut read = 0;
+    let mut script = SCRIPT.iter();
+    loop {
+        let said = script.next();
+        if let Some(text) = said {
+            play.say(text);
+            let value: Option<serde_json::Value> = text
+                .split_once(' ')
+                .map(|(_, payload)| serde_json::from_str(payload).unwrap());
+            play.asked
+                .extend(value.map(|value| value["stream_id"].to_string()));
+            // What is refused has nothing to come back to.
+            if play.session.has_message() && text.contains("900") {
+                while play.read() {}
+            }
+        }
+        play.step();
+        loop {
+            if let Some((_, in_flight, steps)) = cuts.next_if(|(after, ..)| *after <= read) {
+                read = 0;
+                play.cut(in_flight, steps);
+            }
+            if !play.read() {
+                break;
+            }
+            read += 1;
+        }
+        if said.is_none() && play.engine.running.is_empty() && !play.session.has_message() {
+            assert_eq!(play.ended.len(), play.heard.len());
+            return play.heard;
+        }
+    }
+}
+
+/// LM-963: with numbers.
+#[test]
+fn lm_966_a_run_that_is_cut_anywhere_is_the_run_that_is_not() {
+    let whole = play(&[]);
+    assert_eq!(whole.len(), 6);
+    assert_eq!(whole["1"].len(), 9);
+    assert_eq!(whole["\"two\""].len(), 10);
+    for after in 0..30 {
+        for (in_flight, steps) in [(0, 0), (1, 0), (0, 3), (2, 3), (0, 20)] {
+            let cut = (after, in_flight, steps);
+            assert_eq!(play(&[cut]), whole, "{cut:?}");
+        }
+    }
+}
+
+proptest! {
+    /// Again and again, wherever.
+    #[test]
+    fn lm_966_any_number_of_cuts_changes_nothing(
+        cuts in prop::collection::vec((0_usize..8, 0_usize..3, 0_usize..5), 0..6),
+    ) {
+        prop_assert_eq!(play(&cuts), play(&[]));
+    }
+}
+
+/// A server that has agreed to be come back to.
+fn agreed(limits: Limits) -> Server {
+    let mut server = Server::limited(limits);
+    let answer = server.ask(
+        r#"MODEL_INFO {"stream_id":0,"model":"tiny","data":{"lmtp":{"version":2,"features":"all"}}}"#,
+    );
+    assert!(answer.contains(r#""session":"s_1""#), "{answer}");
+    server
+}
+
+fn generate(id: u32) -> String {
+    format!(r#"GENERATE {{"model":"tiny","prompt":[1],"stream_id":{id},"max_tokens":100}}"#)
+}
+
+/// A new connection asks for streams of `old`, and hears this.
+fn back(old: Server, streams: &str) -> (Server, String, usize) {
+    let mut server = agreed(Limits::default());
+    server.now = old.now;
+    assert_eq!(
+        server.say(&format!(
+            r#"RESUME {{"stream_id":2,"model":"tiny","session":"s_x","streams":{streams}}}"#
+        )),
+        None
+    );
+    assert_eq!(server.outputs(), ["resume s_x"]);
+    assert!(!server.session.wants_input(), "what follows waits");
+    let moved = server.session.resumed(Some(old.session), server.now).len();
+    let heard = server.heard().join("\n");
+    (server, heard, moved)
+}
+
+#[test]
+fn lm_964_a_lost_session_goes_on_until_its_rings_are_full() {
+    for (limits, room) in [
+        (
+            Limits {
+                resume_items: 3,
+                ..Limits::default()
+            },
+            3,
+        ),
+        (
+            Limits {
+                resume_bytes: 300,
+                ..Limits::default()
+            },
+            3,
+        ),
+        (
+            Limits {
+                resume_session_bytes: 300,
+                ..Limits::default()
+            },
+            3,
+        ),
+    ] {
+        let mut server = agreed(limits);
+        let stream = server.open(&generate(1));
+        assert!(server.session.lose(server.now));
+        assert!(server.session.is_held());
+        for given in 1..=room {
+            assert_eq!(server.outputs(), Vec::<String>::new(), "{given} fit");
+            assert!(server.step(vec![(stream, piece(given))]).is_empty());
+        }
+        assert_eq!(server.outputs(), ["park 0"], "a full ring stands still");
+        let (mut server, heard, moved) = back(server, r#"[{"stream_id":1,"after_seq":-1}]"#);
+        assert!(
+            heard.starts_with(r#"MSG [{"stream_id":2,"resumed":[1],"gone":[],"conflict":[]}]"#)
+        );
+        assert_eq!((heard.matches("token").count(), moved), (3, 1), "{heard}");
+        assert_eq!(server.outputs(), ["unpark 0"]);
+        assert_eq!(server.session.stats().resumed, 1);
+    }
+}
+
+#[test]
+fn lm_964_who_does_not_come_back_is_cancelled_after_the_grace() {
+    let mut server = agreed(Limits::default());
+    server.open(&generate(1));
+    server.session.lose(server.now);
+    let end = Time::ZERO + Duration::from_secs(30);
+    assert_eq!(server.session.wake_at(), Some(end));
+    server.session.tick(end);
+    server.poll();
+    assert_eq!(server.outputs(), ["cancel 0"]);
+    assert!(server.session.is_closed());
+}
+
+/// LM-506: who cannot come back takes everything along.
+#[test]
+fn lm_964_streams_without_the_feature_go_with_their_connection() {
+    let mut base = Server::new();
+    base.open(&generate(1));
+    assert!(!base.session.lose(base.now));
+    base.poll();
+    assert_eq!(base.outputs(), ["cancel 0"]);
+    let mut mixed = Server::new();
+    mixed.open(&generate(1));
+    let agree = |features| {
+        format!(
+            r#"MODEL_INFO {{"stream_id":0,"model":"tiny","data":{{"lmtp":{{"version":2,"features":{features}}}}}}}"#
+        )
+    };
+    mixed.ask(&agree(r#"["resume"]"#));
+    mixed.open(&generate(2));
+    mixed.ask(&agree(r#"["usage"]"#));
+    mixed.open(&generate(3));
+    assert!(mixed.session.lose(mixed.now));
+    mixed.poll();
+    assert_eq!(mixed.outputs(), ["cancel 0", "cancel 2"]);
+    // Nobody has a name without room for it.
+    let mut full = Session::new(Config::default());
+    let ask = agree(r#"["usage","resume"]"#);
+    assert_eq!(full.handle(ask.as_str().into(), &Shelf, Time::ZERO), None);
+    assert!(matches!(full.poll(), Some(Output::Name)));
+    full.named(None);
+    let answer = full.next_message(Time::ZERO).unwrap();
+    let answer = String::from_utf8(answer.to_vec()).unwrap();
+    assert!(
+        answer.contains(r#""features":["usage"],"limits""#),
+        "{answer}"
+    );
+    assert!(!full.lose(Time::ZERO));
+}
+
+#[test]
+fn lm_965_what_is_named_goes_on_and_everything_else_is_told() {
+    let limits = Limits {
+        resume_items: 2,
+        ..Limits::default()
+    };
+    let mut server = agreed(limits);
+    let streams: Vec<_> = (1..=4).map(|id| server.open(&generate(id))).collect();
+    for token in 0..3 {
+        server.step(
+            streams
+                .iter()
+                .map(|stream| (*stream, piece(token)))
+                .collect(),
+        );
+    }
+    server.ask(r#"BUFFER {"stream_id":5,"model":"tiny","buffer":"b","append":[1,2]}"#);
+    server.ask(r#"MASK {"stream_id":5,"model":"tiny","mask":"k","allow":[[1,9]]}"#);
+    // 0 is no longer in the ring, 4 is not named, 7 never was, and nobody has got what was not sent.
+    let wanted = r#"[{"stream_id":1,"after_seq":0},{"stream_id":2,"after_seq":2},{"stream_id":3},{"stream_id":7},{"stream_id":1}]"#;
+    let (mut server, heard, moved) = back(server, wanted);
+    let (answer, items) = heard.split_once('\n').unwrap();
+    assert_eq!(
+        answer,
+        r#"MSG [{"stream_id":2,"resumed":[1,2],"gone":[3,7],"conflict":[1]}]"#
+    );
+    assert_eq!((items.matches("token").count(), moved), (2, 2));
+    assert!(
+        items.contains(r#""seq":1"#) && items.contains(r#""seq":2"#),
+        "{items}"
+    );
+    // Names have moved along, and ids are in use.
+    assert!(server.ask(&generate(2)).contains("duplicate_stream"));
+    server.open(
+        r#"GENERATE {"model":"tiny","prefix":{"buffer":"b"},"mask":"k","stream_id":8,"max_tokens":1}"#,
+    );
+    assert_eq!(server.session.live(), 3);
+}
+
+#[test]
+fn lm_965_a_session_that_is_not_there_is_one_answer() {
+    let gone = r#""code":"stream_gone","retryable":true"#;
+    let mut server = agreed(Limits::default());
+    let ask = |session: &str| {
+        format!(r#"RESUME {{"stream_id":2,"model":"tiny","session":{session},"streams":[]}}"#)
+    };
+    // Its own.
+    assert!(server.ask(&ask("\"s_1\"")).contains(gone));
+    assert_eq!(server.say(&ask("\"s_2\"")), None);
+    assert_eq!(server.session.resumed(None, server.now), []);
+    assert!(server.heard()[0].contains(gone));
+    // One that nobody can come back to.
+    assert_eq!(server.say(&ask("\"s_3\"")), None);
+    let base = Session::new(Config::default());
+    assert_eq!(server.session.resumed(Some(base), server.now), []);
+    assert!(server.heard()[0].contains(gone));
+    for (bad, code) in [
+        (r#""streams":[]"#, "missing_required_parameter"),
+        (r#""session":7,"streams":[]"#, "invalid_value"),
+        (r#""session":"s""#, "invalid_value"),
+        (r#""session":"s","streams":[1]"#, "invalid_value"),
+        (r#""session":"s","streams":[{}]"#, "invalid_value"),
+        (
+            r#""session":"s","streams":[{"stream_id":1,"after_seq":-2}]"#,
+            "invalid_value",
+        ),
+        (
+            r#""session":"s","streams":[{"stream_id":1,"after_seq":"x"}]"#,
+            "invalid_value",
+        ),
+    ] {
+        let answer = server.ask(&format!(r#"RESUME {{"stream_id":2,"model":"tiny",{bad}}}"#));
+        assert!(answer.contains(code), "{bad}: {answer}");
+    }
+    // A close does not leave the question open.
+    assert_eq!(server.say(&ask("\"s_4\"")), None);
+    server.session.close(Close::SHUTDOWN, server.now);
+    let last = server.heard().join("\n");
+    assert!(last.contains(r#"MSG [{"stream_id":2,"error":"#), "{last}");
+}
+
+/// LM-607: what is told again waits for room as everything else does.
+#[test]
+fn lm_965_items_that_are_told_again_wait_for_room() {
+    let mut server = agreed(Limits::default());
+    let stream = server.open(&generate(1));
+    for token in 0..90 {
+        server.step(vec![(stream, piece(token))]);
+    }
+    let old = server;
+    let limits = Limits {
+        outbox_bytes: 4_000,
+        outbox_low_bytes: 1_000,
+        ..Limits::default()
+    };
+    let mut server = agreed(limits);
+    server.say(
+        r#"RESUME {"stream_id":2,"model":"tiny","session":"s_x","streams":[{"stream_id":1}]}"#,
+    );
+    server.session.resumed(Some(old.session), server.now);
+    let mut seen = 0;
+    loop {
+        assert!(server.session.unsent_bytes() < 1_300);
+        let Some(message) = server.session.next_message(server.now) else {
+            break;
+        };
+        seen += String::from_utf8(message.to_vec())
+            .unwrap()
+            .matches("\"seq\"")
+            .count();
+    }
+    assert_eq!(seen, 90);
+}
+
+/// An ended stream is kept as long as a lost one would be, and its items go before those of others.
+#[test]
+fn lm_965_the_end_that_was_not_heard_is_told_again_for_a_while() {
+    let limits = Limits {
+        resume_session_bytes: 200,
+        ..Limits::default()
+    };
+    for (wait, limits, known) in [
+        (29, Limits::default(), true),
+        (30, Limits::default(), false),
+        (0, limits, false),
+    ] {
+        let mut server = agreed(limits);
+        let stream = server.open(&generate(1));
+        let end = Piece::Item(item(7, -0.5, Some(Finish::Stop)));
+        server.step(vec![(stream, end)]);
+        let other = server.open(&generate(2));
+        for token in 0..3 {
+            server.step(vec![(other, piece(token))]);
+        }
+        server.now = server.now + Duration::from_secs(wait);
+        server.session.tick(server.now);
+        let (_, heard, _) = back(server, r#"[{"stream_id":1}]"#);
+        assert_eq!(heard.contains(r#""resumed":[1]"#), known, "{heard}");
+        assert_eq!(heard.contains(r#""token":7"#), known);
+    }
+}

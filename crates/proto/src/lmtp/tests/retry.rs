@@ -1,0 +1,154 @@
+//! Requests that are sent again (LM-963).
+
+use std::time::Duration;
+
+use super::*;
+
+const ASK: &str = r#""model":"tiny","prompt":[1,2],"temperature":0.5"#;
+
+fn agreed() -> Server {
+    Server::agreed(r#"["resume","cancel","usage"]"#)
+}
+
+fn begin(server: &mut Server) -> StreamKey {
+    server.open(&format!(r#"GENERATE {{"stream_id":3,{ASK}}}"#))
+}
+
+fn again(members: &str) -> String {
+    format!(r#"GENERATE {{"stream_id":8,"retry_of":3,{members}}}"#)
+}
+
+#[test]
+fn lm_963_items_bear_numbers_the_last_and_errors_included() {
+    let mut server = agreed();
+    let stream = begin(&mut server);
+    for seq in 0..3 {
+        let said = server.step(vec![(stream, piece(seq))]);
+        assert!(
+            said[0].ends_with(&format!(r#","seq":{seq}}}]"#)),
+            "{said:?}"
+        );
+    }
+    let fault = Fault::new(Reason::EngineError, "x");
+    let said = server.step(vec![(stream, Piece::Failed(fault))]);
+    assert!(
+        said[0].contains(r#""retryable":true,"seq":3,"usage""#),
+        "{said:?}"
+    );
+    let refused = server.ask(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[900]}"#);
+    assert!(
+        refused.ends_with(r#""retryable":false,"seq":0}]"#),
+        "{refused}"
+    );
+    begin(&mut server);
+    let cancelled = server.ask(r#"CANCEL {"stream_id":1,"model":"tiny","streams":[3]}"#);
+    assert!(
+        cancelled.contains(r#""finish_reason":"cancelled","seq":0,"#),
+        "{cancelled}"
+    );
+    // And nobody else's do.
+    let mut other = Server::agreed(r#"["usage"]"#);
+    let stream = begin(&mut other);
+    assert!(!other.step(vec![(stream, piece(1))])[0].contains("seq"));
+}
+
+#[test]
+fn lm_963_a_live_stream_is_taken_over_and_told_from_its_beginning() {
+    let mut server = agreed();
+    let stream = begin(&mut server);
+    server.step(vec![(stream, piece(65))]);
+    server.step(vec![(stream, piece(66))]);
+    // White space and times may differ.
+    let said = server.ask(&again(
+        r#""prompt":[1, 2],"model":"tiny" , "deadline_ms":50,"temperature":0.5"#,
+    ));
+    let (first, rest) = said.split_once("},{").unwrap();
+    assert_eq!(
+        first,
+        r#"TOKEN [{"stream_id":3,"finish_reason":"superseded","seq":2,"usage":{"prompt_tokens":2,"cached_tokens":0,"completion_tokens":2}"#
+    );
+    assert!(rest.starts_with(r#""token":65,"stream_id":8,"#), "{rest}");
+    assert!(rest.contains(r#""token":66,"stream_id":8,"#) && rest.ends_with(r#""seq":1}]"#));
+    assert_eq!(
+        (server.started.len(), server.session.live()),
+        (1, 1),
+        "one work"
+    );
+    let said = server.step(vec![(stream, piece(67))]);
+    assert!(said[0].starts_with(r#"TOKEN [{"token":67,"stream_id":8,"#));
+    assert!(said[0].ends_with(r#""seq":2}]"#));
+    // The id is free, and the deadline is the new one.
+    begin(&mut server);
+    assert_eq!(server.session.wake_at(), Some(Time::from_millis(50)));
+    server.now = Time::from_millis(50);
+    server.session.tick(server.now);
+    assert!(server.heard()[0].contains(r#""stream_id":8,"finish_reason":"deadline","seq":3"#));
+}
+
+#[test]
+fn lm_963_an_ended_stream_is_told_again_as_long_as_it_is_kept() {
+    for (wait, known) in [(29, true), (30, false)] {
+        let mut server = agreed();
+        let stream = begin(&mut server);
+        server.step(vec![(
+            stream,
+            Piece::Item(item(65, -0.5, Some(Finish::Stop))),
+        )]);
+        server.now = Time::ZERO + Duration::from_secs(wait);
+        server.session.tick(server.now);
+        let said = server.ask(&again(ASK));
+        assert_eq!(server.started.len(), if known { 1 } else { 2 }, "{wait}");
+        let told =
+            said.contains(r#""token":65,"stream_id":8,"logprob":-0.5,"finish_reason":"stop""#);
+        assert_eq!(told, known, "{said}");
+    }
+}
+
+#[test]
+fn lm_963_another_request_is_no_retry_and_an_unknown_stream_begins_afresh() {
+    let mut server = agreed();
+    begin(&mut server);
+    for other in [
+        r#""model":"tiny","prompt":[1,2]"#,
+        r#""model":"tiny","prompt":[1,3],"temperature":0.5"#,
+        r#""model":"tiny","prompt":[1,2],"temperature":0.5,"seed":1"#,
+    ] {
+        let said = server.ask(&again(other));
+        assert!(
+            said.contains(r#""code":"invalid_value""#),
+            "{other}: {said}"
+        );
+    }
+    assert_eq!(server.session.live(), 1, "the stream lives on");
+    let unknown = format!(r#"GENERATE {{"stream_id":9,"retry_of":77,{ASK}}}"#);
+    server.open(&unknown);
+    let own = format!(r#"GENERATE {{"stream_id":3,"retry_of":3,{ASK}}}"#);
+    assert!(server.ask(&own).contains("duplicate_stream"));
+    // Without the feature it is an unknown member.
+    let mut other = Server::agreed(r#"["usage"]"#);
+    begin(&mut other);
+    other.open(&again(ASK));
+    assert_eq!(other.session.stats().unknown_parameters, 1);
+}
+
+/// Where the beginning is not kept any more, the work begins again, and only once.
+#[test]
+fn lm_963_a_stream_whose_beginning_is_gone_is_replaced() {
+    let limits = Limits {
+        resume_items: 2,
+        ..Limits::default()
+    };
+    let mut server = Server::limited(limits);
+    server.ask(r#"MODEL_INFO {"stream_id":0,"model":"tiny","data":{"lmtp":{"version":2,"features":"all"}}}"#);
+    let stream = begin(&mut server);
+    for token in 0..3 {
+        server.step(vec![(stream, piece(token))]);
+    }
+    let said = server.ask(&again(ASK));
+    assert!(
+        said.contains(r#""stream_id":3,"finish_reason":"superseded","seq":3"#),
+        "{said}"
+    );
+    assert_eq!(server.outputs(), ["cancel 0"]);
+    assert_eq!((server.started.len(), server.session.live()), (2, 1));
+}

@@ -1,0 +1,137 @@
+//! Streams go as fast as their clients say (LM-952).
+
+use std::time::Duration;
+
+use super::*;
+
+fn agreed(window: u32) -> (Server, StreamKey) {
+    let mut server = Server::agreed(r#"["window","cancel"]"#);
+    let stream = server.open(&format!(
+        r#"GENERATE {{"model":"tiny","prompt":[1],"stream_id":1,"window":{window}}}"#
+    ));
+    (server, stream)
+}
+
+fn ack(server: &mut Server, seq: i64) -> String {
+    server.ask(&format!(
+        r#"ACK {{"stream_id":1,"model":"tiny","seq":{seq}}}"#
+    ))
+}
+
+fn pieces(stream: StreamKey, tokens: std::ops::Range<u32>) -> Vec<(StreamKey, Piece)> {
+    tokens.map(|token| (stream, piece(token))).collect()
+}
+
+#[test]
+fn lm_952_no_more_items_are_under_way_than_the_window_allows() {
+    let (mut server, stream) = agreed(2);
+    let other = server.open(r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":2}"#);
+    assert_eq!(server.step(pieces(stream, 0..1)).len(), 1);
+    assert_eq!(server.outputs(), Vec::<String>::new());
+    // A step may have more than fits; what does not waits.
+    let said = server.step(pieces(stream, 1..4)).concat();
+    assert!(
+        said.contains(r#""token":1,"#) && !said.contains(r#""token":2,"#),
+        "{said}"
+    );
+    assert_eq!(server.outputs(), ["park 0"]);
+    assert_eq!(
+        server.step(pieces(other, 9..10)).len(),
+        1,
+        "it alone stands still"
+    );
+    // Stale, impossible and malformed words change nothing, and nothing is answered.
+    for seq in [-1, 2, 9_000] {
+        assert_eq!(ack(&mut server, seq), "");
+    }
+    assert_eq!(
+        server.ask(r#"ACK {"stream_id":7,"model":"tiny","seq":1}"#),
+        ""
+    );
+    let said = ack(&mut server, 0);
+    assert!(
+        said.contains(r#""token":2,"#) && !said.contains("seq"),
+        "{said}"
+    );
+    assert_eq!(ack(&mut server, 0), "");
+    let said = ack(&mut server, 2);
+    assert!(said.contains(r#""token":3,"#), "{said}");
+    assert_eq!(server.outputs(), ["unpark 0"]);
+}
+
+#[test]
+fn lm_952_the_end_waits_for_its_turn_and_the_id_with_it() {
+    let (mut server, stream) = agreed(1);
+    let end = Piece::Item(item(8, -0.5, Some(Finish::Stop)));
+    let mut both = pieces(stream, 7..8);
+    both.push((stream, end));
+    assert!(!server.step(both).concat().contains("stop"));
+    assert_eq!(server.session.live(), 0);
+    let again = r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":1}"#;
+    assert!(server.ask(again).contains("duplicate_stream"));
+    assert!(ack(&mut server, 0).contains(r#""finish_reason":"stop""#));
+    server.open(again);
+    // Nobody waits for the last acknowledgement.
+    assert_eq!(
+        server.session.wake_at(),
+        Some(Time::ZERO + Duration::from_secs(30))
+    );
+}
+
+#[test]
+fn lm_952_a_silent_client_loses_its_stream_and_no_other() {
+    for ended in [false, true] {
+        let (mut server, stream) = agreed(1);
+        server.step(pieces(stream, 0..1));
+        if ended {
+            let end = Piece::Item(item(8, -0.5, Some(Finish::Stop)));
+            server.step(vec![(stream, end)]);
+        }
+        let at = server.session.wake_at().unwrap();
+        assert_eq!(
+            at,
+            Time::ZERO + Duration::from_secs(if ended { 30 } else { 60 })
+        );
+        for seconds in [30, 59, 60] {
+            server.now = Time::ZERO + Duration::from_secs(seconds);
+            server.session.tick(server.now);
+            assert_eq!(server.session.has_message(), seconds == 60);
+        }
+        let said = server.heard().concat();
+        assert!(
+            said.contains(r#""code":"stalled","retryable":false"#),
+            "{said}"
+        );
+        assert!(!said.contains("stop") && server.session.live() == 0);
+    }
+}
+
+#[test]
+fn lm_952_a_window_has_a_range_and_early_ends_do_not_wait() {
+    for (window, accepted) in [
+        ("0", false),
+        ("1", true),
+        ("65536", true),
+        ("65537", false),
+        ("\"x\"", false),
+    ] {
+        let mut server = Server::agreed(r#"["window"]"#);
+        let said = server.ask(&format!(
+            r#"GENERATE {{"model":"tiny","prompt":[1],"stream_id":1,"window":{window}}}"#
+        ));
+        assert_eq!(said.is_empty(), accepted, "{window}: {said}");
+    }
+    let (mut server, stream) = agreed(1);
+    server.step(pieces(stream, 0..2));
+    let said = server.ask(r#"CANCEL {"model":"tiny","stream_id":2,"streams":[1]}"#);
+    assert!(
+        said.contains(r#"{"stream_id":1,"finish_reason":"cancelled"}"#),
+        "{said}"
+    );
+    // Where nobody can acknowledge any more, it ends all the same.
+    let (mut server, stream) = agreed(1);
+    server.step(pieces(stream, 0..2));
+    server.session.close(Close::SHUTDOWN, server.now);
+    let said = server.heard().concat();
+    assert!(said.contains(r#""code":"draining""#), "{said}");
+}

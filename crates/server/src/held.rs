@@ -1,0 +1,273 @@
+//! Sessions that outlive their connections, of every face that has such (EV-940, EV-941, LM-964, LM-965, D-29).
+//!
+//! Owns: [`Held`]: which token brings whom back to what, and how many places there are. Refuses to know: what is held, what
+//! it does meanwhile and for how long. How many there are is bounded here, and what they hold counts like everybody
+//! else's (EV-801).
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::Extensions;
+
+use crate::auth::{ANONYMOUS, Caller};
+use crate::listener::Peer;
+
+/// What nobody can guess.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Token(Arc<str>);
+
+impl Token {
+    /// `None` if the system has no randomness to give.
+    fn random(kind: Kind) -> Option<Self> {
+        let mut bytes = vec![0; kind.bytes];
+        let source = rustls::crypto::ring::default_provider().secure_random;
+        source.fill(&mut bytes).ok()?;
+        let text = format!("{}{}", kind.prefix, URL_SAFE_NO_PAD.encode(bytes));
+        Some(Self(text.into()))
+    }
+
+    /// As clients send it.
+    pub(crate) fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+/// How tokens of a face look.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kind {
+    /// What they begin with.
+    pub(crate) prefix: &'static str,
+    /// Random bytes of each.
+    pub(crate) bytes: usize,
+}
+
+/// Whoever opens sessions and comes back to them. A session belongs to the key that it was opened with, wherever its client
+/// is by then.
+#[derive(Clone, Debug)]
+pub(crate) struct Visitor {
+    caller: Arc<str>,
+    share: Share,
+}
+
+/// Who has one share of the places: a key, or, where nobody needs one, a network address; of IPv6 the network, in which one
+/// client has as many addresses as it likes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Share {
+    Key(Arc<str>),
+    Address(Option<IpAddr>),
+}
+
+impl Visitor {
+    /// Who has sent a request with these extensions.
+    pub(crate) fn of(extensions: &Extensions) -> Self {
+        let caller = extensions.get::<Caller>();
+        let caller = caller.map_or_else(|| Arc::from(ANONYMOUS), |caller| Arc::clone(&caller.name));
+        let address = || extensions.get().map(|Peer(peer)| network(peer.ip()));
+        let share = if *caller == *ANONYMOUS {
+            Share::Address(address())
+        } else {
+            Share::Key(Arc::clone(&caller))
+        };
+        Self { caller, share }
+    }
+}
+
+impl Visitor {
+    /// Whoever uses what only the owner of this process can reach.
+    pub(crate) fn owner() -> Self {
+        Self {
+            caller: Arc::from(ANONYMOUS),
+            share: Share::Address(None),
+        }
+    }
+}
+
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address @ IpAddr::V4(_) => address,
+    }
+}
+
+/// The sessions that can be come back to; `B` is the way back to one, and what ends with its place.
+pub(crate) struct Held<B> {
+    places: Mutex<Places<B>>,
+    kind: Kind,
+    most: usize,
+    /// How many of them one visitor may have, so that none takes all.
+    most_each: usize,
+}
+
+struct Places<B> {
+    by_token: HashMap<Arc<str>, Place<B>>,
+    /// How many each has.
+    taken: HashMap<Share, usize>,
+}
+
+impl<B> Places<B> {
+    fn remove(&mut self, token: &Token) -> Option<Place<B>> {
+        let place = self.by_token.remove(&token.0)?;
+        if let Some(taken) = self.taken.get_mut(&place.visitor.share) {
+            *taken -= 1;
+            if *taken == 0 {
+                self.taken.remove(&place.visitor.share);
+            }
+        }
+        Some(place)
+    }
+}
+
+struct Place<B> {
+    visitor: Visitor,
+    back: Option<B>,
+}
+
+/// Held by a session: its end is the end of the token.
+pub(crate) struct Stay<B> {
+    held: Weak<Held<B>>,
+    token: Token,
+}
+
+impl<B> Held<B> {
+    pub(crate) fn new(kind: Kind, most: usize, most_each: usize) -> Self {
+        let places = Places {
+            by_token: HashMap::new(),
+            taken: HashMap::new(),
+        };
+        Self {
+            places: Mutex::new(places),
+            kind,
+            most,
+            most_each,
+        }
+    }
+
+    /// A token for a session of `visitor`; `None` where there are as many as there may be, of all or of these, and the
+    /// session is one without resume.
+    pub(crate) fn issue(self: &Arc<Self>, visitor: &Visitor) -> Option<(Token, Stay<B>)> {
+        let token = Token::random(self.kind)?;
+        let mut places = self.places();
+        let taken = places.taken.get(&visitor.share).copied().unwrap_or(0);
+        if places.by_token.len() >= self.most || taken >= self.most_each {
+            return None;
+        }
+        let place = Place {
+            visitor: visitor.clone(),
+            back: None,
+        };
+        places.by_token.insert(Arc::clone(&token.0), place);
+        places.taken.insert(visitor.share.clone(), taken + 1);
+        let stay = Stay {
+            held: Arc::downgrade(self),
+            token: token.clone(),
+        };
+        Some((token, stay))
+    }
+
+    /// How to come back. A session that is over already needs no way.
+    pub(crate) fn keep(&self, token: &Token, back: B) {
+        let mut back = Some(back);
+        if let Some(place) = self.places().by_token.get_mut(&token.0) {
+            std::mem::swap(&mut place.back, &mut back);
+        }
+        // What was there before goes when nothing is locked any more.
+        drop(back);
+    }
+
+    /// The way back for `visitor`, if there is one. Unknown, ended and somebody else's are one answer.
+    pub(crate) fn back<T>(
+        &self,
+        token: &str,
+        visitor: &Visitor,
+        way: impl FnOnce(&B) -> T,
+    ) -> Option<T> {
+        let places = self.places();
+        let place = places.by_token.get(token);
+        let place = place.filter(|place| place.visitor.caller == visitor.caller);
+        place?.back.as_ref().map(way)
+    }
+
+    fn places(&self) -> MutexGuard<'_, Places<B>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<B> Drop for Stay<B> {
+    fn drop(&mut self) {
+        let place = self.held.upgrade();
+        let place = place.and_then(|held| held.places().remove(&self.token));
+        drop(place);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+    use crate::auth::Scopes;
+
+    fn visitor(name: &str, address: &str) -> Visitor {
+        let mut extensions = Extensions::new();
+        extensions.insert(Caller {
+            name: name.into(),
+            scopes: Scopes::ALL,
+            allowance: None,
+        });
+        extensions.insert(Peer(SocketAddr::new(address.parse().unwrap(), 7)));
+        Visitor::of(&extensions)
+    }
+
+    /// D-29
+    #[test]
+    fn ev_940_nobody_takes_all_places_with_a_key_or_without_one() {
+        let kind = Kind {
+            prefix: "s_",
+            bytes: 16,
+        };
+        let held = Arc::new(Held::<()>::new(kind, 7, 2));
+        // Each row is one share: two places, and not a third.
+        let shares = [
+            // A key, wherever it comes from.
+            [
+                ("key", "10.0.0.1"),
+                ("key", "10.0.0.2"),
+                ("key", "10.0.0.3"),
+            ],
+            // Without a key an address, which an IPv6 socket tells in another form.
+            [
+                (ANONYMOUS, "10.0.0.1"),
+                (ANONYMOUS, "::ffff:10.0.0.1"),
+                (ANONYMOUS, "10.0.0.1"),
+            ],
+            // Of IPv6 a network.
+            [
+                (ANONYMOUS, "2001:db8::1"),
+                (ANONYMOUS, "2001:db8::2:1"),
+                (ANONYMOUS, "2001:db8:0:0:ffff::1"),
+            ],
+        ];
+        let mut stays = Vec::new();
+        for share in shares {
+            for (at, (name, address)) in share.into_iter().enumerate() {
+                let issued = held.issue(&visitor(name, address));
+                assert_eq!(issued.is_some(), at < 2, "{name} {address}");
+                stays.extend(issued);
+            }
+        }
+        // The seventh place is the last of all.
+        stays.extend(held.issue(&visitor("other", "::1")));
+        assert_eq!(stays.len(), 7);
+        assert!(held.issue(&visitor("third", "::1")).is_none());
+        // Who leaves makes room, and leaves nothing behind.
+        drop(stays.remove(0));
+        let again = held.issue(&visitor("key", "10.0.0.9"));
+        assert!(again.is_some());
+        drop((again, stays));
+        let places = held.places();
+        assert!(places.by_token.is_empty() && places.taken.is_empty());
+    }
+}

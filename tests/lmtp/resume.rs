@@ -1,0 +1,236 @@
+//! Clients come back to what they have begun (LM-963 to LM-966), over real sockets.
+
+use std::time::Duration;
+
+use sapwood_engine::Owner;
+use sapwood_proto::lmtp::Limits;
+use sapwood_proto::time::Time;
+use sapwood_server::lmtp;
+use sapwood_tests::socket::{Said, Socket};
+use sapwood_tests::{Running, by_hand, key, spawned, until};
+use serde_json::{Value, json};
+
+use super::{chatter, client, kernel, message, stepped, told, with_config};
+
+const AGREE: &str = r#"MODEL_INFO {"stream_id":0,"model":"parrot","data":{"lmtp":{"version":2,"features":["resume","cancel"]}}}"#;
+const GENERATE: &str = r#"GENERATE {"model":"parrot","prompt":[7],"stream_id":1,"temperature":1,"seed":3,"max_tokens":20}"#;
+
+/// The name that the session is given.
+async fn agreed(socket: &mut Socket) -> String {
+    socket.say(AGREE).await;
+    let (word, items) = message(socket).await;
+    assert_eq!(word, "MSG");
+    items[0]["lmtp"]["session"].as_str().unwrap().to_owned()
+}
+
+fn resume(name: &str, after: i64) -> String {
+    format!(
+        r#"RESUME {{"stream_id":9,"model":"parrot","session":"{name}","streams":[{{"stream_id":1,"after_seq":{after}}}]}}"#
+    )
+}
+
+async fn read(socket: &mut Socket, owner: &mut Owner, items: usize, now: &mut u64) -> Vec<Value> {
+    let mut all = Vec::new();
+    while all.len() < items {
+        owner.step(Time::from_millis(*now));
+        *now += 1;
+        all.extend(message(socket).await.1);
+    }
+    all
+}
+
+/// LM-606, LM-963, LM-964: tokens are those of a run that was not cut, each once.
+#[tokio::test]
+async fn lm_965_a_lost_connection_costs_nothing() {
+    let mut runs = Vec::new();
+    for cut in [false, true] {
+        let (mut owner, server) = stepped(chatter()).await;
+        let mut now = 0;
+        let mut socket = client(&server).await;
+        let name = agreed(&mut socket).await;
+        assert!(name.starts_with("s_") && name.len() == 2 + 22, "{name}");
+        socket.say(GENERATE).await;
+        socket.say("X {}").await;
+        message(&mut socket).await;
+        let mut items = read(&mut socket, &mut owner, 5, &mut now).await;
+        if cut {
+            let connections = &server.shared.metrics.lmtp.connections_open;
+            drop(socket);
+            until("nobody is connected", || connections.get() == 0).await;
+            for _ in 0..4 {
+                owner.step(Time::from_millis(now));
+                now += 1;
+            }
+            assert!(!owner.is_empty(), "the stream goes on");
+            socket = client(&server).await;
+            let other = agreed(&mut socket).await;
+            assert_ne!(name, other);
+            let after = items.last().unwrap()["seq"].as_i64().unwrap();
+            socket.say(&resume(&name, after)).await;
+            let (word, answer) = message(&mut socket).await;
+            assert_eq!(word, "MSG");
+            assert_eq!(answer[0]["resumed"], json!([1]), "{answer:?}");
+        }
+        while items.last().unwrap()["finish_reason"].is_null() {
+            owner.step(Time::from_millis(now));
+            now += 1;
+            items.extend(message(&mut socket).await.1);
+        }
+        assert_eq!(items.len(), 20);
+        for (seq, item) in items.iter().enumerate() {
+            assert_eq!(item["seq"], json!(seq));
+        }
+        assert!(owner.is_empty());
+        runs.push(told(&items));
+    }
+    assert_eq!(runs[0], runs[1]);
+}
+
+#[tokio::test]
+async fn lm_965_a_half_dead_connection_is_cut_first() {
+    let (mut owner, server) = stepped(chatter()).await;
+    let mut old = client(&server).await;
+    let name = agreed(&mut old).await;
+    old.say(GENERATE).await;
+    old.say("X {}").await;
+    message(&mut old).await;
+    let mut now = 0;
+    read(&mut old, &mut owner, 3, &mut now).await;
+    let mut new = client(&server).await;
+    agreed(&mut new).await;
+    new.say(&resume(&name, -1)).await;
+    assert_eq!(message(&mut new).await.1[0]["resumed"], json!([1]));
+    let (said, close) = old.rest().await;
+    assert_eq!((said.len(), close), (0, None));
+    let items = message(&mut new).await.1;
+    assert_eq!(items.len(), 3, "from the beginning: {items:?}");
+    // What was taken over belongs to nobody else any more.
+    let mut third = client(&server).await;
+    agreed(&mut third).await;
+    third.say(&resume(&name, -1)).await;
+    assert_eq!(message(&mut third).await.1[0]["code"], json!("stream_gone"));
+}
+
+/// LM-506: and after the grace nobody does.
+#[tokio::test]
+async fn lm_964_who_says_goodbye_or_stays_away_does_not_come_back() {
+    for (goodbye, grace) in [(true, Duration::from_secs(30)), (false, Duration::ZERO)] {
+        let (mut owner, engine) = by_hand(chatter());
+        let config = lmtp::Config {
+            limits: std::sync::Arc::new(Limits {
+                resume_grace: grace,
+                ..Limits::default()
+            }),
+            ..lmtp::Config::default()
+        };
+        let server = with_config(kernel("parrot", engine), config).await;
+        let mut socket = client(&server).await;
+        let name = agreed(&mut socket).await;
+        socket.say(GENERATE).await;
+        socket.say("X {}").await;
+        message(&mut socket).await;
+        owner.step(Time::ZERO);
+        if goodbye {
+            socket.close().await;
+        } else {
+            drop(socket);
+        }
+        let cancelled = server
+            .shared
+            .metrics
+            .cancelled
+            .with_label_values(&["client"]);
+        until("it is cancelled", || cancelled.get() == 1).await;
+        owner.step(Time::from_millis(1));
+        assert!(owner.is_empty());
+        let mut socket = client(&server).await;
+        agreed(&mut socket).await;
+        socket.say(&resume(&name, -1)).await;
+        let answer = message(&mut socket).await.1;
+        assert_eq!(answer[0]["code"], json!("stream_gone"));
+        assert_eq!(answer[0]["retryable"], json!(true));
+    }
+}
+
+/// Whoever finds a name has no use for it.
+#[tokio::test]
+async fn lm_965_a_session_belongs_to_its_key() {
+    let keys = vec![key("one", "secret-one"), key("two", "secret-two")];
+    let kernel = kernel("parrot", spawned(chatter()));
+    let server = Running::start(kernel, Default::default(), keys).await;
+    let open = async |secret: &str| {
+        let bearer = format!("Bearer {secret}");
+        let headers = [("authorization", &*bearer)];
+        Socket::open(&server, "/lmtp", &headers).await.unwrap()
+    };
+    let mut socket = open("secret-one").await;
+    let name = agreed(&mut socket).await;
+    for (secret, code) in [("secret-two", "stream_gone"), ("secret-one", "")] {
+        let mut other = open(secret).await;
+        agreed(&mut other).await;
+        other.say(&resume(&name, -1)).await;
+        let answer = message(&mut other).await.1;
+        assert_eq!(answer[0]["code"].as_str().unwrap_or_default(), code);
+    }
+}
+
+/// LM-115: whoever closes the answer of a POST wants no more, and cannot be told from who has lost it.
+#[tokio::test]
+async fn lm_964_places_are_bounded_and_without_one_it_is_not_agreed_on() {
+    let config = lmtp::Config {
+        resumable_sessions_each: 1,
+        ..lmtp::Config::default()
+    };
+    let server = with_config(kernel("parrot", spawned(chatter())), config).await;
+    let mut first = client(&server).await;
+    agreed(&mut first).await;
+    let mut second = client(&server).await;
+    second.say(AGREE).await;
+    let answer = message(&mut second).await.1;
+    assert_eq!(answer[0]["lmtp"]["features"], json!(["cancel"]));
+    assert_eq!(answer[0]["lmtp"].get("session"), None);
+    // A place is free again when its session is over.
+    first.close().await;
+    loop {
+        second.say(AGREE).await;
+        let Said::Text(text) = second.heard().await else {
+            panic!("no answer");
+        };
+        if text.contains(r#""session":"s_"#) {
+            break;
+        }
+    }
+}
+
+/// LM-952: the window stops one stream, and the engine with it.
+#[tokio::test]
+async fn lm_952_a_stream_stands_still_until_it_is_acknowledged() {
+    let server = with_config(
+        kernel("parrot", spawned(chatter())),
+        lmtp::Config::default(),
+    )
+    .await;
+    let mut socket = client(&server).await;
+    socket.say(&AGREE.replace("resume", "window")).await;
+    message(&mut socket).await;
+    socket
+        .say(&GENERATE.replace(r#""seed":3"#, r#""seed":3,"window":2"#))
+        .await;
+    let mut seen = 0;
+    while seen < 20 {
+        let mut inside = 0;
+        while inside < 2 {
+            inside += message(&mut socket).await.1.len();
+        }
+        assert_eq!(inside, 2);
+        // Nothing else is under way: this is answered next.
+        socket.say("X {}").await;
+        assert_eq!(message(&mut socket).await.0, "MSG");
+        seen += inside;
+        let ack = format!(
+            r#"ACK {{"stream_id":1,"model":"parrot","seq":{}}}"#,
+            seen - 1
+        );
+        socket.say(&ack).await;
+    }
+}
