@@ -290,7 +290,7 @@ impl Rings {
         }
         window.acked = below;
         let closed = said >= window.acked.saturating_add(window.size);
-        window.full = window.full.and(closed.then_some(now));
+        window.full = window.full.filter(|_| closed).map(|_| now);
         // With nothing left to say it goes on from the place where it stood.
         ring.waiting.get_or_insert(said);
         self.flowing.insert(key);
