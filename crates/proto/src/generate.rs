@@ -14,6 +14,7 @@ pub mod fuzz;
 mod infer;
 mod json;
 mod limits;
+mod message;
 mod raw;
 mod refused;
 mod request;

@@ -1,10 +1,10 @@
-//! Triton's generate extension, and the KServe v2 protocol around it, over HTTP.
+//! Triton's generate extension, and the KServe v2 protocol around it, over HTTP and gRPC.
 //!
-//! Owns: the routes below `/v2`, which functions are models there, the order of checks, statuses and headers. Refuses to
+//! Owns: the routes below `/v2` and the service `inference.GRPCInferenceService`, which functions are models there, the order of checks, statuses and headers. Refuses to
 //! know: how a model computes, and every other face. What a body means is `proto::generate`'s.
 //!
 //! ```text
-//!   path ─► method ─► version ─► model ─► body ─► tensors ─► a call of the kernel ─► responses ─► JSON | events
+//!   path ─► method ─► version ─► model ─► body ─► tensors ─► a call of the kernel ─► responses ─► JSON | events | messages
 //! ```
 
 mod body;
@@ -13,6 +13,7 @@ mod catalogue;
 mod endpoint;
 mod failure;
 mod function;
+mod grpc;
 mod infer;
 mod metadata;
 mod options;
@@ -29,6 +30,7 @@ use axum::body::Body;
 use axum::routing::any;
 use http::{Request, Response};
 use sapwood_kernel::Kernel;
+use sapwood_proto::generated::INFERENCE_DESCRIPTORS;
 
 pub use options::{Config, Control, Model};
 
@@ -40,6 +42,7 @@ use crate::shared::{Face, Shared};
 #[must_use]
 pub fn face(shared: Shared, kernel: Kernel, config: Config) -> Face {
     let catalogue = Arc::new(Catalogue::new(shared, kernel, config));
+    let service = grpc::Service(Arc::clone(&catalogue));
     let serve = move |request: Request<Body>| {
         let catalogue = Arc::clone(&catalogue);
         async move { answer(catalogue, request).await }
@@ -50,10 +53,11 @@ pub fn face(shared: Shared, kernel: Kernel, config: Config) -> Face {
         routes: Router::new()
             .route("/v2", any(serve.clone()))
             .route("/v2/", any(serve.clone()))
-            .route("/v2/{*rest}", any(serve)),
+            .route("/v2/{*rest}", any(serve))
+            .route_service(grpc::PATH, service),
         root: None,
-        descriptors: Vec::new(),
-        services: Vec::new(),
+        descriptors: vec![INFERENCE_DESCRIPTORS],
+        services: vec![grpc::SERVICE],
     }
 }
 

@@ -13,6 +13,7 @@ use super::request::{Mapped, Mapper, Parameter, Reading, id};
 use super::settings;
 use super::signature::{Input, Signature};
 use super::tensor::{Data, Tensor, fit};
+use crate::generated::inference::InferTensorContents;
 
 /// A request of `infer`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -25,15 +26,58 @@ pub struct Infer {
     pub all_binary: bool,
 }
 
-/// One entry of `inputs`, as it was sent.
+/// One tensor, as it was sent.
+pub(super) struct Given<'a> {
+    pub(super) name: &'a str,
+    pub(super) datatype: &'a str,
+    pub(super) shape: &'a [i64],
+    pub(super) from: Source<'a>,
+}
+
+/// Where the elements of a tensor stand.
+#[derive(Clone, Copy)]
+pub(super) enum Source<'a> {
+    /// They were left out.
+    Nowhere,
+    /// In the JSON itself.
+    Json(&'a str),
+    /// In bytes beside the description.
+    Raw(&'a [u8]),
+    /// In the gRPC schema's lists.
+    Contents(&'a InferTensorContents),
+}
+
+/// One entry of `inputs` in JSON.
 #[derive(Default)]
-struct Given<'a> {
+struct Entry<'a> {
     name: String,
     datatype: String,
     shape: Vec<i64>,
     /// Bytes behind the JSON.
     raw: Option<usize>,
     data: Option<&'a str>,
+}
+
+impl Entry<'_> {
+    /// The tensor; its bytes are taken off those that are left.
+    fn given<'b>(&'b self, rest: &mut &'b [u8]) -> Result<Given<'b>, Refused> {
+        let from = match (self.raw, self.data) {
+            (Some(bytes), _) => {
+                let taken = rest.split_at_checked(bytes);
+                let (taken, left) = taken.ok_or_else(|| too_few(&self.name))?;
+                *rest = left;
+                Source::Raw(taken)
+            }
+            (None, Some(text)) => Source::Json(text),
+            (None, None) => Source::Nowhere,
+        };
+        Ok(Given {
+            name: &self.name,
+            datatype: &self.datatype,
+            shape: &self.shape,
+            from,
+        })
+    }
 }
 
 impl Mapper<'_> {
@@ -63,14 +107,12 @@ impl Mapper<'_> {
             refused("Unable to parse 'inputs': attempt to access JSON non-array as array")
         })?;
         json::elements(inputs, &mut |entry| {
-            let given = self.given(entry)?;
-            self.input(&mut infer.mapped, given, &mut rest)
+            let entry = self.entry(entry)?;
+            let given = entry.given(&mut rest)?;
+            self.input(&mut infer.mapped, given)
         })?;
         if !rest.is_empty() {
-            return Err(refused(format!(
-                "unexpected additional input data for model '{}'",
-                self.model
-            )));
+            return Err(self.too_many());
         }
         if let Some(outputs) = member("outputs") {
             self.outputs(&mut infer, outputs)?;
@@ -119,12 +161,19 @@ impl Mapper<'_> {
         Ok(binary)
     }
 
-    fn given<'a>(&self, entry: &'a str) -> Result<Given<'a>, Refused> {
+    pub(super) fn too_many(&self) -> Refused {
+        refused(format!(
+            "unexpected additional input data for model '{}'",
+            self.model
+        ))
+    }
+
+    fn entry<'a>(&self, entry: &'a str) -> Result<Entry<'a>, Refused> {
         let wrong = |member: &str| refused(format!("Unable to parse '{member}' of an input"));
         if !entry.starts_with('{') {
             return Err(wrong("inputs"));
         }
-        let mut given = Given::default();
+        let mut given = Entry::default();
         for (name, value) in json::members(entry, self.limits)? {
             match name.as_str() {
                 "name" => given.name = json::string(value).map_err(|_| wrong("name"))?,
@@ -147,54 +196,40 @@ impl Mapper<'_> {
         Ok(given)
     }
 
-    fn input(
-        &self,
-        mapped: &mut Mapped,
-        given: Given<'_>,
-        rest: &mut &[u8],
-    ) -> Result<(), Refused> {
+    /// One tensor more (TR-803, TR-901).
+    pub(super) fn input(&self, mapped: &mut Mapped, given: Given<'_>) -> Result<(), Refused> {
         let Given {
             name,
             datatype,
             shape,
-            raw,
-            data,
+            from,
         } = given;
-        let taken = match raw {
-            Some(bytes) => {
-                let taken = rest.split_at_checked(bytes).ok_or_else(|| {
-                    refused(format!("unexpected end of input data for input '{name}'"))
-                })?;
-                *rest = taken.1;
-                Some(taken.0)
-            }
-            None => None,
-        };
         let id = mapped.shown_id().to_owned();
-        let Some(place) = self.signature.input(&name) else {
-            return self.alias(mapped, &name, data, &id);
+        let Some(place) = self.signature.input(name) else {
+            return self.alias(mapped, &given, &id);
         };
         let input = &self.signature.inputs[place];
         if mapped.tensor(place).is_some() {
+            let name = name.to_owned();
             return Err(Refused::Twice { id, name });
         }
         if datatype != input.datatype.name() {
             let (wanted, model) = (input.datatype, self.model);
+            let datatype = settings::short(datatype);
             return Err(refused(format!(
                 "[request id: {id}] inference input '{name}' data-type is '{datatype}', but model '{model}' expects \
                  '{wanted}'"
             )));
         }
-        let count = self.elements(input, &shape, &id)?;
-        let data = match (taken, data) {
-            (Some(bytes), _) => behind(input, bytes, count).map_err(|what| {
+        let count = self.elements(input, shape, &id)?;
+        let wrong = |what: String| refused(format!("[request id: {id}] {what}"));
+        let data = match from {
+            Source::Raw(bytes) => behind(input, bytes, count).map_err(|what| {
                 let model = self.model;
-                refused(format!(
-                    "[request id: {id}] {what} for model '{model}'{}",
-                    expecting(input, bytes, count)
-                ))
+                let expecting = expecting(input, bytes, count);
+                wrong(format!("{what} for model '{model}'{expecting}"))
             })?,
-            (None, Some(text)) => {
+            Source::Json(text) => {
                 let reading = Reading {
                     input,
                     lenient: self.signature.lenient,
@@ -208,12 +243,23 @@ impl Mapper<'_> {
                 }
                 data
             }
-            (None, None) => {
-                return Err(refused(format!(
-                    "[request id: {id}] input '{name}' has no data"
-                )));
+            Source::Contents(contents) => {
+                let data = Data::from_contents(input.datatype, contents);
+                let data = data.ok_or_else(|| {
+                    wrong(format!("invalid data for inference input '{name}'"))
+                })?;
+                let (got, model) = (data.len(), self.model);
+                if got != count {
+                    return Err(wrong(format!(
+                        "unexpected number of elements {got} for inference input '{name}' for model '{model}', \
+                         expecting {count}"
+                    )));
+                }
+                data
             }
+            Source::Nowhere => return Err(wrong(format!("input '{name}' has no data"))),
         };
+        let shape = shape.to_vec();
         mapped.tensors.push((place, Tensor { shape, data }));
         Ok(())
     }
@@ -251,25 +297,35 @@ impl Mapper<'_> {
     }
 
     /// D-20: what is not declared is refused by name, unless it is another name of a sampling field.
-    fn alias(
-        &self,
-        mapped: &mut Mapped,
-        name: &str,
-        data: Option<&str>,
-        id: &str,
-    ) -> Result<(), Refused> {
-        let known = self.signature.lenient && settings::is_field(name);
-        let (Some(text), true) = (data, known) else {
-            let model = self.model;
+    fn alias(&self, mapped: &mut Mapped, given: &Given<'_>, id: &str) -> Result<(), Refused> {
+        let name = given.name;
+        let value = match (self.signature.lenient && settings::is_field(name), given.from) {
+            (false, _) => None,
+            (true, Source::Json(text)) => {
+                let text = text
+                    .trim_start_matches(['[', ' '])
+                    .trim_end_matches([']', ' ']);
+                Some(super::request::parameter(name, text)?)
+            }
+            (true, from) => scalar(given.datatype, from),
+        };
+        let Some(value) = value else {
+            let (name, model) = (settings::short(name), self.model);
             return Err(refused(format!(
                 "[request id: {id}] unexpected inference input '{name}' for model '{model}'"
             )));
         };
-        let text = text
-            .trim_start_matches(['[', ' '])
-            .trim_end_matches([']', ' ']);
-        let value = super::request::parameter(name, text)?;
         self.parameter(mapped, name, value)
+    }
+
+    /// The place of an output that is asked for by name.
+    pub(super) fn output(&self, name: &str, id: &str) -> Result<usize, Refused> {
+        self.signature.output(name).ok_or_else(|| {
+            let (name, model) = (settings::short(name), self.model);
+            refused(format!(
+                "[request id: {id}] unexpected inference output '{name}' for model '{model}'"
+            ))
+        })
     }
 
     /// TR-804.
@@ -287,12 +343,7 @@ impl Mapper<'_> {
                 .get("name")
                 .and_then(Value::as_str)
                 .unwrap_or_default();
-            let place = self.signature.output(name).ok_or_else(|| {
-                let (name, model) = (settings::short(name), self.model);
-                refused(format!(
-                    "[request id: {id}] unexpected inference output '{name}' for model '{model}'"
-                ))
-            })?;
+            let place = self.output(name, &id)?;
             asked.push(place);
             if entry.pointer("/parameters/binary_data") == Some(&Value::Bool(true)) {
                 infer.binary.push(place);
@@ -384,6 +435,37 @@ fn split<'a>(body: &'a [u8], header: Option<&str>) -> Result<(&'a [u8], &'a [u8]
     })
 }
 
+pub(super) fn too_few(name: &str) -> Refused {
+    refused(format!("unexpected end of input data for input '{name}'"))
+}
+
+/// The one element of a tensor as a parameter.
+fn scalar(datatype: &str, from: Source<'_>) -> Option<Parameter> {
+    let datatype = Datatype::from_name(datatype)?;
+    let data = match from {
+        Source::Raw(bytes) => Data::from_raw(datatype, bytes)?,
+        Source::Contents(contents) => Data::from_contents(datatype, contents)?,
+        Source::Json(_) | Source::Nowhere => return None,
+    };
+    Some(match &data {
+        Data::Bool(list) => Parameter::Bool(only(list)?),
+        Data::Int(list) => Parameter::Int(only(list)?),
+        Data::Uint(list) => Parameter::of_unsigned(only(list)?),
+        Data::Float(list) => Parameter::Double(only(list).filter(|number| number.is_finite())?),
+        Data::Bytes(list) if list.len() == 1 => {
+            Parameter::Text(std::str::from_utf8(list.iter().next()?).ok()?.to_owned())
+        }
+        Data::Bytes(_) => return None,
+    })
+}
+
+fn only<T: Copy>(list: &[T]) -> Option<T> {
+    match list {
+        [one] => Some(*one),
+        _ => None,
+    }
+}
+
 /// So many elements out of the bytes behind the JSON (TR-803), or what is wrong with those.
 fn behind(input: &Input, bytes: &[u8], count: usize) -> Result<Data, String> {
     let name = &input.name;
@@ -433,6 +515,15 @@ pub(super) fn refused(text: impl Into<String>) -> Refused {
 }
 
 impl Parameter {
+    /// An integer; a double where it does not fit, as in JSON.
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "TR-307: what fits no i64 is a double"
+    )]
+    pub(super) fn of_unsigned(number: u64) -> Self {
+        i64::try_from(number).map_or(Self::Double(number as f64), Self::Int)
+    }
+
     /// The parameter as JSON.
     #[must_use]
     pub fn to_json(&self) -> Value {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use futures::{Stream, StreamExt, stream};
 use http::request::Parts;
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{Extensions, HeaderValue, Request, Response, StatusCode, header};
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::{Head, Mapper, Refused, Signature, error_event};
 use tokio::time::Instant;
@@ -107,36 +107,37 @@ async fn read(
     let bytes = upload
         .whole(&parts.headers, Style::Generate, config)
         .await?;
-    let mapped = reading(&found, catalogue, bytes, |mapper, bytes| mapper.map(bytes)).await?;
+    let size = bytes.len();
+    let mapped = reading(&found, catalogue, size, move |mapper| mapper.map(&bytes)).await?;
     let unknown = &catalogue.shared.metrics.unknown_parameters;
     unknown.inc_by(mapped.unknown.into());
     let call = Call {
         found,
         mapped,
-        deadline: deadline(parts),
+        deadline: deadline(&parts.extensions),
     };
     Ok((call, counting))
 }
 
 /// When an answer has to be there: a moment before the gate gives its own, which is no answer of this face.
-pub(super) fn deadline(parts: &Parts) -> Instant {
-    let deadline = parts.extensions.get::<Deadline>();
+pub(super) fn deadline(extensions: &Extensions) -> Instant {
+    let deadline = extensions.get::<Deadline>();
     deadline.map_or_else(|| Instant::now() + FOREVER, |deadline| deadline.0 - OURS)
 }
 
 const OURS: Duration = Duration::from_millis(5);
 const FOREVER: Duration = Duration::from_secs(86_400);
 
-/// Reads a body for a model, on a thread of its own where it is large.
+/// Reads a request of this many bytes for a model, on a thread of its own where it is large.
 pub(super) async fn reading<T: Send + 'static>(
     found: &Found,
     catalogue: &Catalogue,
-    bytes: Bytes,
-    read: impl FnOnce(&Mapper<'_>, &[u8]) -> Result<T, Refused> + Send + 'static,
+    size: usize,
+    read: impl FnOnce(&Mapper<'_>) -> Result<T, Refused> + Send + 'static,
 ) -> Result<T, Failure> {
     let limits = catalogue.config.limits.clone();
     let found = found.clone();
-    let large = bytes.len() > READ_HERE;
+    let large = size > READ_HERE;
     let reading = move || {
         let known: Vec<String> = found.model.controls.values().cloned().collect();
         let mapper = Mapper {
@@ -146,10 +147,10 @@ pub(super) async fn reading<T: Send + 'static>(
             strict: found.model.strict_parameters,
             limits: &limits,
         };
-        read(&mapper, &bytes)
+        read(&mapper)
     };
     let read = if large {
-        let defect = |_| Failure::new(Code::Internal, "the body could not be read");
+        let defect = |_| Failure::new(Code::Internal, "the request could not be read");
         tokio::task::spawn_blocking(reading).await.map_err(defect)?
     } else {
         reading()

@@ -11,7 +11,7 @@ use flate2::write::{GzEncoder, ZlibEncoder};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::{Data, Head, Infer, InputRole};
+use sapwood_proto::generate::{Data, Head, InputRole, Mapped};
 
 use super::body::{Style, Upload};
 use super::call::{Call, given};
@@ -42,8 +42,8 @@ pub(super) async fn answer(
     let bytes = upload.whole(&parts.headers, Style::Infer, config).await?;
     let length = parts.headers.get(LENGTH);
     let length = length.map(|length| length.to_str().unwrap_or("?").to_owned());
-    let read = reading(&found, catalogue, bytes, move |mapper, bytes| {
-        mapper.infer(bytes, length.as_deref())
+    let read = reading(&found, catalogue, bytes.len(), move |mapper| {
+        mapper.infer(&bytes, length.as_deref())
     });
     let infer = read.await?;
     catalogue
@@ -51,13 +51,16 @@ pub(super) async fn answer(
         .metrics
         .unknown_parameters
         .inc_by(infer.mapped.unknown.into());
-    check(&found, &infer, config.compat)?;
+    if gives_many(&found, &infer.mapped, config.compat) {
+        let message = "HTTP end point doesn't support models with decoupled transaction policy";
+        return Err(Failure::new(Code::Unimplemented, message));
+    }
     let head = Head::new(infer.mapped.id.as_deref(), &found.name, found.version);
     let signature = std::sync::Arc::clone(&found.signature);
     let call = Call {
         found,
         mapped: infer.mapped.clone(),
-        deadline: deadline(parts),
+        deadline: deadline(&parts.extensions),
     };
     let responses = call.begin(&catalogue.kernel, &config.limits, false)?;
     let response = one(responses, counting).await?;
@@ -66,19 +69,15 @@ pub(super) async fn answer(
 }
 
 /// TR-806: what may give many responses is served where it is asked for one.
-fn check(found: &Found, infer: &Infer, compat: bool) -> Result<(), Failure> {
-    let streams = given(&found.signature, &infer.mapped, |role| {
+pub(super) fn gives_many(found: &Found, mapped: &Mapped, compat: bool) -> bool {
+    let streams = given(&found.signature, mapped, |role| {
         *role == InputRole::Stream
     });
     let streams = streams.is_some_and(|(_, tensor)| match &tensor.data {
         Data::Bool(list) => list.contains(&true),
         _ => false,
     });
-    if streams || compat && found.signature.decoupled {
-        let message = "HTTP end point doesn't support models with decoupled transaction policy";
-        return Err(Failure::new(Code::Unimplemented, message));
-    }
-    Ok(())
+    streams || compat && found.signature.decoupled
 }
 
 fn told(asked: &HeaderMap, json: Bytes, raw: &Bytes) -> Response<Body> {

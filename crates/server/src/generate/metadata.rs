@@ -3,9 +3,12 @@
 //! Owns: the bodies of health, metadata, configuration, statistics and of the settings that are constant here. Refuses to
 //! know: requests of models.
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use http::request::Parts;
 use http::{Method, Response, header};
+use sapwood_kernel::Name;
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::Signature;
 use serde_json::{Map, Value, json};
@@ -13,10 +16,11 @@ use serde_json::{Map, Value, json};
 use super::body::{Style, Upload};
 use super::catalogue::{Catalogue, Found, State};
 use super::failure::{Failure, JSON};
+use super::options::Model;
 use super::path::{MemoryAct, Route, Target};
 
 /// What is announced (TR-701).
-const EXTENSIONS: [&str; 9] = [
+pub(super) const EXTENSIONS: [&str; 9] = [
     "model_repository",
     "model_repository(unload_dependents)",
     "model_configuration",
@@ -48,10 +52,10 @@ pub(super) async fn answer(
         Route::Config(target) => say(&config(&catalogue.find(&target)?)),
         Route::Stats(target) => say(&stats(catalogue, target.as_ref())?),
         Route::Trace if parts.method == Method::POST => {
-            settings(upload, parts, catalogue, trace(), "trace_file").await?
+            settings(upload, parts, catalogue, trace()).await?
         }
         Route::Logging if parts.method == Method::POST => {
-            settings(upload, parts, catalogue, logging(), "log_file").await?
+            settings(upload, parts, catalogue, logging()).await?
         }
         Route::Trace => say(&trace()),
         Route::Logging => say(&logging()),
@@ -148,28 +152,35 @@ fn config(found: &Found) -> Value {
 
 /// TR-704.
 fn stats(catalogue: &Catalogue, target: Option<&Target>) -> Result<Value, Failure> {
-    let list: Vec<Value> = match target {
-        Some(target) => {
-            let found = catalogue.find(target)?;
-            let one = target.version.as_ref().map(|_| vec![found.version]);
-            let versions = one.unwrap_or_else(|| found.model.versions.clone());
-            let version = |version| catalogue.stats.json(&found.function, &found.name, version);
-            versions.into_iter().map(version).collect()
-        }
-        None => {
-            let all = catalogue.all().into_iter();
-            all.flat_map(|(name, model, _)| {
-                let versions = model.versions.clone().into_iter();
-                versions.map(move |version| catalogue.stats.json(&name, &name, version))
-            })
-            .collect()
-        }
-    };
+    let all = counted(catalogue, target)?.into_iter();
+    let list: Vec<Value> = all
+        .map(|(function, name, version)| catalogue.stats.json(&function, &name, version))
+        .collect();
     Ok(json!({"model_stats": list}))
 }
 
+/// Whose statistics are asked for: the function, the name it is asked by, the version.
+pub(super) fn counted(
+    catalogue: &Catalogue,
+    target: Option<&Target>,
+) -> Result<Vec<(Name, Arc<str>, u64)>, Failure> {
+    let Some(target) = target else {
+        let all = catalogue.all().into_iter();
+        let each = |(name, model, _): (Name, Arc<Model>, State)| {
+            let versions = model.versions.clone().into_iter();
+            versions.map(move |version| (name.clone(), name.as_str().into(), version))
+        };
+        return Ok(all.flat_map(each).collect());
+    };
+    let found = catalogue.find(target)?;
+    let one = target.version.as_ref().map(|_| vec![found.version]);
+    let versions = one.unwrap_or_else(|| found.model.versions.clone());
+    let each = |version| (found.function.clone(), Arc::clone(&found.name), version);
+    Ok(versions.into_iter().map(each).collect())
+}
+
 /// TR-707.
-fn trace() -> Value {
+pub(super) fn trace() -> Value {
     json!({
         "trace_level": ["OFF"],
         "trace_rate": "1000",
@@ -181,7 +192,7 @@ fn trace() -> Value {
 }
 
 /// TR-707.
-fn logging() -> Value {
+pub(super) fn logging() -> Value {
     json!({
         "log_file": "",
         "log_info": true,
@@ -192,16 +203,20 @@ fn logging() -> Value {
     })
 }
 
-/// Settings that are what they are: asking for that, or for the default, is granted.
 async fn settings(
     upload: Upload,
     parts: &Parts,
     catalogue: &Catalogue,
     now: Value,
-    file: &str,
 ) -> Result<Response<Body>, Failure> {
     let asked = object(upload, parts, catalogue).await?;
-    for (key, value) in &asked {
+    unchanged(&now, &asked)?;
+    Ok(say(&now))
+}
+
+/// Settings that are what they are: asking for that, or for the default, is granted.
+pub(super) fn unchanged(now: &Value, asked: &Map<String, Value>) -> Result<(), Failure> {
+    for (key, value) in asked {
         let Some(current) = now.get(key) else {
             return Err(Failure::new(
                 Code::InvalidRequest,
@@ -211,16 +226,17 @@ async fn settings(
         if value.is_null() || value == current {
             continue;
         }
-        let what = if key == file {
+        let what = if key.ends_with("_file") {
             "file location"
         } else {
             "setting"
         };
-        let kind = if file == "log_file" { "log" } else { "trace" };
+        let logs = now.get("log_file").is_some();
+        let kind = if logs { "log" } else { "trace" };
         let message = format!("{kind} {what} can not be updated through network protocol");
         return Err(Failure::new(Code::Unimplemented, message));
     }
-    Ok(say(&now))
+    Ok(())
 }
 
 /// A body that is an object, or empty.

@@ -15,6 +15,8 @@ pub struct Config {
     pub drain_bytes: u64,
     /// Pieces of a chunked body (TR-316).
     pub http_chunks: usize,
+    /// Requests that may run at once on one gRPC stream (TR-904).
+    pub grpc_requests_per_stream: usize,
     /// The status for a model that nobody knows: 400, or 404 (TR-204).
     pub unknown_model_status: u16,
     /// Behave as the reference does where a rule says that we may not (`compat = "triton"`).
@@ -33,6 +35,7 @@ impl Default for Config {
             limits: Limits::default(),
             drain_bytes: 128 << 20,
             http_chunks: 65_536,
+            grpc_requests_per_stream: 1_024,
             unknown_model_status: 400,
             compat: false,
             metadata_name: "sapwood".into(),

@@ -7,6 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sapwood_kernel::Name;
+use sapwood_proto::generated::inference::{
+    InferResponseStatistics, InferStatistics, ModelStatistics, StatisticDuration,
+};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
@@ -47,6 +50,13 @@ impl Span {
     fn to_json(self) -> Value {
         json!({"count": self.count, "ns": self.ns})
     }
+
+    const fn to_message(self) -> Option<StatisticDuration> {
+        Some(StatisticDuration {
+            count: self.count,
+            ns: self.ns,
+        })
+    }
 }
 
 impl Stats {
@@ -64,17 +74,25 @@ impl Stats {
         }
     }
 
-    /// The statistics of one version of a model, as JSON.
-    pub(super) fn json(&self, function: &Name, shown: &str, version: u64) -> Value {
+    fn counts(&self, function: &Name, version: u64) -> Counts {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let counts = all.get(&(function.clone(), version));
-        let counts = counts.map_or_else(Counts::default, |counts| {
+        counts.map_or_else(Counts::default, |counts| {
             counts
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .clone()
-        });
-        counts.to_json(shown, version)
+        })
+    }
+
+    /// The statistics of one version of a model, as JSON.
+    pub(super) fn json(&self, function: &Name, shown: &str, version: u64) -> Value {
+        self.counts(function, version).to_json(shown, version)
+    }
+
+    /// The same as a message.
+    pub(super) fn message(&self, function: &Name, shown: &str, version: u64) -> ModelStatistics {
+        self.counts(function, version).to_message(shown, version)
     }
 }
 
@@ -114,6 +132,42 @@ impl Counts {
             "batch_stats": [],
             "memory_usage": [],
         })
+    }
+
+    fn to_message(&self, name: &str, version: u64) -> ModelStatistics {
+        let none = Some(StatisticDuration::default());
+        let count = self.success.count;
+        let passed = Some(StatisticDuration { count, ns: 0 });
+        let responses = self.responses.iter().enumerate().map(|(index, span)| {
+            let told = InferResponseStatistics {
+                compute_infer: span.to_message(),
+                compute_output: none,
+                success: span.to_message(),
+                fail: none,
+                empty_response: none,
+                cancel: none,
+            };
+            (index.to_string(), told)
+        });
+        ModelStatistics {
+            name: name.into(),
+            version: version.to_string(),
+            last_inference: self.last_ms,
+            inference_count: count,
+            execution_count: count,
+            inference_stats: Some(InferStatistics {
+                success: self.success.to_message(),
+                fail: self.fail.to_message(),
+                queue: passed,
+                compute_input: passed,
+                compute_infer: self.infer.to_message(),
+                compute_output: passed,
+                cache_hit: none,
+                cache_miss: none,
+            }),
+            response_stats: responses.collect(),
+            ..ModelStatistics::default()
+        }
     }
 }
 

@@ -1,0 +1,137 @@
+//! Requests and responses as the messages of the gRPC schema (TR-901, TR-906).
+//!
+//! Owns: reading the one and writing the other. Refuses to know: calls, streams, and which response is the last.
+
+use super::answer::Response;
+use super::infer::{Given, Source, refused, shaped, too_few};
+use super::refused::Refused;
+use super::request::{Mapped, Mapper, Parameter};
+use super::signature::Signature;
+use crate::generated::inference::infer_parameter::ParameterChoice;
+use crate::generated::inference::model_infer_response::InferOutputTensor;
+use crate::generated::inference::{InferParameter, ModelInferRequest, ModelInferResponse};
+
+impl Mapper<'_> {
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with it.
+    pub fn message(&self, message: &ModelInferRequest) -> Result<Mapped, Refused> {
+        if message.id.len() > self.limits.id_bytes {
+            return Err(Refused::IdBytes(self.limits.id_bytes));
+        }
+        let mut mapped = Mapped {
+            id: Some(message.id.clone()).filter(|id| !id.is_empty()),
+            ..Mapped::default()
+        };
+        self.choices(&mut mapped, message)?;
+        let raw = &message.raw_input_contents;
+        let mut raws = raw.iter();
+        for input in &message.inputs {
+            let from = match &input.contents {
+                Some(_) if !raw.is_empty() => {
+                    let (name, model) = (&input.name, self.model);
+                    return Err(refused(format!(
+                        "contents field must not be specified when using raw_input_contents for '{name}' for model \
+                         '{model}'"
+                    )));
+                }
+                Some(contents) => Source::Contents(contents),
+                None if raw.is_empty() => Source::Nowhere,
+                None => Source::Raw(raws.next().ok_or_else(|| too_few(&input.name))?),
+            };
+            let given = Given {
+                name: &input.name,
+                datatype: &input.datatype,
+                shape: &input.shape,
+                from,
+            };
+            self.input(&mut mapped, given)?;
+        }
+        if raws.next().is_some() {
+            return Err(self.too_many());
+        }
+        if !message.outputs.is_empty() {
+            let id = mapped.shown_id().to_owned();
+            let names = message.outputs.iter();
+            let places = names.map(|output| self.output(&output.name, &id));
+            mapped.outputs = Some(places.collect::<Result<_, _>>()?);
+        }
+        self.complete(&mapped)?;
+        Ok(mapped)
+    }
+
+    /// TR-805.
+    fn choices(&self, mapped: &mut Mapped, message: &ModelInferRequest) -> Result<(), Refused> {
+        if message.parameters.len() > self.limits.json_members {
+            return Err(Refused::Members(self.limits.json_members));
+        }
+        for (name, value) in &message.parameters {
+            match name.as_str() {
+                "sequence_id" | "sequence_start" | "sequence_end" => {}
+                name if name.starts_with("triton_") => return Err(Refused::Reserved),
+                name => {
+                    let value = Parameter::from_message(value);
+                    let value = value.ok_or_else(|| Refused::ParameterType(name.into()))?;
+                    self.parameter(mapped, name, value)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Response {
+    /// The message, which has yet to be told whose it is.
+    #[must_use]
+    pub fn message(&self, signature: &Signature) -> ModelInferResponse {
+        let mut message = ModelInferResponse::default();
+        for (place, tensor) in &self.outputs {
+            let Some(output) = signature.outputs.get(*place) else {
+                continue;
+            };
+            message.outputs.push(InferOutputTensor {
+                name: output.name.clone(),
+                datatype: output.datatype.name().into(),
+                shape: shaped(signature, &output.shape, tensor),
+                ..InferOutputTensor::default()
+            });
+            let raw = tensor.data.to_raw(output.datatype);
+            message.raw_output_contents.push(raw.into());
+        }
+        let parameters = self.parameters.iter();
+        message.parameters = parameters
+            .map(|(name, value)| (name.clone(), value.to_message()))
+            .collect();
+        message
+    }
+}
+
+impl Parameter {
+    /// `None` if nothing is chosen, or no finite number.
+    fn from_message(message: &InferParameter) -> Option<Self> {
+        Some(match message.parameter_choice.as_ref()? {
+            ParameterChoice::BoolParam(flag) => Self::Bool(*flag),
+            ParameterChoice::Int64Param(number) => Self::Int(*number),
+            ParameterChoice::Uint64Param(number) => Self::of_unsigned(*number),
+            ParameterChoice::DoubleParam(number) => {
+                Self::Double(Some(*number).filter(|number| number.is_finite())?)
+            }
+            ParameterChoice::StringParam(text) => Self::Text(text.clone()),
+        })
+    }
+
+    /// The parameter as a message.
+    #[must_use]
+    pub fn to_message(&self) -> InferParameter {
+        let choice = match self {
+            Self::Bool(flag) => ParameterChoice::BoolParam(*flag),
+            Self::Int(number) => ParameterChoice::Int64Param(*number),
+            Self::Double(number) => ParameterChoice::DoubleParam(*number),
+            Self::Text(text) => ParameterChoice::StringParam(text.clone()),
+        };
+        InferParameter {
+            parameter_choice: Some(choice),
+        }
+    }
+}
