@@ -60,7 +60,7 @@ struct Entry<'a> {
 
 impl Entry<'_> {
     /// The tensor; its bytes are taken off those that are left.
-    fn given<'b>(&'b self, rest: &mut &'b [u8]) -> Result<Given<'b>, Refused> {
+    fn given<'s, 'b: 's>(&'s self, rest: &mut &'b [u8]) -> Result<Given<'s>, Refused> {
         let from = match (self.raw, self.data) {
             (Some(bytes), _) => {
                 let taken = rest.split_at_checked(bytes);
@@ -245,9 +245,8 @@ impl Mapper<'_> {
             }
             Source::Contents(contents) => {
                 let data = Data::from_contents(input.datatype, contents);
-                let data = data.ok_or_else(|| {
-                    wrong(format!("invalid data for inference input '{name}'"))
-                })?;
+                let data = data
+                    .ok_or_else(|| wrong(format!("invalid data for inference input '{name}'")))?;
                 let (got, model) = (data.len(), self.model);
                 if got != count {
                     return Err(wrong(format!(
@@ -299,7 +298,10 @@ impl Mapper<'_> {
     /// D-20: what is not declared is refused by name, unless it is another name of a sampling field.
     fn alias(&self, mapped: &mut Mapped, given: &Given<'_>, id: &str) -> Result<(), Refused> {
         let name = given.name;
-        let value = match (self.signature.lenient && settings::is_field(name), given.from) {
+        let value = match (
+            self.signature.lenient && settings::is_field(name),
+            given.from,
+        ) {
             (false, _) => None,
             (true, Source::Json(text)) => {
                 let text = text

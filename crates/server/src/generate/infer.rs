@@ -70,9 +70,7 @@ pub(super) async fn answer(
 
 /// TR-806: what may give many responses is served where it is asked for one.
 pub(super) fn gives_many(found: &Found, mapped: &Mapped, compat: bool) -> bool {
-    let streams = given(&found.signature, mapped, |role| {
-        *role == InputRole::Stream
-    });
+    let streams = given(&found.signature, mapped, |role| *role == InputRole::Stream);
     let streams = streams.is_some_and(|(_, tensor)| match &tensor.data {
         Data::Bool(list) => list.contains(&true),
         _ => false,

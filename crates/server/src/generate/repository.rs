@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use http::{Extensions, Response};
 use http::request::Parts;
+use http::{Extensions, Response};
 use sapwood_kernel::Name;
 use sapwood_proto::code::Code;
 use serde_json::{Value, json};

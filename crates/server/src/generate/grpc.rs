@@ -1,0 +1,217 @@
+//! The same models over gRPC: `inference.GRPCInferenceService` (section 9).
+//!
+//! Owns: which method is answered by what, limits of messages, failures as statuses (TR-902). Refuses to know: what the
+//! methods say; that is shared with the HTTP routes.
+
+mod infer;
+mod metadata;
+mod stream;
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::IntoResponse;
+use futures::future::{BoxFuture, ready};
+use http::{Extensions, HeaderValue, StatusCode};
+use prost::Message;
+use sapwood_proto::code::Code;
+use sapwood_proto::generated::inference::{ModelInferRequest, ModelStreamInferResponse};
+use tonic::codec::CompressionEncoding;
+use tonic::metadata::MetadataValue;
+use tonic::server::Grpc;
+use tonic::{Request, Response, Streaming};
+use tonic_prost::ProstCodec;
+
+use super::catalogue::Catalogue;
+use super::failure::Failure;
+use crate::refusal::{Refusal, is_grpc};
+
+/// The path of its methods.
+pub(super) const PATH: &str = "/inference.GRPCInferenceService/{method}";
+/// The full name of the service.
+pub(super) const SERVICE: &str = "inference.GRPCInferenceService";
+/// Bytes of one message of a client (TR-907).
+const MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+/// The service. Clones share everything.
+#[derive(Clone)]
+pub(super) struct Service(pub(super) Arc<Catalogue>);
+
+impl tower::Service<http::Request<Body>> for Service {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let catalogue = Arc::clone(&self.0);
+        if !is_grpc(request.headers()) {
+            return Box::pin(ready(Ok(not_grpc().into_response())));
+        }
+        Box::pin(async move { Ok(answer(catalogue, request).await) })
+    }
+}
+
+/// As the protocol of gRPC wants it: whoever speaks something else cannot read its trailers.
+fn not_grpc() -> Refusal {
+    let message = "This address speaks gRPC: send application/grpc over HTTP/2.";
+    Refusal::new(Code::InvalidRequest, "not_grpc", message)
+        .with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE)
+}
+
+async fn answer(catalogue: Arc<Catalogue>, request: http::Request<Body>) -> http::Response<Body> {
+    let path = request.uri().path().to_owned();
+    let method = path.rsplit('/').next().unwrap_or_default();
+    match method {
+        "ModelInfer" => {
+            asked(request, |request| async move {
+                infer::answer(&catalogue, request).await
+            })
+            .await
+        }
+        "ModelStreamInfer" => streamed(catalogue, request).await,
+        method => metadata::answer(method, catalogue, request).await,
+    }
+}
+
+/// A method of one message each way, which is answered at once.
+async fn told<Q, A>(
+    request: http::Request<Body>,
+    mut answer: impl FnMut(Q, &Extensions) -> Result<A, Failure>,
+) -> http::Response<Body>
+where
+    Q: Message + Default + 'static,
+    A: Message + Default + 'static,
+{
+    asked(request, |request: Request<Q>| {
+        let (_, extensions, message) = request.into_parts();
+        ready(answer(message, &extensions))
+    })
+    .await
+}
+
+/// A method of one message each way.
+async fn asked<Q, A, W>(
+    request: http::Request<Body>,
+    answer: impl FnOnce(Request<Q>) -> W,
+) -> http::Response<Body>
+where
+    Q: Message + Default + 'static,
+    A: Message + Default + 'static,
+    W: Future<Output = Result<A, Failure>> + Send,
+{
+    let mut answer = Some(answer);
+    let service = tower::service_fn(move |request: Request<Q>| {
+        let answering = answer.take().map(|answer| answer(request));
+        async move {
+            match answering {
+                Some(answering) => answering.await.map(Response::new).map_err(|it| status(&it)),
+                // A call has one message.
+                None => Err(tonic::Status::internal("a second message")),
+            }
+        }
+    });
+    let mut grpc = Grpc::new(ProstCodec::<A, Q>::default())
+        .accept_compressed(CompressionEncoding::Gzip)
+        .send_compressed(CompressionEncoding::Gzip)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let mut answered = grpc.unary(service, request).await.map(Body::new);
+    // The library says so of a message that is too large, and nobody else does.
+    if let Some(code) = answered.headers_mut().get_mut("grpc-status")
+        && code == "11"
+    {
+        *code = HeaderValue::from_static("8");
+    }
+    answered
+}
+
+/// Nothing is awaited before the headers go out (TR-907).
+async fn streamed(catalogue: Arc<Catalogue>, request: http::Request<Body>) -> http::Response<Body> {
+    let service = tower::service_fn(move |request: Request<Streaming<ModelInferRequest>>| {
+        let outgoing = stream::Outgoing::new(Arc::clone(&catalogue), request);
+        ready(Ok::<_, tonic::Status>(Response::new(outgoing)))
+    });
+    let codec = ProstCodec::<ModelStreamInferResponse, ModelInferRequest>::default();
+    let mut grpc = Grpc::new(codec)
+        .accept_compressed(CompressionEncoding::Gzip)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX);
+    grpc.streaming(service, request).await.map(Body::new)
+}
+
+/// A failure as a status; the closed code stands beside it (TR-206).
+fn status(failure: &Failure) -> tonic::Status {
+    let mut status = tonic::Status::new(grpc_code(failure), failure.message.clone());
+    let metadata = status.metadata_mut();
+    metadata.insert(
+        "sapwood-error",
+        MetadataValue::from_static(failure.code.name()),
+    );
+    if let Some(wait) = failure.retry_after {
+        let seconds = wait.max(Duration::from_secs(1)).as_secs();
+        metadata.insert("retry-after", MetadataValue::from(seconds));
+    }
+    status
+}
+
+/// TR-902, TR-1501: what is a fault of the request over HTTP is one here.
+fn grpc_code(failure: &Failure) -> tonic::Code {
+    let bad = failure.status == StatusCode::BAD_REQUEST;
+    match failure.code {
+        Code::InvalidRequest | Code::FailedPrecondition | Code::LimitExceeded | Code::Aborted => {
+            tonic::Code::InvalidArgument
+        }
+        Code::NotFound | Code::Unimplemented if bad => tonic::Code::InvalidArgument,
+        Code::AlreadyExists => tonic::Code::AlreadyExists,
+        Code::Cancelled => tonic::Code::Cancelled,
+        Code::Unauthenticated => tonic::Code::Unauthenticated,
+        Code::NotFound => tonic::Code::NotFound,
+        Code::RateLimited => tonic::Code::ResourceExhausted,
+        Code::Unimplemented => tonic::Code::Unimplemented,
+        Code::PermissionDenied | Code::Overloaded | Code::Unavailable | Code::DeadlineExceeded => {
+            tonic::Code::Unavailable
+        }
+        Code::Truncated | Code::UpstreamFailed | Code::ControllerFailed | Code::Internal => {
+            tonic::Code::Internal
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// TR-902: the one table, beside that of HTTP.
+    #[test]
+    fn tr_1501_every_code_has_its_grpc_status() {
+        for (code, expect) in [
+            (Code::InvalidRequest, tonic::Code::InvalidArgument),
+            (Code::AlreadyExists, tonic::Code::AlreadyExists),
+            (Code::FailedPrecondition, tonic::Code::InvalidArgument),
+            (Code::LimitExceeded, tonic::Code::InvalidArgument),
+            (Code::Cancelled, tonic::Code::Cancelled),
+            (Code::Unauthenticated, tonic::Code::Unauthenticated),
+            (Code::PermissionDenied, tonic::Code::Unavailable),
+            (Code::NotFound, tonic::Code::NotFound),
+            (Code::RateLimited, tonic::Code::ResourceExhausted),
+            (Code::Unimplemented, tonic::Code::Unimplemented),
+            (Code::Overloaded, tonic::Code::Unavailable),
+            (Code::Unavailable, tonic::Code::Unavailable),
+            (Code::DeadlineExceeded, tonic::Code::Unavailable),
+            (Code::Internal, tonic::Code::Internal),
+            (Code::Truncated, tonic::Code::Internal),
+        ] {
+            let status = status(&Failure::new(code, "why"));
+            assert_eq!((status.code(), status.message()), (expect, "why"), "{code}");
+            assert_eq!(status.metadata().get("sapwood-error").unwrap(), code.name());
+        }
+        let unknown = Failure::new(Code::NotFound, "why").with_status(StatusCode::BAD_REQUEST);
+        assert_eq!(status(&unknown).code(), tonic::Code::InvalidArgument);
+    }
+}

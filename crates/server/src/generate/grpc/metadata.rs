@@ -1,0 +1,302 @@
+//! What the server and its models say of themselves, as messages (TR-701 to TR-709).
+//!
+//! Owns: every method but those that ask a model. Refuses to know: requests of models.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::body::Body;
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::{Input, Output};
+use sapwood_proto::generated::inference::log_settings_request::setting_value::ParameterChoice as Asked;
+use sapwood_proto::generated::inference::log_settings_response::setting_value::ParameterChoice as Shown;
+use sapwood_proto::generated::inference::model_metadata_response::TensorMetadata;
+use sapwood_proto::generated::inference::model_version_policy::{PolicyChoice, Specific};
+use sapwood_proto::generated::inference::repository_index_response::ModelIndex;
+use sapwood_proto::generated::inference::{
+    LogSettingsRequest, LogSettingsResponse, ModelConfig, ModelConfigRequest, ModelConfigResponse,
+    ModelInput, ModelInstanceGroup, ModelMetadataRequest, ModelMetadataResponse, ModelOutput,
+    ModelReadyRequest, ModelReadyResponse, ModelStatisticsRequest, ModelStatisticsResponse,
+    ModelTransactionPolicy, ModelVersionPolicy, RepositoryIndexRequest, RepositoryIndexResponse,
+    RepositoryModelLoadRequest, RepositoryModelUnloadRequest, ServerLiveResponse,
+    ServerMetadataResponse, ServerReadyResponse, TraceSettingRequest, TraceSettingResponse,
+    log_settings_response, model_instance_group, trace_setting_response,
+};
+use serde_json::{Map, Value};
+
+use super::infer::target;
+use super::told;
+use crate::generate::catalogue::{Catalogue, Found, State};
+use crate::generate::failure::Failure;
+use crate::generate::metadata::{EXTENSIONS, counted, logging, trace, unchanged};
+use crate::generate::repository::{control, list, named};
+
+/// Answers a method by its name.
+pub(super) async fn answer(
+    method: &str,
+    catalogue: Arc<Catalogue>,
+    request: http::Request<Body>,
+) -> http::Response<Body> {
+    let it = &*catalogue;
+    match method {
+        "ServerLive" => told(request, |(), _| Ok(ServerLiveResponse { live: true })).await,
+        "ServerReady" => {
+            let ready = it.shared.health.ready().is_ok();
+            told(request, |(), _| Ok(ServerReadyResponse { ready })).await
+        }
+        "ModelReady" => told(request, |asked, _| model_ready(it, &asked)).await,
+        "ServerMetadata" => told(request, |(), _| Ok(server(it))).await,
+        "ModelMetadata" => {
+            let answer = |asked: ModelMetadataRequest| {
+                let found = it.find(&target(&asked.name, &asked.version))?;
+                Ok(model(&found))
+            };
+            told(request, |asked, _| answer(asked)).await
+        }
+        "ModelConfig" => {
+            let answer = |asked: ModelConfigRequest| {
+                let found = it.find(&target(&asked.name, &asked.version))?;
+                let config = Some(config(&found));
+                Ok(ModelConfigResponse { config })
+            };
+            told(request, |asked, _| answer(asked)).await
+        }
+        "ModelStatistics" => told(request, |asked, _| stats(it, &asked)).await,
+        "TraceSetting" => told(request, |asked, _| tracing(asked)).await,
+        "LogSettings" => told(request, |asked, _| logs(asked)).await,
+        method => repository(method, it, request).await,
+    }
+}
+
+async fn repository(
+    method: &str,
+    catalogue: &Catalogue,
+    request: http::Request<Body>,
+) -> http::Response<Body> {
+    match method {
+        "RepositoryIndex" => told(request, |asked, _| index(catalogue, &asked)).await,
+        "RepositoryModelLoad" => {
+            told(request, |asked: RepositoryModelLoadRequest, extensions| {
+                Err::<(), _>(match asked.repository_name.is_empty() {
+                    true => control(extensions),
+                    false => named(),
+                })
+            })
+            .await
+        }
+        "RepositoryModelUnload" => {
+            told(
+                request,
+                |asked: RepositoryModelUnloadRequest, extensions| {
+                    Err::<(), _>(match asked.repository_name.is_empty() {
+                        true => control(extensions),
+                        false => named(),
+                    })
+                },
+            )
+            .await
+        }
+        // TR-708: nothing is registered, and nothing can be.
+        "SystemSharedMemoryStatus"
+        | "SystemSharedMemoryUnregister"
+        | "CudaSharedMemoryStatus"
+        | "CudaSharedMemoryUnregister" => told(request, |(), _| Ok(())).await,
+        "SystemSharedMemoryRegister" | "CudaSharedMemoryRegister" => {
+            refuse(request, "shared memory is not supported").await
+        }
+        _ => refuse(request, "the service has no such method").await,
+    }
+}
+
+async fn refuse(request: http::Request<Body>, why: &str) -> http::Response<Body> {
+    told(request, |(), _| {
+        Err::<(), _>(Failure::new(Code::Unimplemented, why))
+    })
+    .await
+}
+
+fn model_ready(
+    catalogue: &Catalogue,
+    asked: &ModelReadyRequest,
+) -> Result<ModelReadyResponse, Failure> {
+    let found = catalogue.known(&asked.name)?;
+    let ready = catalogue.state(&found.function) == State::Ready;
+    if ready {
+        catalogue.find(&target(&asked.name, &asked.version))?;
+    }
+    Ok(ModelReadyResponse { ready })
+}
+
+fn server(catalogue: &Catalogue) -> ServerMetadataResponse {
+    ServerMetadataResponse {
+        name: catalogue.config.metadata_name.clone(),
+        version: catalogue.config.metadata_version.clone(),
+        extensions: EXTENSIONS.map(str::to_owned).into(),
+    }
+}
+
+fn model(found: &Found) -> ModelMetadataResponse {
+    let signature = &found.signature;
+    let tensor = |name: &str, datatype: &str, shape: &[i64]| TensorMetadata {
+        name: name.into(),
+        datatype: datatype.into(),
+        shape: signature.shown(shape),
+    };
+    let inputs = signature.inputs.iter();
+    let outputs = signature.outputs.iter();
+    ModelMetadataResponse {
+        name: (*found.name).into(),
+        versions: found.model.versions.iter().map(u64::to_string).collect(),
+        platform: found.model.platform.clone(),
+        inputs: inputs
+            .map(|it| tensor(&it.name, it.datatype.name(), &it.shape))
+            .collect(),
+        outputs: outputs
+            .map(|it| tensor(&it.name, it.datatype.name(), &it.shape))
+            .collect(),
+    }
+}
+
+fn config(found: &Found) -> ModelConfig {
+    let signature = &found.signature;
+    let versions = found.model.versions.iter();
+    let versions = versions.map(|version| i64::try_from(*version).unwrap_or(i64::MAX));
+    ModelConfig {
+        name: (*found.name).into(),
+        platform: found.model.platform.clone(),
+        backend: found.model.platform.clone(),
+        version_policy: Some(ModelVersionPolicy {
+            policy_choice: Some(PolicyChoice::Specific(Specific {
+                versions: versions.collect(),
+            })),
+        }),
+        max_batch_size: i32::try_from(signature.max_batch_size).unwrap_or(i32::MAX),
+        input: signature.inputs.iter().map(input).collect(),
+        output: signature.outputs.iter().map(output).collect(),
+        instance_group: vec![ModelInstanceGroup {
+            name: (*found.name).into(),
+            count: 1,
+            gpus: Vec::new(),
+            kind: model_instance_group::Kind::Cpu.into(),
+        }],
+        model_transaction_policy: Some(ModelTransactionPolicy {
+            decoupled: signature.decoupled,
+        }),
+        parameters: BTreeMap::new(),
+    }
+}
+
+fn input(input: &Input) -> ModelInput {
+    ModelInput {
+        name: input.name.clone(),
+        data_type: input.datatype.number(),
+        dims: input.shape.clone(),
+        optional: input.optional,
+        ..ModelInput::default()
+    }
+}
+
+fn output(output: &Output) -> ModelOutput {
+    ModelOutput {
+        name: output.name.clone(),
+        data_type: output.datatype.number(),
+        dims: output.shape.clone(),
+        ..ModelOutput::default()
+    }
+}
+
+fn stats(
+    catalogue: &Catalogue,
+    asked: &ModelStatisticsRequest,
+) -> Result<ModelStatisticsResponse, Failure> {
+    let target = (!asked.name.is_empty()).then(|| target(&asked.name, &asked.version));
+    let all = counted(catalogue, target.as_ref())?.into_iter();
+    let model_stats = all
+        .map(|(function, name, version)| catalogue.stats.message(&function, &name, version))
+        .collect();
+    Ok(ModelStatisticsResponse { model_stats })
+}
+
+fn index(
+    catalogue: &Catalogue,
+    asked: &RepositoryIndexRequest,
+) -> Result<RepositoryIndexResponse, Failure> {
+    if !asked.repository_name.is_empty() {
+        return Err(named());
+    }
+    let all = list(catalogue, asked.ready).into_iter();
+    let models = all.map(|(name, version, state)| ModelIndex {
+        name: name.as_str().into(),
+        version: version.to_string(),
+        state: state.name().into(),
+        reason: String::new(),
+    });
+    Ok(RepositoryIndexResponse {
+        models: models.collect(),
+    })
+}
+
+/// TR-707: values are lists of strings here.
+fn tracing(asked: TraceSettingRequest) -> Result<TraceSettingResponse, Failure> {
+    let now = trace();
+    let asked = asked.settings.into_iter().map(|(name, setting)| {
+        let mut list = setting.value;
+        let value = match list.len() {
+            0 => Value::Null,
+            1 if !now.get(&name).is_some_and(Value::is_array) => list.swap_remove(0).into(),
+            _ => list.into(),
+        };
+        (name, value)
+    });
+    let asked: Map<String, Value> = asked.collect();
+    unchanged(&now, &asked)?;
+    let shown = |value: &Value| match value {
+        Value::Array(list) => list
+            .iter()
+            .filter_map(Value::as_str)
+            .map(str::to_owned)
+            .collect(),
+        value => value.as_str().map(str::to_owned).into_iter().collect(),
+    };
+    let now = now.as_object().into_iter().flatten();
+    let settings = now.map(|(name, value)| {
+        let value = shown(value);
+        (name.clone(), trace_setting_response::SettingValue { value })
+    });
+    Ok(TraceSettingResponse {
+        settings: settings.collect(),
+    })
+}
+
+/// TR-707.
+fn logs(asked: LogSettingsRequest) -> Result<LogSettingsResponse, Failure> {
+    let now = logging();
+    let asked = asked.settings.into_iter().map(|(name, setting)| {
+        let value = match setting.parameter_choice {
+            None => Value::Null,
+            Some(Asked::BoolParam(flag)) => flag.into(),
+            Some(Asked::Uint32Param(number)) => number.into(),
+            Some(Asked::StringParam(text)) => text.into(),
+        };
+        (name, value)
+    });
+    let asked: Map<String, Value> = asked.collect();
+    unchanged(&now, &asked)?;
+    let shown = |value: &Value| match value {
+        Value::Bool(flag) => Some(Shown::BoolParam(*flag)),
+        Value::String(text) => Some(Shown::StringParam(text.clone())),
+        value => {
+            let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
+            number.map(Shown::Uint32Param)
+        }
+    };
+    let now = now.as_object().into_iter().flatten();
+    let settings = now.map(|(name, value)| {
+        let parameter_choice = shown(value);
+        let value = log_settings_response::SettingValue { parameter_choice };
+        (name.clone(), value)
+    });
+    Ok(LogSettingsResponse {
+        settings: settings.collect(),
+    })
+}
