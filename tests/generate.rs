@@ -5,6 +5,7 @@
 mod bodies;
 mod client;
 mod controls;
+mod grpc;
 mod infer;
 mod models;
 mod settings;

@@ -1,0 +1,773 @@
+//! `inference.GRPCInferenceService`: messages by hand, and our own client.
+
+use futures::channel::mpsc;
+use futures::{StreamExt, stream};
+use prost::Message;
+use sapwood_engine::scripted::Failure;
+use sapwood_kernel::connect::triton::import;
+use sapwood_kernel::{GenerateConfig, args};
+use sapwood_net::triton::{Address, Client};
+use sapwood_proto::code::Code as Ours;
+use sapwood_proto::generated::inference::infer_parameter::ParameterChoice;
+use sapwood_proto::generated::inference::model_infer_request::{
+    InferInputTensor, InferRequestedOutputTensor,
+};
+use sapwood_proto::generated::inference::*;
+use sapwood_tests::until;
+use serde_json::json;
+use tonic::metadata::AsciiMetadataValue;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use super::*;
+
+const FINAL: &str = "triton_final_response";
+const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
+
+struct Grpc(tonic::client::Grpc<Channel>);
+
+impl Grpc {
+    async fn connect(server: &Running) -> Self {
+        let address = format!("http://{}", server.address);
+        let channel = Channel::from_shared(address).unwrap();
+        let channel = channel.connect().await.unwrap();
+        let most = usize::MAX;
+        Self(tonic::client::Grpc::new(channel).max_encoding_message_size(most))
+    }
+
+    fn path(method: &str) -> http::uri::PathAndQuery {
+        let path = format!("/inference.GRPCInferenceService/{method}");
+        path.parse().unwrap()
+    }
+
+    async fn ask<Q, A>(&mut self, method: &str, message: Q) -> Result<A, Status>
+    where
+        Q: Message + Default + 'static,
+        A: Message + Default + 'static,
+    {
+        self.0.ready().await.unwrap();
+        let codec = ProstCodec::<Q, A>::default();
+        let request = Request::new(message);
+        let answer = self.0.unary(request, Self::path(method), codec).await?;
+        Ok(answer.into_inner())
+    }
+
+    async fn infer(&mut self, message: ModelInferRequest) -> Result<ModelInferResponse, Status> {
+        self.ask("ModelInfer", message).await
+    }
+
+    async fn stream(
+        &mut self,
+        messages: impl futures::Stream<Item = ModelInferRequest> + Send + 'static,
+        error_as_status: bool,
+    ) -> Streaming<ModelStreamInferResponse> {
+        self.0.ready().await.unwrap();
+        let codec = ProstCodec::<ModelInferRequest, ModelStreamInferResponse>::default();
+        let mut request = Request::new(messages);
+        if error_as_status {
+            let flag = AsciiMetadataValue::from_static("true");
+            request.metadata_mut().insert("triton_grpc_error", flag);
+        }
+        let path = Self::path("ModelStreamInfer");
+        let answer = self.0.streaming(request, path, codec).await;
+        answer.unwrap().into_inner()
+    }
+
+    /// Everything that these requests are answered.
+    async fn all(&mut self, messages: Vec<ModelInferRequest>) -> Vec<ModelStreamInferResponse> {
+        let mut answers = self.stream(stream::iter(messages), false).await;
+        let mut list = Vec::new();
+        while let Some(answer) = answers.message().await.unwrap() {
+            list.push(answer);
+        }
+        list
+    }
+}
+
+fn flag(value: bool) -> InferParameter {
+    InferParameter {
+        parameter_choice: Some(ParameterChoice::BoolParam(value)),
+    }
+}
+
+fn tensor(name: &str, datatype: &str, shape: &[i64]) -> InferInputTensor {
+    InferInputTensor {
+        name: name.into(),
+        datatype: datatype.into(),
+        shape: shape.to_vec(),
+        ..InferInputTensor::default()
+    }
+}
+
+fn bytes(text: &str) -> Vec<u8> {
+    let length = u32::try_from(text.len()).unwrap();
+    [&length.to_le_bytes(), text.as_bytes()].concat()
+}
+
+/// A prompt; with `stream`, one response for each piece.
+fn prompt(model: &str, id: &str, text: &str, stream: bool) -> ModelInferRequest {
+    let mut message = ModelInferRequest {
+        model_name: model.into(),
+        id: id.into(),
+        inputs: vec![tensor("text_input", "BYTES", &[1])],
+        raw_input_contents: vec![bytes(text).into()],
+        ..ModelInferRequest::default()
+    };
+    if stream {
+        message.inputs.push(tensor("stream", "BOOL", &[1]));
+        message.raw_input_contents.push(vec![1].into());
+    }
+    message
+}
+
+/// The first string of the first output.
+fn text(message: &ModelInferResponse) -> String {
+    assert_eq!(message.outputs.len(), message.raw_output_contents.len());
+    let raw = message.raw_output_contents.first();
+    raw.map_or_else(String::new, |raw| {
+        String::from_utf8_lossy(&raw[4..]).into_owned()
+    })
+}
+
+fn last(message: &ModelInferResponse) -> bool {
+    match message.parameters[FINAL].parameter_choice {
+        Some(ParameterChoice::BoolParam(last)) => last,
+        ref other => panic!("{other:?}"),
+    }
+}
+
+/// TR-203, TR-803: contents and raw bytes are the same request.
+#[tokio::test]
+async fn tr_901_inputs_come_in_contents_or_all_of_them_raw() {
+    let server = demo().await;
+    let mut grpc = Grpc::connect(&server).await;
+    let raw = prompt("demo", "7", "one two three", false);
+    let contents = ModelInferRequest {
+        inputs: vec![InferInputTensor {
+            contents: Some(InferTensorContents {
+                bytes_contents: vec![b"one two three".to_vec()],
+                ..InferTensorContents::default()
+            }),
+            ..tensor("text_input", "BYTES", &[1])
+        }],
+        raw_input_contents: Vec::new(),
+        ..raw.clone()
+    };
+    for message in [raw.clone(), contents.clone()] {
+        let answer = grpc.infer(message).await.unwrap();
+        assert_eq!(text(&answer), "one two three");
+        assert_eq!(
+            (&*answer.model_name, &*answer.model_version, &*answer.id),
+            ("demo", "1", "7")
+        );
+        let output = &answer.outputs[0];
+        assert_eq!(
+            (&*output.name, &*output.datatype, &*output.shape),
+            ("text_output", "BYTES", &[1][..])
+        );
+        assert!(output.contents.is_none());
+    }
+    let input = |change: fn(&mut ModelInferRequest)| {
+        let mut message = raw.clone();
+        change(&mut message);
+        message
+    };
+    for (message, why) in [
+        (
+            ModelInferRequest {
+                raw_input_contents: raw.raw_input_contents.clone(),
+                ..contents.clone()
+            },
+            "contents field must not be specified when using raw_input_contents for 'text_input' for model 'demo'",
+        ),
+        (
+            input(|it| it.raw_input_contents.push(vec![0].into())),
+            "unexpected additional input data for model 'demo'",
+        ),
+        (
+            input(|it| it.inputs.push(tensor("stream", "BOOL", &[1]))),
+            "unexpected end of input data for input 'stream'",
+        ),
+        (
+            input(|it| it.raw_input_contents = Vec::new()),
+            "[request id: 7] input 'text_input' has no data",
+        ),
+        (
+            input(|it| it.raw_input_contents[0] = vec![2, 0, 0, 0, 1].into()),
+            "[request id: 7] incomplete string data for inference input 'text_input' for model 'demo'",
+        ),
+        (
+            input(|it| it.inputs[0].datatype = "INT8".into()),
+            "[request id: 7] inference input 'text_input' data-type is 'INT8', but model 'demo' expects 'BYTES'",
+        ),
+        (
+            input(|it| it.inputs[0].name = "prompt".into()),
+            "[request id: 7] unexpected inference input 'prompt' for model 'demo'",
+        ),
+        (
+            input(|it| {
+                it.outputs = vec![InferRequestedOutputTensor {
+                    name: "nothing".into(),
+                    ..InferRequestedOutputTensor::default()
+                }];
+            }),
+            "[request id: 7] unexpected inference output 'nothing' for model 'demo'",
+        ),
+        (
+            input(|it| {
+                it.parameters.insert("triton_x".into(), flag(true));
+            }),
+            "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
+        ),
+        (
+            input(|it| {
+                it.parameters.insert("x".into(), InferParameter::default());
+            }),
+            "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'.",
+        ),
+        (
+            ModelInferRequest {
+                inputs: vec![InferInputTensor {
+                    contents: Some(InferTensorContents::default()),
+                    ..contents.inputs[0].clone()
+                }],
+                ..contents.clone()
+            },
+            "[request id: 7] unexpected number of elements 0 for inference input 'text_input' for model 'demo', \
+             expecting 1",
+        ),
+    ] {
+        let status = grpc.infer(message).await.unwrap_err();
+        assert_eq!(
+            (status.code(), status.message()),
+            (Code::InvalidArgument, why)
+        );
+        assert_eq!(
+            status.metadata().get("sapwood-error").unwrap(),
+            "invalid-request"
+        );
+    }
+}
+
+/// TR-204, TR-202.
+#[tokio::test]
+async fn tr_902_statuses_and_texts_of_what_is_not_there() {
+    let server = demo().await;
+    let mut grpc = Grpc::connect(&server).await;
+    for (model, version, code, why) in [
+        (
+            "nobody",
+            "",
+            Code::InvalidArgument,
+            "Request for unknown model: 'nobody' is not found",
+        ),
+        (
+            "demo",
+            "2",
+            Code::NotFound,
+            "Request for unknown model: 'demo' version 2 is not found",
+        ),
+        (
+            "demo",
+            "x",
+            Code::InvalidArgument,
+            "failed to get model version from specified version string 'x' (details: stol), version should be an \
+             integral value > 0",
+        ),
+    ] {
+        let mut message = prompt(model, "", "x", false);
+        message.model_version = version.into();
+        let status = grpc.infer(message).await.unwrap_err();
+        assert_eq!((status.code(), status.message()), (code, why));
+        let asked = ModelMetadataRequest {
+            name: model.into(),
+            version: version.into(),
+        };
+        let told: Result<ModelMetadataResponse, _> = grpc.ask("ModelMetadata", asked).await;
+        assert_eq!(told.unwrap_err().code(), code);
+    }
+    let unknown: Result<(), _> = grpc.ask("ModelDream", ()).await;
+    assert_eq!(unknown.unwrap_err().code(), Code::Unimplemented);
+    let large = prompt("demo", "", &"x".repeat(64 << 20), false);
+    let status = grpc.infer(large).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+}
+
+#[tokio::test]
+async fn tr_903_infer_gives_one_response_or_says_why_not() {
+    let server = demo().await;
+    let mut grpc = Grpc::connect(&server).await;
+    let status = grpc.infer(prompt("demo", "", "x", true)).await.unwrap_err();
+    assert_eq!(
+        (status.code(), status.message()),
+        (
+            Code::Unimplemented,
+            "ModelInfer RPC doesn't support models with decoupled transaction policy"
+        )
+    );
+}
+
+/// The bytes of the page, both ways.
+#[tokio::test]
+async fn tr_906_the_end_comes_with_its_flag() {
+    let request = b"\x0a\x01m\x1a\x017\x22\x28\x0a\x22triton_enable_empty_final_response\x12\x02\x08\x01\x2a\x16\x0a\
+        \x0atext_input\x12\x05BYTES\x1a\x01\x01:\x06\x02\0\0\0hi";
+    let end =
+        b"\x12\x26\x0a\x01m\x12\x011\x1a\x017\x22\x1b\x0a\x15triton_final_response\x12\x02\x08\x01";
+    let asked = ModelInferRequest::decode(&request[..]).unwrap();
+    assert_eq!(asked.encode_to_vec(), request);
+
+    // The end is at hand with the one response.
+    let server = playing(vec![Step::Text("a ".into()), Step::Text("b".into())]).await;
+    let mut grpc = Grpc::connect(&server).await;
+    let told = grpc.all(vec![asked.clone()]).await;
+    assert_eq!(told.len(), 1, "{told:?}");
+    let only = told[0].infer_response.as_ref().unwrap();
+    assert_eq!((&*text(only), last(only)), ("a b", true));
+
+    // It is not with a pause before it.
+    let pieces = vec![Step::Text("a".into()), Step::SleepMs(20)];
+    let server = playing(pieces).await;
+    let mut grpc = Grpc::connect(&server).await;
+    let mut streamed = prompt("m", "7", "hi", true);
+    for (empty, expect) in [(true, None), (false, Some(""))] {
+        streamed.parameters.insert(EMPTY_FINAL.into(), flag(empty));
+        let told = grpc.all(vec![streamed.clone()]).await;
+        assert_eq!(told.len(), 2, "{told:?}");
+        let first = told[0].infer_response.as_ref().unwrap();
+        assert_eq!((&*text(first), last(first)), ("a", false));
+        let second = told[1].infer_response.as_ref().unwrap();
+        assert!(last(second));
+        match expect {
+            None => assert_eq!(told[1].encode_to_vec(), end),
+            Some(expect) => {
+                assert_eq!(second.outputs[0].name, "text_output");
+                assert_eq!(text(second), expect);
+            }
+        }
+    }
+}
+
+/// TR-906: a model with a signature of its own sends nothing after its last payload, unless asked.
+#[tokio::test]
+async fn tr_1103_a_parrot_answers_as_often_as_it_is_told() {
+    let server = parrot(|_| {}).await;
+    let mut grpc = Grpc::connect(&server).await;
+    let number = |number| InferParameter {
+        parameter_choice: Some(ParameterChoice::Int64Param(number)),
+    };
+    let mut message = ModelInferRequest {
+        model_name: "parrot".into(),
+        id: "p".into(),
+        inputs: vec![
+            tensor("QUESTION", "BYTES", &[1, 1]),
+            tensor("LIVE", "BOOL", &[1, 1]),
+        ],
+        raw_input_contents: vec![bytes("hello").into(), vec![1].into()],
+        ..ModelInferRequest::default()
+    };
+    for (times, broken) in [(0, false), (1, false), (3, false), (2, true)] {
+        message.parameters.insert("TIMES".into(), number(times));
+        message.parameters.insert("BREAK".into(), flag(broken));
+        message.parameters.insert(EMPTY_FINAL.into(), flag(true));
+        let mut told = grpc.all(vec![message.clone()]).await;
+        let end = told.pop().unwrap();
+        let response = end.infer_response.unwrap();
+        assert!(last(&response));
+        assert_eq!(response.id, "p");
+        let said = told
+            .iter()
+            .map(|it| text(it.infer_response.as_ref().unwrap()));
+        let said: Vec<_> = said
+            .chain((!response.outputs.is_empty()).then(|| text(&response)))
+            .collect();
+        assert_eq!(
+            said,
+            vec!["hello"; usize::try_from(times).unwrap()],
+            "{times}"
+        );
+        let why = if broken { "the parrot is tired" } else { "" };
+        assert_eq!(end.error_message, why);
+    }
+}
+
+#[tokio::test]
+async fn tr_904_requests_of_a_stream_run_at_once_and_are_told_apart_by_id() {
+    let engine = spawned(steps(vec![Step::Text("a".into()), Step::Hang(true)]));
+    let kernel = kernel(&[("demo", script(Script::Words))]);
+    kernel
+        .add(sapwood_kernel::model("hangs", engine.clone()))
+        .unwrap();
+    let config = Config {
+        grpc_requests_per_stream: 8,
+        ..Config::default()
+    };
+    let server = Running::generating(kernel, config).await;
+    let mut grpc = Grpc::connect(&server).await;
+    let (mut send, messages) = mpsc::channel(16);
+    let mut answers = grpc.stream(messages, false).await;
+    for index in 0..8 {
+        send.try_send(prompt("hangs", &format!("h{index}"), "x", true))
+            .unwrap();
+    }
+    for _ in 0..8 {
+        let told = answers
+            .message()
+            .await
+            .unwrap()
+            .unwrap()
+            .infer_response
+            .unwrap();
+        assert_eq!((&*text(&told), last(&told)), ("a", false));
+    }
+    assert_eq!(engine.stats().requests_running.get(), 8);
+
+    // One more than may run.
+    send.try_send(prompt("demo", "more", "x", false)).unwrap();
+    let told = answers.message().await.unwrap().unwrap();
+    assert_eq!(told.error_message, "too many requests on this stream");
+    assert_eq!(told.infer_response.unwrap().id, "more");
+
+    // TR-907, TR-608: a call that is cancelled takes all of them with it.
+    drop(answers);
+    until("the sequences are gone", || {
+        engine.stats().requests_running.get() == 0
+    })
+    .await;
+
+    // Those that end do so beside each other, each in its own order; half-closed, the stream ends well.
+    let all = (0..6).map(|index| {
+        prompt(
+            "demo",
+            &index.to_string(),
+            &format!("one two {index}"),
+            true,
+        )
+    });
+    let mut said = vec![String::new(); 6];
+    for answer in grpc.all(all.collect()).await {
+        assert_eq!(answer.error_message, "");
+        let told = answer.infer_response.unwrap();
+        said[told.id.parse::<usize>().unwrap()].push_str(&text(&told));
+    }
+    for (index, said) in said.iter().enumerate() {
+        assert_eq!(*said, format!("one two {index}"));
+    }
+}
+
+/// TR-904: models of one response each answer in the order of the requests.
+#[tokio::test]
+async fn tr_904_models_that_are_not_decoupled_keep_the_order() {
+    let mut signature = Signature::union();
+    signature.decoupled = false;
+    let model = Model {
+        signature: Some(signature),
+        ..Model::default()
+    };
+    let rules = vec![
+        Rule {
+            pattern: Some("slow".into()),
+            steps: vec![Step::SleepMs(50), Step::Text("slow".into())],
+        },
+        Rule {
+            pattern: None,
+            steps: vec![Step::Text("fast".into())],
+        },
+    ];
+    let config = scripted::Config {
+        rules,
+        ..script(Script::Steps)
+    };
+    let face = Config {
+        models: [("m".to_owned(), model)].into(),
+        ..Config::default()
+    };
+    let server = Running::generating(kernel(&[("m", config)]), face).await;
+    let mut grpc = Grpc::connect(&server).await;
+    let all = grpc
+        .all(vec![
+            prompt("m", "1", "slow", false),
+            prompt("m", "2", "x", false),
+        ])
+        .await;
+    let told: Vec<_> = all
+        .iter()
+        .map(|it| it.infer_response.as_ref().unwrap())
+        .collect();
+    let told: Vec<_> = told
+        .iter()
+        .map(|it| (&*it.id, text(it), last(it)))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("1", "slow".to_owned(), true),
+            ("2", "fast".to_owned(), true)
+        ]
+    );
+}
+
+#[tokio::test]
+async fn tr_905_a_request_that_fails_leaves_the_stream_alone() {
+    let server = playing(vec![Step::Error(Failure {
+        code: "unavailable".into(),
+        message: "the parrot is tired".into(),
+    })])
+    .await;
+    let mut grpc = Grpc::connect(&server).await;
+    let unknown = "Request for unknown model: 'nobody' is not found";
+    let list = vec![
+        prompt("nobody", "a", "x", true),
+        prompt("m", "b", "x", true),
+    ];
+    let told = grpc.all(list.clone()).await;
+    let told: Vec<_> = told
+        .iter()
+        .map(|it| {
+            let response = it.infer_response.as_ref().unwrap();
+            (&*response.id, &*it.error_message, last(response))
+        })
+        .collect();
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert_eq!(told[0], ("a", unknown, true));
+    assert!(
+        told[1].0 == "b" && told[1].1.contains("the parrot is tired"),
+        "{told:?}"
+    );
+
+    // Asked for, the first error is the status of the call.
+    let mut answers = grpc.stream(stream::iter(list), true).await;
+    let status = answers.message().await.unwrap_err();
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::InvalidArgument, unknown)
+    );
+}
+
+/// TR-907: the headers do not wait for a request; a message of more than 64 MiB ends the call.
+#[tokio::test]
+async fn tr_907_headers_come_at_once() {
+    let server = demo().await;
+    let mut grpc = Grpc::connect(&server).await;
+    let (mut send, messages) = mpsc::channel(1);
+    let mut answers = grpc.stream(messages, false).await;
+    send.try_send(prompt("demo", "", &"x".repeat(64 << 20), false))
+        .unwrap();
+    let status = answers.message().await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+}
+
+/// TR-701 to TR-709, as messages.
+#[tokio::test]
+async fn tr_702_metadata_is_that_of_the_http_face() {
+    let server = demo().await;
+    let mut grpc = Grpc::connect(&server).await;
+    let live: ServerLiveResponse = grpc.ask("ServerLive", ServerLiveRequest {}).await.unwrap();
+    let ready: ServerReadyResponse = grpc
+        .ask("ServerReady", ServerReadyRequest {})
+        .await
+        .unwrap();
+    assert!(live.live && ready.ready);
+    let (name, version) = ("demo".to_owned(), String::new());
+    let asked = ModelReadyRequest {
+        name: name.clone(),
+        version: version.clone(),
+    };
+    let ready: ModelReadyResponse = grpc.ask("ModelReady", asked).await.unwrap();
+    assert!(ready.ready);
+    let told: ServerMetadataResponse = grpc.ask("ServerMetadata", ()).await.unwrap();
+    assert_eq!(told.name, "sapwood");
+    assert!(told.extensions.iter().any(|it| it == "generate"));
+
+    let asked = ModelMetadataRequest {
+        name: name.clone(),
+        version: version.clone(),
+    };
+    let told: ModelMetadataResponse = grpc.ask("ModelMetadata", asked).await.unwrap();
+    let http = Wire::connect(server.address)
+        .await
+        .get("/v2/models/demo")
+        .await
+        .json();
+    assert_eq!(told.versions, ["1"]);
+    let tensors = |list: &[model_metadata_response::TensorMetadata]| {
+        let list = list.iter();
+        let list =
+            list.map(|it| json!({"name": it.name, "datatype": it.datatype, "shape": it.shape}));
+        json!(list.collect::<Vec<_>>())
+    };
+    assert_eq!(tensors(&told.inputs), http["inputs"]);
+    assert_eq!(tensors(&told.outputs), http["outputs"]);
+
+    let asked = ModelConfigRequest {
+        name: name.clone(),
+        version: version.clone(),
+    };
+    let told: ModelConfigResponse = grpc.ask("ModelConfig", asked).await.unwrap();
+    let config = told.config.unwrap();
+    assert!(config.model_transaction_policy.unwrap().decoupled);
+    assert_eq!(config.input[0].name, "text_input");
+    assert_eq!(config.input[0].data_type(), DataType::TypeString);
+    assert!(!config.input[0].optional && config.input[1].optional);
+
+    grpc.infer(prompt("demo", "", "x", false)).await.unwrap();
+    let asked = ModelStatisticsRequest { name, version };
+    let told: ModelStatisticsResponse = grpc.ask("ModelStatistics", asked).await.unwrap();
+    let stats = &told.model_stats[0];
+    assert_eq!((stats.inference_count, &*stats.version), (1, "1"));
+    assert_eq!(
+        stats
+            .inference_stats
+            .as_ref()
+            .unwrap()
+            .success
+            .unwrap()
+            .count,
+        1
+    );
+    assert_eq!(stats.response_stats.len(), 1);
+}
+
+/// TR-706 to TR-708.
+#[tokio::test]
+async fn tr_705_the_repository_and_settings_are_shown() {
+    let server = demo().await;
+    let mut grpc = Grpc::connect(&server).await;
+    let asked = RepositoryIndexRequest::default();
+    let told: RepositoryIndexResponse = grpc.ask("RepositoryIndex", asked).await.unwrap();
+    let first = &told.models[0];
+    assert_eq!(
+        (&*first.name, &*first.version, &*first.state),
+        ("demo", "1", "READY")
+    );
+    let asked = RepositoryIndexRequest {
+        repository_name: "mine".into(),
+        ready: false,
+    };
+    let told: Result<RepositoryIndexResponse, _> = grpc.ask("RepositoryIndex", asked).await;
+    assert_eq!(told.unwrap_err().code(), Code::Unimplemented);
+    for (method, code) in [
+        ("RepositoryModelLoad", Code::Unavailable),
+        ("RepositoryModelUnload", Code::Unavailable),
+        ("SystemSharedMemoryRegister", Code::Unimplemented),
+        ("CudaSharedMemoryRegister", Code::Unimplemented),
+        ("SystemSharedMemoryStatus", Code::Ok),
+        ("CudaSharedMemoryUnregister", Code::Ok),
+    ] {
+        let told: Result<(), _> = grpc.ask(method, ()).await;
+        assert_eq!(
+            told.err().map_or(Code::Ok, |it| it.code()),
+            code,
+            "{method}"
+        );
+    }
+    let asked = TraceSettingRequest::default();
+    let told: TraceSettingResponse = grpc.ask("TraceSetting", asked).await.unwrap();
+    assert_eq!(told.settings["trace_level"].value, ["OFF"]);
+    assert_eq!(told.settings["trace_rate"].value, ["1000"]);
+    let mut asked = TraceSettingRequest::default();
+    for (level, code) in [("OFF", Code::Ok), ("TIMESTAMPS", Code::Unimplemented)] {
+        let value = trace_setting_request::SettingValue {
+            value: vec![level.into()],
+        };
+        asked.settings.insert("trace_level".into(), value);
+        let told: Result<TraceSettingResponse, _> = grpc.ask("TraceSetting", asked.clone()).await;
+        assert_eq!(told.err().map_or(Code::Ok, |it| it.code()), code, "{level}");
+    }
+    let told: LogSettingsResponse = grpc.ask("LogSettings", ()).await.unwrap();
+    assert_eq!(told.settings.len(), 6);
+}
+
+#[tokio::test]
+async fn tr_908_health_and_reflection_name_the_service() {
+    let server = demo().await;
+    let mut grpc = Grpc::connect(&server).await;
+    grpc.0.ready().await.unwrap();
+    // The message `HealthCheckRequest`: its first field is the name of the service.
+    let codec = ProstCodec::<String, i32>::default();
+    let path = "/grpc.health.v1.Health/Check".parse().unwrap();
+    let asked = Request::new("inference.GRPCInferenceService".to_owned());
+    let told = grpc.0.unary(asked, path, codec).await.unwrap();
+    assert_eq!(told.into_inner(), 1, "it serves");
+    grpc.0.ready().await.unwrap();
+    // Field 7 of the request asks for the list; the answer holds the names.
+    let codec = ProstCodec::<ListServices, ListedServices>::default();
+    let path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+        .parse()
+        .unwrap();
+    let asked = stream::iter([ListServices { list: "*".into() }]);
+    let told = grpc
+        .0
+        .streaming(Request::new(asked), path, codec)
+        .await
+        .unwrap();
+    let told = told.into_inner().message().await.unwrap().unwrap();
+    let told = String::from_utf8_lossy(&told.list).into_owned();
+    assert!(told.contains("inference.GRPCInferenceService"), "{told}");
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ListServices {
+    #[prost(string, tag = "7")]
+    list: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ListedServices {
+    #[prost(bytes = "vec", tag = "6")]
+    list: Vec<u8>,
+}
+
+/// Our client over gRPC against our face (D-5).
+#[tokio::test]
+async fn tr_406_a_model_over_grpc_says_what_it_says_here() {
+    let there = kernel(&[("demo", script(Script::Words))]);
+    let server = Running::generating(there.clone(), Config::default()).await;
+    let address = Address::new(format!("triton+grpc://{}", server.address));
+    let client = Client::connect(&address).await.unwrap();
+    let here = Kernel::new();
+    here.add_all(import(&client).await.unwrap()).unwrap();
+    let prompt = "gr\u{fc}ner Tee \u{1f375} for everybody";
+    for config in [
+        json!({"prompt_mode": "raw"}),
+        json!({"prompt_mode": "raw", "max_tokens": 2}),
+        json!({"prompt_mode": "raw", "stop": ["for"], "seed": 7, "temperature": 0}),
+    ] {
+        let args = || args! { prompt: prompt, config: config.clone() };
+        let (text, told) = there.run::<String>("demo", args()).finish().await.unwrap();
+        let (same, meta) = here.run::<String>("demo", args()).finish().await.unwrap();
+        assert_eq!(same, text, "{config}");
+        assert_eq!(meta.finish, told.finish, "{config}");
+        assert_eq!(meta.usage, told.usage, "{config}");
+    }
+    let config = GenerateConfig {
+        temperature: Some(200.0),
+        ..GenerateConfig::default()
+    };
+    let args = args! { prompt: "x" }.with("config", config.into_chunk());
+    let run = here.run::<String>("demo", args);
+    assert_eq!(run.await.unwrap_err().code(), Ours::InvalidRequest);
+}
+
+/// TR-608: dropping the run here frees the sequence there.
+#[tokio::test]
+async fn tr_907_a_dropped_run_over_grpc_frees_the_sequence() {
+    let engine = spawned(steps(vec![Step::Text("a".into()), Step::Hang(true)]));
+    let there = Kernel::new();
+    there
+        .add(sapwood_kernel::model("m", engine.clone()))
+        .unwrap();
+    let server = Running::generating(there, Config::default()).await;
+    let address = Address::new(format!("triton+grpc://{}", server.address));
+    let client = Client::connect(&address).await.unwrap();
+    let here = Kernel::new();
+    here.add_all(import(&client).await.unwrap()).unwrap();
+    let mut run = here.run::<String>("m", args! { prompt: "x" });
+    assert_eq!(run.next().await.unwrap().unwrap(), "a");
+    drop(run);
+    until("the sequence is gone", || {
+        engine.stats().requests_running.get() == 0
+    })
+    .await;
+}
