@@ -21,6 +21,8 @@ pub(crate) struct Generate {
     pub(crate) drain_bytes: u64,
     /// Tokens that one request may ask for; 0: the context is the only limit.
     pub(crate) new_tokens: u32,
+    /// Requests that may run at once on one gRPC stream.
+    pub(crate) grpc_requests_per_stream: usize,
     /// The status for a model that nobody knows.
     pub(crate) unknown_model_status: u16,
     /// Whose behaviour holds where the reference is stricter than it needs to be.
@@ -48,6 +50,7 @@ impl Default for Generate {
             http_max_input_size: limits.input_bytes,
             drain_bytes: face.drain_bytes,
             new_tokens: limits.new_tokens,
+            grpc_requests_per_stream: face.grpc_requests_per_stream,
             unknown_model_status: face.unknown_model_status,
             compat: Compat::Sapwood,
             metadata_name: face.metadata_name,
@@ -61,6 +64,11 @@ impl Generate {
     /// # Errors
     /// [`Failure::usage`], naming the key.
     pub(crate) fn check(&self) -> Result<(), Failure> {
+        if self.grpc_requests_per_stream == 0 {
+            return Err(Failure::usage(
+                "generate.grpc_requests_per_stream: must be 1 or more",
+            ));
+        }
         if matches!(self.unknown_model_status, 400 | 404) {
             return Ok(());
         }
@@ -78,6 +86,7 @@ impl Generate {
                 ..Limits::default()
             },
             drain_bytes: self.drain_bytes,
+            grpc_requests_per_stream: self.grpc_requests_per_stream,
             unknown_model_status: self.unknown_model_status,
             compat: self.compat == Compat::Triton,
             metadata_name: self.metadata_name.clone(),
