@@ -5,14 +5,21 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::TryStreamExt;
 use sapwood_engine::scripted::{self, Script};
 use sapwood_kernel::{Kernel, model};
 use sapwood_net::evergreen::Node;
 use sapwood_proto::evergreen::Metadata;
+use sapwood_proto::generated::inference::model_infer_request::InferInputTensor;
+use sapwood_proto::generated::inference::{
+    ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
+};
 use sapwood_tests::http::Wire;
 use sapwood_tests::socket::{Said, Socket};
 use sapwood_tests::{Running, request, spawned};
 use serde_json::{Value, json};
+use tonic::transport::Channel;
+use tonic_prost::ProstCodec;
 
 const PROMPT: &str = "two roads diverged";
 const TOKENS: u32 = 24;
@@ -140,6 +147,58 @@ async fn infer(server: &Running) -> Given {
     text_alone(text.as_str().unwrap().to_owned())
 }
 
+/// `ModelInfer`, or `ModelStreamInfer`.
+async fn grpc(server: &Running, stream: bool) -> Given {
+    let input = |name: &str, datatype: &str| InferInputTensor {
+        name: name.into(),
+        datatype: datatype.into(),
+        shape: vec![1],
+        ..InferInputTensor::default()
+    };
+    let length = u32::try_from(PROMPT.len()).unwrap().to_le_bytes();
+    let inputs: [(&str, &str, Vec<u8>); 6] = [
+        ("text_input", "BYTES", [&length, PROMPT.as_bytes()].concat()),
+        ("stream", "BOOL", vec![stream.into()]),
+        ("temperature", "FP32", 0.9_f32.to_le_bytes().into()),
+        ("top_p", "FP32", 0.95_f32.to_le_bytes().into()),
+        ("max_tokens", "INT32", TOKENS.to_le_bytes().into()),
+        ("seed", "UINT64", SEED.to_le_bytes().into()),
+    ];
+    let message = ModelInferRequest {
+        model_name: "wanderer".into(),
+        inputs: inputs.iter().map(|it| input(it.0, it.1)).collect(),
+        raw_input_contents: inputs.into_iter().map(|it| it.2.into()).collect(),
+        ..ModelInferRequest::default()
+    };
+    let text = |answer: &ModelInferResponse| {
+        let text = answer.raw_output_contents.first().map(|raw| &raw[4..]);
+        String::from_utf8(text.unwrap_or_default().to_vec()).unwrap()
+    };
+    let address = format!("http://{}", server.address);
+    let channel = Channel::from_shared(address).unwrap();
+    let mut client = tonic::client::Grpc::new(channel.connect().await.unwrap());
+    client.ready().await.unwrap();
+    let path = |method| format!("/inference.GRPCInferenceService/{method}");
+    if !stream {
+        let codec = ProstCodec::<ModelInferRequest, ModelInferResponse>::default();
+        let path = path("ModelInfer").parse().unwrap();
+        let answer = client
+            .unary(tonic::Request::new(message), path, codec)
+            .await;
+        return text_alone(text(answer.unwrap().get_ref()));
+    }
+    let codec = ProstCodec::<ModelInferRequest, ModelStreamInferResponse>::default();
+    let path = path("ModelStreamInfer").parse().unwrap();
+    let messages = tonic::Request::new(futures::stream::iter([message]));
+    let answer = client.streaming(messages, path, codec).await.unwrap();
+    let answers: Vec<_> = answer.into_inner().try_collect().await.unwrap();
+    assert!(answers.len() > 1, "it is streamed");
+    let texts = answers
+        .iter()
+        .map(|it| text(it.infer_response.as_ref().unwrap()));
+    text_alone(texts.collect())
+}
+
 /// D-21, D-24
 #[tokio::test]
 async fn lm_605_tr_1311_one_prompt_and_one_seed_give_the_same_at_every_face() {
@@ -166,6 +225,8 @@ async fn lm_605_tr_1311_one_prompt_and_one_seed_give_the_same_at_every_face() {
         ("generate", generate(&server).await),
         ("generate_stream", generate_stream(&server).await),
         ("infer", infer(&server).await),
+        ("ModelInfer", grpc(&server, false).await),
+        ("ModelStreamInfer", grpc(&server, true).await),
     ];
     for (face, given) in others {
         let expected = Given {

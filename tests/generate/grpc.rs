@@ -3,7 +3,7 @@
 use futures::channel::mpsc;
 use futures::{StreamExt, stream};
 use prost::Message;
-use sapwood_engine::scripted::Failure;
+use sapwood_engine::scripted::{Cut, Failure};
 use sapwood_kernel::connect::triton::import;
 use sapwood_kernel::{GenerateConfig, Usage, args};
 use sapwood_net::triton::{Address, Client};
@@ -561,7 +561,7 @@ async fn tr_907_headers_come_at_once() {
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
 }
 
-/// TR-701 to TR-709, as messages.
+/// TR-701, TR-703, TR-704, TR-709: as messages.
 #[tokio::test]
 async fn tr_702_metadata_is_that_of_the_http_face() {
     let server = demo().await;
@@ -632,7 +632,7 @@ async fn tr_702_metadata_is_that_of_the_http_face() {
     assert_eq!(stats.response_stats.len(), 1);
 }
 
-/// TR-706 to TR-708.
+/// TR-706, TR-707, TR-708
 #[tokio::test]
 async fn tr_705_the_repository_and_settings_are_shown() {
     let server = demo().await;
@@ -752,6 +752,23 @@ async fn tr_406_a_model_over_grpc_says_what_it_says_here() {
     let args = args! { prompt: "x" }.with("config", config.into_chunk());
     let run = here.run::<String>("demo", args);
     assert_eq!(run.await.unwrap_err().code(), Ours::InvalidRequest);
+}
+
+/// D-11: a call without its end is truncated, whatever it has told before.
+#[tokio::test]
+async fn tr_1105_a_cut_call_has_no_end() {
+    for cut in [Cut::Close, Cut::Reset] {
+        let words = Step::Text("one ".into());
+        let server = playing(vec![words, Step::SleepMs(20), Step::Cut(cut)]).await;
+        let address = Address::new(format!("triton+grpc://{}/m", server.address));
+        let client = Client::connect(&address).await.unwrap();
+        let here = Kernel::new();
+        here.add_all(import(&client).await.unwrap()).unwrap();
+        let mut run = here.run::<String>("m", args! { prompt: "x" });
+        assert_eq!(run.next().await.unwrap().unwrap(), "one ");
+        let error = run.next().await.unwrap().unwrap_err();
+        assert_eq!(error.code(), Ours::Truncated, "{error}");
+    }
 }
 
 /// TR-608: dropping the run here frees the sequence there.

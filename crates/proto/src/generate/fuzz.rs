@@ -1,12 +1,15 @@
-//! Any bytes as a body, for the fuzzer and for tests.
+//! Any bytes as a body or a message, for the fuzzer and for tests.
 //!
 //! Owns: what has to hold whatever comes: a refusal or tensors that fit their signature, and answers that are JSON.
 //! Built for tests and fuzzing alone.
+
+use prost::Message;
 
 use super::{
     Data, Datatype, Head, Input, InputRole, Limits, Mapper, Output, OutputRole, Response, Settings,
     Signature, error_body,
 };
+use crate::generated::inference::ModelInferRequest;
 
 /// One input of every datatype, and one for JSON.
 #[must_use]
@@ -80,6 +83,48 @@ pub fn body(bytes: &[u8]) {
             assert!(settings.stop.len() <= limits.stop_words);
         }
         echo(&signature, &mapped);
+    }
+}
+
+/// Reads `bytes` as a message of the gRPC service for either kind of model.
+///
+/// # Panics
+/// If an invariant does not hold.
+pub fn message(bytes: &[u8]) {
+    let Ok(message) = ModelInferRequest::decode(bytes) else {
+        return;
+    };
+    let limits = Limits {
+        tensor_elements: 256,
+        ..Limits::default()
+    };
+    for signature in [Signature::union(), every_datatype()] {
+        let mapper = Mapper {
+            model: "m",
+            signature: &signature,
+            known: &[],
+            strict: false,
+            limits: &limits,
+        };
+        let mapped = match mapper.message(&message) {
+            Ok(mapped) => mapped,
+            Err(refused) => {
+                assert!(!refused.to_string().is_empty());
+                continue;
+            }
+        };
+        fits(&mapper, &mapped);
+        let _ = Settings::of(&signature, &mapped, &limits);
+        let outputs = mapped.tensors.into_iter();
+        let response = Response {
+            outputs: outputs
+                .filter(|(place, _)| *place < signature.outputs.len())
+                .collect(),
+            parameters: mapped.parameters,
+        };
+        let told = response.message(&signature);
+        assert_eq!(told.outputs.len(), told.raw_output_contents.len());
+        assert_eq!(told.outputs.len(), response.outputs.len());
     }
 }
 

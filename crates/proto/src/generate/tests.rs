@@ -759,3 +759,8 @@ fn tr_503_answers_are_compact_json_with_scalars_where_there_is_one_element() {
 fn the_corpus_of_bodies_holds() {
     corpus::replay("generate_body", fuzz::body);
 }
+
+#[test]
+fn the_corpus_of_messages_holds() {
+    corpus::replay("generate_message", fuzz::message);
+}

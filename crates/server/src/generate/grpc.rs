@@ -3,6 +3,7 @@
 //! Owns: which method is answered by what, limits of messages, failures as statuses (TR-902). Refuses to know: what the
 //! methods say; that is shared with the HTTP routes.
 
+mod cut;
 mod infer;
 mod metadata;
 mod stream;
@@ -10,6 +11,7 @@ mod stream;
 use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -134,15 +136,18 @@ where
 
 /// Nothing is awaited before the headers go out (TR-907).
 async fn streamed(catalogue: Arc<Catalogue>, request: http::Request<Body>) -> http::Response<Body> {
+    let cut = Arc::new(AtomicBool::new(false));
+    let cuts = Arc::clone(&cut);
     let service = tower::service_fn(move |request: Request<Streaming<ModelInferRequest>>| {
-        let outgoing = stream::Outgoing::new(Arc::clone(&catalogue), request);
+        let outgoing = stream::Outgoing::new(Arc::clone(&catalogue), request, Arc::clone(&cuts));
         ready(Ok::<_, tonic::Status>(Response::new(outgoing)))
     });
     let codec = ProstCodec::<ModelStreamInferResponse, ModelInferRequest>::default();
     let mut grpc = Grpc::new(codec)
         .accept_compressed(CompressionEncoding::Gzip)
         .max_decoding_message_size(MESSAGE_BYTES_MAX);
-    grpc.streaming(service, request).await.map(Body::new)
+    let answer = grpc.streaming(service, request).await;
+    answer.map(|body| Body::new(cut::Cuttable::new(Body::new(body), cut)))
 }
 
 /// A failure as a status; the closed code stands beside it (TR-206).

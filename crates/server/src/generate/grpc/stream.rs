@@ -12,6 +12,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -66,12 +67,15 @@ pub(super) struct Outgoing {
     /// The last thing told was a refusal: whatever runs has its turn first.
     refused: bool,
     over: bool,
+    /// Set where a script cuts the call.
+    cut: Arc<AtomicBool>,
 }
 
 impl Outgoing {
     pub(super) fn new(
         catalogue: Arc<Catalogue>,
         request: tonic::Request<Streaming<ModelInferRequest>>,
+        cut: Arc<AtomicBool>,
     ) -> Self {
         let (metadata, extensions, incoming) = request.into_parts();
         let drain = catalogue.shared.drain.clone();
@@ -84,6 +88,7 @@ impl Outgoing {
             error_as_status: says_so(&metadata),
             refused: false,
             over: false,
+            cut,
             catalogue,
         }
     }
@@ -159,6 +164,7 @@ impl Outgoing {
             }),
             Err(Failed { failure, .. }) if self.error_as_status || failure.cut => {
                 self.over = true;
+                self.cut.store(failure.cut, Ordering::Relaxed);
                 Err(status(&failure))
             }
             Err(Failed { id, failure }) => {

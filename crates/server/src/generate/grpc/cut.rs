@@ -1,0 +1,50 @@
+//! A call that a script cuts: its answer has no end, as if the server had gone (D-11).
+//!
+//! Owns: [`Cuttable`]. Refuses to know: scripts.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+
+use axum::body::{Body, Bytes};
+use hyper::body::{Body as Frames, Frame};
+
+/// A body whose trailers are kept back once `cut` is set; an error stands in their place.
+pub(super) struct Cuttable {
+    body: Body,
+    cut: Arc<AtomicBool>,
+    ended: bool,
+}
+
+impl Cuttable {
+    pub(super) const fn new(body: Body, cut: Arc<AtomicBool>) -> Self {
+        let ended = false;
+        Self { body, cut, ended }
+    }
+}
+
+impl Frames for Cuttable {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if self.ended {
+            let error = io::Error::other("the script cuts the call");
+            return Poll::Ready(Some(Err(axum::Error::new(error))));
+        }
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        let data = matches!(&frame, Some(Ok(frame)) if frame.is_data());
+        if data || !self.cut.load(Ordering::Relaxed) {
+            return Poll::Ready(frame);
+        }
+        self.ended = true;
+        // What was told before goes out first: an error drops whatever the connection still holds.
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
