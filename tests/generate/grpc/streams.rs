@@ -1,0 +1,260 @@
+//! Requests on one stream, and which response is the last.
+
+use futures::channel::mpsc;
+use futures::stream;
+use sapwood_engine::scripted::Failure;
+use sapwood_tests::until;
+
+use super::*;
+
+const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
+
+/// The bytes of the page, both ways.
+#[tokio::test]
+async fn tr_906_the_end_comes_with_its_flag() {
+    let request = b"\x0a\x01m\x1a\x017\x22\x28\x0a\x22triton_enable_empty_final_response\x12\x02\x08\x01\x2a\x16\x0a\
+        \x0atext_input\x12\x05BYTES\x1a\x01\x01:\x06\x02\0\0\0hi";
+    let end =
+        b"\x12\x26\x0a\x01m\x12\x011\x1a\x017\x22\x1b\x0a\x15triton_final_response\x12\x02\x08\x01";
+    let asked = ModelInferRequest::decode(&request[..]).unwrap();
+    assert_eq!(asked.encode_to_vec(), request);
+
+    // The end is at hand with the one response.
+    let server = playing(vec![Step::Text("a ".into()), Step::Text("b".into())]).await;
+    let mut grpc = Grpc::connect(&server).await;
+    let told = grpc.all(vec![asked.clone()]).await;
+    assert_eq!(told.len(), 1, "{told:?}");
+    let only = told[0].infer_response.as_ref().unwrap();
+    assert_eq!((&*text(only), last(only)), ("a b", true));
+
+    // It is not with a pause before it.
+    let pieces = vec![Step::Text("a".into()), Step::SleepMs(20)];
+    let server = playing(pieces).await;
+    let mut grpc = Grpc::connect(&server).await;
+    let mut streamed = prompt("m", "7", "hi", true);
+    for (empty, expect) in [(true, None), (false, Some(""))] {
+        streamed.parameters.insert(EMPTY_FINAL.into(), flag(empty));
+        let told = grpc.all(vec![streamed.clone()]).await;
+        assert_eq!(told.len(), 2, "{told:?}");
+        let first = told[0].infer_response.as_ref().unwrap();
+        assert_eq!((&*text(first), last(first)), ("a", false));
+        let second = told[1].infer_response.as_ref().unwrap();
+        assert!(last(second));
+        match expect {
+            None => assert_eq!(told[1].encode_to_vec(), end),
+            Some(expect) => {
+                assert_eq!(second.outputs[0].name, "text_output");
+                assert_eq!(text(second), expect);
+            }
+        }
+    }
+}
+
+/// TR-906: a model with a signature of its own sends nothing after its last payload, unless asked.
+#[tokio::test]
+async fn tr_1103_a_parrot_answers_as_often_as_it_is_told() {
+    let server = parrot(|_| {}).await;
+    let mut grpc = Grpc::connect(&server).await;
+    let number = |number| InferParameter {
+        parameter_choice: Some(ParameterChoice::Int64Param(number)),
+    };
+    let mut message = ModelInferRequest {
+        model_name: "parrot".into(),
+        id: "p".into(),
+        inputs: vec![
+            tensor("QUESTION", "BYTES", &[1, 1]),
+            tensor("LIVE", "BOOL", &[1, 1]),
+        ],
+        raw_input_contents: vec![bytes("hello").into(), vec![1].into()],
+        ..ModelInferRequest::default()
+    };
+    for (times, broken) in [(0, false), (1, false), (3, false), (2, true)] {
+        message.parameters.insert("TIMES".into(), number(times));
+        message.parameters.insert("BREAK".into(), flag(broken));
+        message.parameters.insert(EMPTY_FINAL.into(), flag(true));
+        let mut told = grpc.all(vec![message.clone()]).await;
+        let end = told.pop().unwrap();
+        let response = end.infer_response.unwrap();
+        assert!(last(&response));
+        assert_eq!(response.id, "p");
+        let said = told
+            .iter()
+            .map(|it| text(it.infer_response.as_ref().unwrap()));
+        let said: Vec<_> = said
+            .chain((!response.outputs.is_empty()).then(|| text(&response)))
+            .collect();
+        assert_eq!(
+            said,
+            vec!["hello"; usize::try_from(times).unwrap()],
+            "{times}"
+        );
+        let why = if broken { "the parrot is tired" } else { "" };
+        assert_eq!(end.error_message, why);
+    }
+}
+
+#[tokio::test]
+async fn tr_904_requests_of_a_stream_run_at_once_and_are_told_apart_by_id() {
+    let engine = spawned(steps(vec![Step::Text("a".into()), Step::Hang(true)]));
+    let kernel = kernel(&[("demo", script(Script::Words))]);
+    kernel
+        .add(sapwood_kernel::model("hangs", engine.clone()))
+        .unwrap();
+    let config = Config {
+        grpc_requests_per_stream: 8,
+        ..Config::default()
+    };
+    let server = Running::generating(kernel, config).await;
+    let mut grpc = Grpc::connect(&server).await;
+    let (mut send, messages) = mpsc::channel(16);
+    let mut answers = grpc.stream(messages, false).await;
+    for index in 0..8 {
+        send.try_send(prompt("hangs", &format!("h{index}"), "x", true))
+            .unwrap();
+    }
+    for _ in 0..8 {
+        let told = answers
+            .message()
+            .await
+            .unwrap()
+            .unwrap()
+            .infer_response
+            .unwrap();
+        assert_eq!((&*text(&told), last(&told)), ("a", false));
+    }
+    assert_eq!(engine.stats().requests_running.get(), 8);
+
+    // One more than may run.
+    send.try_send(prompt("demo", "more", "x", false)).unwrap();
+    let told = answers.message().await.unwrap().unwrap();
+    assert_eq!(told.error_message, "too many requests on this stream");
+    assert_eq!(told.infer_response.unwrap().id, "more");
+
+    // TR-907, TR-608: a call that is cancelled takes all of them with it.
+    drop((answers, send));
+    until("the sequences are gone", || {
+        engine.stats().requests_running.get() == 0
+    })
+    .await;
+
+    // Those that end do so beside each other, each in its own order; half-closed, the stream ends well.
+    let all = (0..6).map(|index| {
+        prompt(
+            "demo",
+            &index.to_string(),
+            &format!("one two {index}"),
+            true,
+        )
+    });
+    let mut said = vec![String::new(); 6];
+    for answer in grpc.all(all.collect()).await {
+        assert_eq!(answer.error_message, "");
+        let told = answer.infer_response.unwrap();
+        said[told.id.parse::<usize>().unwrap()].push_str(&text(&told));
+    }
+    for (index, said) in said.iter().enumerate() {
+        assert_eq!(*said, format!("one two {index}"));
+    }
+}
+
+/// TR-904: models of one response each answer in the order of the requests.
+#[tokio::test]
+async fn tr_904_models_that_are_not_decoupled_keep_the_order() {
+    let mut signature = Signature::union();
+    signature.decoupled = false;
+    let model = Model {
+        signature: Some(signature),
+        ..Model::default()
+    };
+    let rules = vec![
+        Rule {
+            pattern: Some("slow".into()),
+            steps: vec![Step::SleepMs(50), Step::Text("slow".into())],
+        },
+        Rule {
+            pattern: None,
+            steps: vec![Step::Text("fast".into())],
+        },
+    ];
+    let config = scripted::Config {
+        rules,
+        ..script(Script::Steps)
+    };
+    let face = Config {
+        models: [("m".to_owned(), model)].into(),
+        ..Config::default()
+    };
+    let server = Running::generating(kernel(&[("m", config)]), face).await;
+    let mut grpc = Grpc::connect(&server).await;
+    let all = grpc
+        .all(vec![
+            prompt("m", "1", "slow", false),
+            prompt("m", "2", "x", false),
+        ])
+        .await;
+    let told: Vec<_> = all
+        .iter()
+        .map(|it| it.infer_response.as_ref().unwrap())
+        .collect();
+    let told: Vec<_> = told
+        .iter()
+        .map(|it| (&*it.id, text(it), last(it)))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("1", "slow".to_owned(), true),
+            ("2", "fast".to_owned(), true)
+        ]
+    );
+}
+
+#[tokio::test]
+async fn tr_905_a_request_that_fails_leaves_the_stream_alone() {
+    let server = playing(vec![Step::Error(Failure {
+        code: "unavailable".into(),
+        message: "the parrot is tired".into(),
+    })])
+    .await;
+    let mut grpc = Grpc::connect(&server).await;
+    let unknown = "Request for unknown model: 'nobody' is not found";
+    let list = vec![
+        prompt("nobody", "a", "x", true),
+        prompt("m", "b", "x", true),
+    ];
+    let told = grpc.all(list.clone()).await;
+    let told: Vec<_> = told
+        .iter()
+        .map(|it| {
+            let response = it.infer_response.as_ref().unwrap();
+            (&*response.id, &*it.error_message, last(response))
+        })
+        .collect();
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert_eq!(told[0], ("a", unknown, true));
+    assert!(
+        told[1].0 == "b" && told[1].1.contains("the parrot is tired"),
+        "{told:?}"
+    );
+
+    // Asked for, the first error is the status of the call.
+    let mut answers = grpc.stream(stream::iter(list), true).await;
+    let status = answers.message().await.unwrap_err();
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::InvalidArgument, unknown)
+    );
+}
+
+/// TR-907: the headers do not wait for a request; a message of more than 64 MiB ends the call.
+#[tokio::test]
+async fn tr_907_headers_come_at_once() {
+    let server = demo().await;
+    let mut grpc = Grpc::connect(&server).await;
+    let (mut send, messages) = mpsc::channel(1);
+    let mut answers = grpc.stream(messages, false).await;
+    send.try_send(prompt("demo", "", &"x".repeat(64 << 20), false))
+        .unwrap();
+    let status = answers.message().await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+}
