@@ -2,11 +2,13 @@
 //!
 //! Owns: what its tests share: a server with a parrot, and how it is asked. Refuses to know: the rest of the house.
 
+mod abuse;
 mod bodies;
 mod client;
 mod controls;
 mod grpc;
 mod infer;
+mod metrics;
 mod models;
 mod settings;
 mod streams;

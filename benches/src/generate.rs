@@ -1,7 +1,8 @@
-//! What the benches of Triton's generate share: a bare sender to compare with, and the one client that drives both.
+//! What the benches of Triton's generate share: a bare sender to compare with, and the clients that drive both.
 //!
 //! Owns: nothing but these. Refuses to know: Sapwood's server; the bench program starts it.
 
+pub mod arrivals;
 pub mod bare;
 pub mod face;
 pub mod load;

@@ -20,10 +20,10 @@ use super::*;
 
 const FINAL: &str = "triton_final_response";
 
-struct Grpc(tonic::client::Grpc<Channel>);
+pub(super) struct Grpc(tonic::client::Grpc<Channel>);
 
 impl Grpc {
-    async fn connect(server: &Running) -> Self {
+    pub(super) async fn connect(server: &Running) -> Self {
         let address = format!("http://{}", server.address);
         let channel = Channel::from_shared(address).unwrap();
         let channel = channel.connect().await.unwrap();
@@ -52,7 +52,7 @@ impl Grpc {
         self.ask("ModelInfer", message).await
     }
 
-    async fn stream(
+    pub(super) async fn stream(
         &mut self,
         messages: impl futures::Stream<Item = ModelInferRequest> + Send + 'static,
         error_as_status: bool,
@@ -86,6 +86,13 @@ fn flag(value: bool) -> InferParameter {
     }
 }
 
+/// A parameter.
+pub(super) fn number(value: i64) -> InferParameter {
+    InferParameter {
+        parameter_choice: Some(ParameterChoice::Int64Param(value)),
+    }
+}
+
 fn tensor(name: &str, datatype: &str, shape: &[i64]) -> InferInputTensor {
     InferInputTensor {
         name: name.into(),
@@ -101,7 +108,7 @@ fn bytes(text: &str) -> Vec<u8> {
 }
 
 /// A prompt; with `stream`, one response for each piece.
-fn prompt(model: &str, id: &str, text: &str, stream: bool) -> ModelInferRequest {
+pub(super) fn prompt(model: &str, id: &str, text: &str, stream: bool) -> ModelInferRequest {
     let mut message = ModelInferRequest {
         model_name: model.into(),
         id: id.into(),
@@ -117,7 +124,7 @@ fn prompt(model: &str, id: &str, text: &str, stream: bool) -> ModelInferRequest 
 }
 
 /// The first string of the first output.
-fn text(message: &ModelInferResponse) -> String {
+pub(super) fn text(message: &ModelInferResponse) -> String {
     assert_eq!(message.outputs.len(), message.raw_output_contents.len());
     let raw = message.raw_output_contents.first();
     raw.map_or_else(String::new, |raw| {
@@ -125,7 +132,7 @@ fn text(message: &ModelInferResponse) -> String {
     })
 }
 
-fn last(message: &ModelInferResponse) -> bool {
+pub(super) fn last(message: &ModelInferResponse) -> bool {
     match message.parameters[FINAL].parameter_choice {
         Some(ParameterChoice::BoolParam(last)) => last,
         ref other => panic!("{other:?}"),

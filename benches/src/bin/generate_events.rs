@@ -20,6 +20,7 @@ use sapwood_benches::generate::load::Load;
 use sapwood_benches::generate::{bare, face};
 use sapwood_benches::measure::{Rounds, median};
 use sapwood_benches::report::Report;
+use sapwood_benches::scripted;
 use serde_json::json;
 use tokio::net::TcpListener;
 
@@ -45,8 +46,8 @@ async fn main() -> Result<ExitCode> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
         match which.as_str() {
-            "generate" => face::serve(listener).await?,
-            "bare" => bare::serve(listener).await?,
+            "generate" => face::serve(listener, scripted::kernel()?).await?,
+            "bare" => bare::serve(listener, None).await?,
             other => bail!("no server is called {other}"),
         }
         return Ok(ExitCode::SUCCESS);

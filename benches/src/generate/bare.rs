@@ -4,6 +4,7 @@
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -16,25 +17,29 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Serves until the process ends.
+/// Serves until the process ends. `period`: how long each stream waits between two tokens; none: not at all.
 ///
 /// # Errors
 /// Those of the listener.
-pub async fn serve(listener: TcpListener) -> std::io::Result<()> {
+pub async fn serve(listener: TcpListener, period: Option<Duration>) -> std::io::Result<()> {
     use axum::serve::ListenerExt;
     let listener = listener.tap_io(|io| {
         // A connection that is gone already shows it at the first write.
         let _ = io.set_nodelay(true);
     });
-    let events = post(events);
+    let events = post(move || async move { events(period) });
     let routes = Router::new().route("/v2/models/load/generate_stream", events);
     axum::serve(listener, routes).await
 }
 
-async fn events() -> Response {
+fn events(period: Option<Duration>) -> Response {
     let (send, receive) = mpsc::channel::<u32>(WAITING);
     tokio::spawn(async move {
+        let mut pace = period.map(tokio::time::interval);
         for token in 0.. {
+            if let Some(pace) = &mut pace {
+                pace.tick().await;
+            }
             if send.send(token).await.is_err() {
                 return;
             }

@@ -1,22 +1,21 @@
-//! The server under test: a scripted model behind the Triton face and our own listener.
+//! The server under test: a model behind the Triton face and our own listener.
 //!
 //! Owns: its settings. Refuses to know: the load.
 
 use anyhow::Result;
+use sapwood_kernel::Kernel;
 use sapwood_server::generate;
 use sapwood_server::server::{Config, Server};
 use tokio::net::TcpListener;
-
-use crate::scripted;
 
 /// Serves until the process ends.
 ///
 /// # Errors
 /// If the server cannot be put together.
-pub async fn serve(listener: TcpListener) -> Result<()> {
+pub async fn serve(listener: TcpListener, kernel: Kernel) -> Result<()> {
     let builder = Server::builder(Config::default(), Vec::new())?;
     let shared = builder.shared().clone();
-    let face = generate::face(shared, scripted::kernel()?, generate::Config::default());
+    let face = generate::face(shared, kernel, generate::Config::default());
     builder
         .face(face)
         .build()?

@@ -57,7 +57,7 @@ impl Load {
     }
 }
 
-fn request(address: SocketAddr) -> String {
+pub(super) fn request(address: SocketAddr) -> String {
     let body = format!(
         "{{\"text_input\":\"ab\",\"stream\":true,\"ignore_eos\":true,\"max_tokens\":{MAX_TOKENS}}}"
     );

@@ -196,7 +196,7 @@ async fn here(config: &Config) -> Result<Place, Failure> {
     let planned = models::plan(config)?;
     let names: Vec<_> = planned.iter().map(|model| model.name.clone()).collect();
     let kernel = serving::kernel(config, &planned)?;
-    serving::load(&kernel, planned, |_, _| {}).await?;
+    serving::load(&kernel, planned, |_, _, _| {}).await?;
     Ok(Place {
         kernel,
         description: format!("No server: running {} in this process", names.join(", ")),

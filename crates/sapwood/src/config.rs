@@ -56,6 +56,7 @@ pub(crate) struct Config {
     pub(crate) generate: Generate,
     pub(crate) drain: Drain,
     pub(crate) browser: Browser,
+    pub(crate) metrics: Metrics,
     pub(crate) trace: Trace,
     pub(crate) client: Client,
     pub(crate) references: References,
@@ -81,6 +82,7 @@ impl Default for Config {
             generate: Generate::default(),
             drain: Drain::default(),
             browser: Browser::default(),
+            metrics: Metrics::default(),
             trace: Trace::default(),
             client: Client::default(),
             references: References::default(),
@@ -330,6 +332,20 @@ impl Default for Drain {
             grace: Span::seconds(5),
             deadline: Span::seconds(30),
         }
+    }
+}
+
+/// What `/metrics` says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Metrics {
+    /// Numbers of models stand there under Triton's names too.
+    pub(crate) triton: bool,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self { triton: true }
     }
 }
 

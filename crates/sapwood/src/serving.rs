@@ -8,7 +8,7 @@
 //!   planned ─► placeholder (`unavailable`, OA-902) ─► engine loaded ─► the model's function in its place
 //! ```
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::{StreamExt, stream};
 use sapwood_engine::Engine;
@@ -58,18 +58,19 @@ fn loading(name: &str) -> Fun {
     })
 }
 
-/// Loads every model, one after the other, and tells `loaded` of each.
+/// Loads every model, one after the other, and tells `loaded` of each, and how long it took.
 ///
 /// # Errors
 /// Of the first one that cannot be loaded: [`Exit::Model`].
 pub(crate) async fn load(
     kernel: &Kernel,
     planned: Vec<Planned>,
-    loaded: impl Fn(&str, &Engine),
+    loaded: impl Fn(&str, &Engine, Duration),
 ) -> Result<(), Failure> {
     for one in planned {
         let name = one.name.clone();
         let (bar, stopper) = Bar::new(&name);
+        let began = Instant::now();
         let loading = tokio::task::spawn_blocking(move || one.load(&mut |share| bar.show(share)));
         let engine = loading.await.map_err(|_| {
             Failure::exit(
@@ -78,7 +79,7 @@ pub(crate) async fn load(
             )
         })??;
         drop(stopper);
-        loaded(&name, &engine);
+        loaded(&name, &engine, began.elapsed());
         kernel.replace(model(Name::shared(&name), engine));
     }
     Ok(())
@@ -102,7 +103,7 @@ mod tests {
         let mut planned = crate::models::plan(&config).unwrap();
         let kernel = kernel(&config, &planned).unwrap();
         planned.truncate(1);
-        load(&kernel, planned, |_, _| {}).await.unwrap();
+        load(&kernel, planned, |_, _, _| {}).await.unwrap();
         let ask = |model: &str| kernel.run::<String>(model, args! { prompt: "hello" });
         assert_eq!(ask("first").await.unwrap(), "hello");
         let error = ask("second").await.unwrap_err();

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use futures::Stream;
-use prometheus::IntCounterVec;
+use prometheus::{HistogramVec, IntCounterVec};
 use sapwood_kernel::{Call, Chunk, Chunks, Error, Layer, Name, Next, Result, Usage};
 use sapwood_proto::code::Code;
 use tokio::time::Instant;
@@ -20,6 +20,7 @@ use crate::trail::Trail;
 pub struct Counting {
     requests: IntCounterVec,
     rejected: IntCounterVec,
+    first_response_ms: HistogramVec,
     face: Face,
 }
 
@@ -30,6 +31,7 @@ impl Counting {
         Self {
             requests: metrics.requests.clone(),
             rejected: metrics.rejected.clone(),
+            first_response_ms: metrics.first_response_ms.clone(),
             face,
         }
     }
@@ -125,8 +127,14 @@ impl End {
             return;
         }
         self.answered = true;
-        if let (Some(trail), Some(began)) = (&self.trail, self.began) {
-            let waited = began.elapsed();
+        let Some(waited) = self.began.map(|began| began.elapsed()) else {
+            return;
+        };
+        let first = &self.counting.first_response_ms;
+        first
+            .with_label_values(&[self.model.as_str()])
+            .observe(waited.as_secs_f64() * 1e3);
+        if let Some(trail) = &self.trail {
             trail.note(|entry| entry.sums.first_output = entry.sums.first_output.or(Some(waited)));
         }
     }

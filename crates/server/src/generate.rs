@@ -8,6 +8,7 @@
 //! ```
 
 mod body;
+mod burden;
 mod call;
 mod catalogue;
 mod endpoint;
@@ -41,6 +42,10 @@ use crate::shared::{Face, Shared};
 /// The face over the functions of `kernel`.
 #[must_use]
 pub fn face(shared: Shared, kernel: Kernel, config: Config) -> Face {
+    if config.metrics {
+        let versions = config.versions().collect();
+        shared.metrics.spell_for_triton(kernel.clone(), versions);
+    }
     let catalogue = Arc::new(Catalogue::new(shared, kernel, config));
     let service = grpc::Service(Arc::clone(&catalogue));
     let serve = move |request: Request<Body>| {

@@ -25,6 +25,7 @@ mod held;
 pub mod listener;
 pub mod lmtp;
 pub mod metrics;
+mod open;
 mod ops;
 pub mod origin;
 mod page;

@@ -7,17 +7,23 @@ mod engines;
 mod format;
 mod names;
 mod process;
+mod triton;
 
-use std::sync::{PoisonError, RwLock};
+use std::collections::BTreeMap;
+use std::sync::{OnceLock, PoisonError, RwLock};
+use std::time::Duration;
 
 use prometheus::core::Collector;
-use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{
+    HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+};
 use sapwood_engine::Engine;
 use sapwood_engine::stats::Stats;
 use sapwood_kernel::Kernel;
 
 pub use format::Format;
 use format::Text;
+use triton::Spelling;
 
 /// The face through which work came in; a closed set, because it is a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,6 +56,8 @@ impl Face {
 struct Watched {
     engines: Vec<Engine>,
     kernels: Vec<Kernel>,
+    /// How long loading a model took.
+    loaded: BTreeMap<String, Duration>,
 }
 
 impl std::fmt::Debug for Watched {
@@ -65,6 +73,8 @@ impl std::fmt::Debug for Watched {
 pub struct Metrics {
     registry: Registry,
     watched: RwLock<Watched>,
+    /// Who is written under Triton's names too, if anybody is.
+    triton: OnceLock<Spelling>,
     /// TCP connections open now.
     pub connections_open: IntGauge,
     /// 1 from the beginning of a drain.
@@ -81,6 +91,8 @@ pub struct Metrics {
     pub streams_open: IntGaugeVec,
     /// Calls ended, by `face`, `model` and `code` (`ok` or an error code).
     pub requests: IntCounterVec,
+    /// Milliseconds from the first poll of a call to its first output, by `model` (TR-1001). Engines count tokens instead.
+    pub first_response_ms: HistogramVec,
     /// Parameters of requests that meant nothing (TR-307, LM-207).
     pub unknown_parameters: IntCounter,
     /// What Evergreen sessions count (EV-904).
@@ -151,6 +163,12 @@ impl Metrics {
             rejected: IntCounterVec::new(Opts::new(names::REJECTED, "-"), &["reason"])?,
             cancelled: IntCounterVec::new(Opts::new(names::CANCELLED, "-"), &["reason"])?,
             watched: RwLock::default(),
+            triton: OnceLock::new(),
+            first_response_ms: HistogramVec::new(
+                HistogramOpts::new(names::triton::FIRST_RESPONSE, "-")
+                    .buckets(triton::FIRST_RESPONSE_MS.to_vec()),
+                &["model"],
+            )?,
             panics: IntCounter::new(names::PANICS, "-")?,
             streams_open: shelf.gauges(names::STREAMS_OPEN, "Streams open now.", &["face"])?,
             requests: shelf.counters(
@@ -176,6 +194,19 @@ impl Metrics {
         self.change(|watched| watched.kernels.push(kernel));
     }
 
+    /// Notes how long loading a model took.
+    pub fn loaded_in(&self, model: &str, time: Duration) {
+        self.change(|watched| {
+            watched.loaded.insert(model.to_owned(), time);
+        });
+    }
+
+    /// Has the models of this kernel written under Triton's names as well, each with its version, which is 1 if nothing is
+    /// said of it (TR-1002). Only the first call counts.
+    pub fn spell_for_triton(&self, kernel: Kernel, versions: BTreeMap<String, u64>) {
+        self.triton.get_or_init(|| Spelling::new(kernel, versions));
+    }
+
     /// The engines that are watched.
     pub(crate) fn engines(&self) -> Vec<Engine> {
         let watched = self.watched.read();
@@ -198,6 +229,13 @@ impl Metrics {
         text.gathered(&self.registry.gather());
         self.write_sums(&watched, &mut text);
         engines::write(&watched.engines, &mut text);
+        write_loads(&watched, &mut text);
+        // OpenMetrics wants an ending of counters that those names do not have (D-36).
+        if format == Format::Text
+            && let Some(triton) = self.triton.get()
+        {
+            triton.write(self, &watched, &mut text);
+        }
         process::write(&mut text);
         text.end()
     }
@@ -226,6 +264,17 @@ impl Metrics {
         let panics = self.panics.get() + code + sum(|stats| stats.panics.get());
         text.family(names::PANICS, "counter", "What panicked and was caught.");
         text.sample(names::PANICS, &[], panics);
+    }
+}
+
+fn write_loads(watched: &Watched, text: &mut Text) {
+    if watched.loaded.is_empty() {
+        return;
+    }
+    let help = "Seconds that loading a model took.";
+    text.family(names::MODEL_LOAD, "gauge", help);
+    for (model, time) in &watched.loaded {
+        text.sample(names::MODEL_LOAD, &[("model", model)], time.as_secs_f64());
     }
 }
 

@@ -1,4 +1,4 @@
-"""What `/metrics` says, read by the parsers of PyPI prometheus-client: OA-801, OA-802.
+"""What `/metrics` says, read by the parsers of PyPI prometheus-client: OA-801, OA-802, TR-1001, TR-1002.
 
 Owns: both formats, that they say the same, that numbers have their second names. Refuses to know: who counts what.
 
@@ -106,6 +106,8 @@ def openmetrics_comes_to_who_prefers_it(world):
 
 def both_formats_say_the_same(world):
     plain = samples(read_text(world.scrape()[1]))
+    # Counters of such names have no place in OpenMetrics.
+    plain = {key: value for key, value in plain.items() if not key[0].startswith("nv_")}
     opened = samples(read_open(world.scrape(OPEN)[1]))
     assert plain.keys() == opened.keys(), plain.keys() ^ opened.keys()
     for key, value in plain.items():
@@ -129,6 +131,20 @@ def each_number_stands_under_both_names(world):
     assert set(ended) == {"stop", "length", "abort", "error"} and sum(ended.values()) >= 1, ended
 
 
+def calls_are_counted_under_tritons_names(world):
+    found = samples(read_text(world.scrape()[1]))
+    # This parser gives counters the ending that Triton's names lack.
+    told = {dict(labels)["model"]: value for (name, labels), value in found.items() if name == "nv_inference_request_success_total"}
+    ours = dict.fromkeys(told, 0)
+    for (name, labels), value in found.items():
+        labels = dict(labels)
+        if name == "sapwood_requests_total" and labels["code"] == "ok":
+            ours[labels["model"]] += value
+    assert told == ours and sum(told.values()) >= 1, (told, ours)
+    reasons = {dict(labels)["reason"] for (name, labels), _ in found.items() if name == "nv_inference_request_failure_total"}
+    assert reasons == {"REJECTED", "CANCELED", "BACKEND", "OTHER"}, reasons
+
+
 def labels_come_from_closed_sets(world):
     found = samples(read_text(world.scrape()[1]))
     for (name, labels), _ in found.items():
@@ -145,6 +161,7 @@ CHECKS = [
     openmetrics_comes_to_who_prefers_it,
     both_formats_say_the_same,
     each_number_stands_under_both_names,
+    calls_are_counted_under_tritons_names,
     labels_come_from_closed_sets,
 ]
 

@@ -55,9 +55,6 @@ async fn tr_906_the_end_comes_with_its_flag() {
 async fn tr_1103_a_parrot_answers_as_often_as_it_is_told() {
     let server = parrot(|_| {}).await;
     let mut grpc = Grpc::connect(&server).await;
-    let number = |number| InferParameter {
-        parameter_choice: Some(ParameterChoice::Int64Param(number)),
-    };
     let mut message = ModelInferRequest {
         model_name: "parrot".into(),
         id: "p".into(),

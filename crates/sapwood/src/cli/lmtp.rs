@@ -66,7 +66,7 @@ impl Lmtp {
             .shared()
             .clone();
         let kernel = serving::kernel(&config, &planned)?;
-        serving::load(&kernel, planned, |_, _| {}).await?;
+        serving::load(&kernel, planned, |_, _, _| {}).await?;
         let lmtp = Spoken::new(
             shared.clone(),
             kernel,

@@ -200,8 +200,9 @@ async fn load(kernel: Kernel, planned: Vec<Planned>, shared: Shared) -> Failure 
     planned
         .iter()
         .for_each(|model| shared.health.loading(&model.name));
-    let loaded = serving::load(&kernel, planned, |name, engine| {
+    let loaded = serving::load(&kernel, planned, |name, engine, took| {
         shared.metrics.watch(engine.clone());
+        shared.metrics.loaded_in(name, took);
         let watched = engine.clone();
         shared
             .health
@@ -291,11 +292,11 @@ fn generate_face(
         .map(|model| Ok((model.name.clone(), model.served(config)?)));
     let models: Result<_, Failure> = models.collect();
     let kernel = counted(kernel, shared, metrics::Face::Generate);
-    Ok(generate::face(
-        shared.clone(),
-        kernel,
-        config.generate.face(models?),
-    ))
+    let settings = generate::Config {
+        metrics: config.metrics.triton,
+        ..config.generate.face(models?)
+    };
+    Ok(generate::face(shared.clone(), kernel, settings))
 }
 
 fn announce(name: &Name, config: &Config, planned: &[Planned]) {

@@ -126,6 +126,24 @@ fn oa_904_sigterm_drains_and_exits_0() {
     assert!(log.contains("\"message\":\"drained\""), "{log}");
 }
 
+/// TR-1001
+#[test]
+fn tr_1002_metrics_have_tritons_names_unless_they_are_switched_off() {
+    for (keys, there) in [("", true), ("[metrics]\ntriton = false", false)] {
+        let here = with_echo("triton-names", keys);
+        let mut serving = Serving::start(&here, &[]);
+        serving.wait_for("loaded");
+        let text = serving.get("/metrics", "");
+        let success = "nv_inference_request_success{model=\"parrot\",version=\"1\"} 0\n";
+        let load = "nv_model_load_duration_secs{model=\"parrot\",version=\"1\"} ";
+        for name in [success, load, "nv_cpu_utilization "] {
+            assert_eq!(text.contains(name), there, "{name} {text}");
+        }
+        assert_eq!(text.contains("nv_"), there);
+        assert!(text.contains("sapwood_model_load_seconds{model=\"parrot\"} "));
+    }
+}
+
 #[test]
 fn oa_904_a_second_signal_ends_at_once_with_130() {
     let here = with_echo("twice", "[drain]\ngrace = \"1h\"");

@@ -2,16 +2,17 @@
 //!
 //! Owns: [`Call`], [`Responses`]. Refuses to know: how responses are sent.
 
-use futures::StreamExt;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
-use sapwood_kernel::Kernel;
+use futures::{FutureExt, Stream, StreamExt};
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::{
-    Data, InputRole, Limits, Mapped, Response, Settings, Signature, Tensor,
-};
+use sapwood_proto::generate::{Data, InputRole, Mapped, Response, Settings, Signature, Tensor};
 use tokio::time::Instant;
 
-use super::catalogue::Found;
+use super::catalogue::{Catalogue, Found};
 use super::failure::Failure;
 use super::{function, scripted, text};
 
@@ -33,15 +34,23 @@ impl Call {
     ///
     /// # Errors
     /// What TR-203 checks of values.
-    pub(super) fn begin(
-        self,
-        kernel: &Kernel,
-        limits: &Limits,
-        pieces: bool,
-    ) -> Result<Responses, Failure> {
+    pub(super) fn begin(self, catalogue: &Catalogue, pieces: bool) -> Result<Responses, Failure> {
+        let cutting = catalogue.shared.drain.clone();
+        let cutting = async move { cutting.cutting().await };
+        Ok(Cuttable {
+            responses: self.responses(catalogue, pieces)?,
+            cutting: cutting.boxed(),
+            over: false,
+        }
+        .boxed())
+    }
+
+    fn responses(self, catalogue: &Catalogue, pieces: bool) -> Result<Responses, Failure> {
+        let kernel = &catalogue.kernel;
         if !self.found.text {
             return function::begin(self, kernel, pieces);
         }
+        let limits = &catalogue.config.limits;
         let settings = Settings::of(&self.found.signature, &self.mapped, limits)?;
         if self.found.model.controls.is_empty() {
             return text::begin(self, &settings, kernel);
@@ -52,6 +61,32 @@ impl Call {
     /// The id as messages show it.
     pub(super) fn shown_id(&self) -> &str {
         self.mapped.shown_id()
+    }
+}
+
+/// Responses that a drain may cut: what they end with then is an error of this face (OA-904).
+struct Cuttable {
+    responses: Responses,
+    cutting: BoxFuture<'static, ()>,
+    over: bool,
+}
+
+impl Stream for Cuttable {
+    type Item = Result<Response, Failure>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.over {
+            return Poll::Ready(None);
+        }
+        if let Poll::Ready(next) = self.responses.poll_next_unpin(cx) {
+            return Poll::Ready(next);
+        }
+        ready!(self.cutting.poll_unpin(cx));
+        self.over = true;
+        // The work ends here, and not when its reader has gone.
+        self.responses = stream::empty().boxed();
+        let message = "The server is shutting down: try another one.";
+        Poll::Ready(Some(Err(Failure::new(Code::Unavailable, message))))
     }
 }
 

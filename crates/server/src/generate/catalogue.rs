@@ -67,10 +67,10 @@ impl Catalogue {
     pub(super) fn new(shared: Shared, kernel: Kernel, mut config: Config) -> Self {
         let models = std::mem::take(&mut config.models).into_iter();
         Self {
+            stats: Stats::new(&shared),
             shared,
             kernel,
             config,
-            stats: Stats::default(),
             union: Arc::new(Signature::union()),
             usual: Arc::new(Model::default()),
             models: models
@@ -151,7 +151,7 @@ impl Catalogue {
         };
         Ok(Found {
             name: name.into(),
-            version: model.versions.iter().copied().max().unwrap_or(1),
+            version: model.latest(),
             function: spec.name.clone(),
             signature,
             text: spec.model,

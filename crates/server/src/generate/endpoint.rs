@@ -16,6 +16,7 @@ use sapwood_proto::generate::{Head, Mapper, Refused, Signature, error_event};
 use tokio::time::Instant;
 
 use super::body::{Style, Upload};
+use super::burden::Burden;
 use super::call::{Call, Responses};
 use super::catalogue::{Catalogue, Found};
 use super::failure::{EVENTS, Failure, JSON};
@@ -48,7 +49,14 @@ pub(super) async fn serve(catalogue: Arc<Catalogue>, request: Request<Body>) -> 
             answer.headers_mut().insert(header::ALLOW, allow);
             return answer;
         }
-        Some(route) => to(route, &catalogue, &parts, upload).await,
+        Some(route) => {
+            let burden = Burden::of(&catalogue, &route, &parts.headers);
+            let mut answered = to(route, &catalogue, &parts, upload).await;
+            if let (Ok(answer), Some(burden)) = (&mut answered, burden) {
+                burden.tell(answer.headers_mut());
+            }
+            answered
+        }
     };
     answered.unwrap_or_else(|failure| failure.answer())
 }
@@ -71,7 +79,7 @@ async fn to(
         Route::Generate(target) => {
             let (call, counting) = read(catalogue, &target, parts, upload).await?;
             let told = Told::of(&call);
-            let responses = call.begin(&catalogue.kernel, &catalogue.config.limits, false)?;
+            let responses = call.begin(catalogue, false)?;
             one(responses, counting).await.map(|response| {
                 let body = told.head.json(&told.signature, &response);
                 json(body)
@@ -80,7 +88,7 @@ async fn to(
         Route::GenerateStream(target) => {
             let (call, counting) = read(catalogue, &target, parts, upload).await?;
             let told = Told::of(&call);
-            let responses = call.begin(&catalogue.kernel, &catalogue.config.limits, true)?;
+            let responses = call.begin(catalogue, true)?;
             events(responses, told, counting).await
         }
         Route::Infer(target) => infer::answer(target, catalogue, parts, upload).await,

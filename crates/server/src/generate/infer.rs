@@ -62,7 +62,7 @@ pub(super) async fn answer(
         mapped: infer.mapped.clone(),
         deadline: deadline(&parts.extensions),
     };
-    let responses = call.begin(&catalogue.kernel, &config.limits, false)?;
+    let responses = call.begin(catalogue, false)?;
     let response = one(responses, counting).await?;
     let (json, raw) = infer.answer(&head, &signature, &response);
     Ok(told(&parts.headers, json, &raw))

@@ -21,6 +21,8 @@ pub struct Config {
     pub unknown_model_status: u16,
     /// Behave as the reference does where a rule says that we may not (`compat = "triton"`).
     pub compat: bool,
+    /// Its models are counted under Triton's names as well (TR-1002).
+    pub metrics: bool,
     /// The name that the server gives itself.
     pub metadata_name: String,
     /// The version that it gives itself.
@@ -38,10 +40,20 @@ impl Default for Config {
             grpc_requests_per_stream: 1_024,
             unknown_model_status: 400,
             compat: false,
+            metrics: true,
             metadata_name: "sapwood".into(),
             metadata_version: crate::VERSION.into(),
             models: BTreeMap::new(),
         }
+    }
+}
+
+impl Config {
+    /// The version that a request gets which names none, of each model that something is said of.
+    pub(super) fn versions(&self) -> impl Iterator<Item = (String, u64)> {
+        self.models
+            .iter()
+            .map(|(name, model)| (name.clone(), model.latest()))
     }
 }
 
@@ -78,6 +90,13 @@ impl Default for Model {
             controls: BTreeMap::new(),
             fail_message: "mock failure".into(),
         }
+    }
+}
+
+impl Model {
+    /// Its highest version.
+    pub(super) fn latest(&self) -> u64 {
+        self.versions.iter().copied().max().unwrap_or(1)
     }
 }
 

@@ -1,4 +1,4 @@
-//! How many requests each model had, and how long they took (TR-704).
+//! How many requests each model had, and how long they took (TR-704); and that a drain waits for those that run (OA-904).
 //!
 //! Owns: the counts. Refuses to know: engines, whose own numbers stand in `/metrics`.
 
@@ -14,16 +14,23 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::catalogue::Found;
+use crate::drain::Drain;
+use crate::metrics::{Face, Metrics};
+use crate::open::Open;
+use crate::shared::Shared;
 
 /// Responses from this one on are counted together.
 const RESPONSES_APART: usize = 16;
 
 /// The counts of every model that was asked.
-#[derive(Debug, Default)]
-pub(super) struct Stats(Mutex<BTreeMap<(Name, u64), Shared>>);
+pub(super) struct Stats {
+    all: Mutex<BTreeMap<(Name, u64), Kept>>,
+    metrics: Arc<Metrics>,
+    drain: Drain,
+}
 
 /// The counts of one version of a model.
-type Shared = Arc<Mutex<Counts>>;
+type Kept = Arc<Mutex<Counts>>;
 
 /// A number of times, and how long they took together.
 #[derive(Clone, Copy, Debug, Default)]
@@ -60,10 +67,18 @@ impl Span {
 }
 
 impl Stats {
+    pub(super) fn new(shared: &Shared) -> Self {
+        Self {
+            all: Mutex::default(),
+            metrics: Arc::clone(&shared.metrics),
+            drain: shared.drain.clone(),
+        }
+    }
+
     /// A request that begins now. It has failed unless it says otherwise before it goes.
     pub(super) fn begin(&self, found: &Found) -> Counting {
         let key = (found.function.clone(), found.version);
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         Counting {
             counts: Arc::clone(all.entry(key).or_default()),
@@ -71,11 +86,12 @@ impl Stats {
             last: now,
             responses: 0,
             ok: false,
+            _open: Open::begin(&self.metrics, &self.drain, Face::Generate),
         }
     }
 
     fn counts(&self, function: &Name, version: u64) -> Counts {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let counts = all.get(&(function.clone(), version));
         counts.map_or_else(Counts::default, |counts| {
             counts
@@ -174,11 +190,12 @@ impl Counts {
 /// A request that is being counted.
 #[derive(Debug)]
 pub(super) struct Counting {
-    counts: Shared,
+    counts: Kept,
     began: Instant,
     last: Instant,
     responses: usize,
     ok: bool,
+    _open: Open,
 }
 
 impl Counting {

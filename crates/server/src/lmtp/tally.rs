@@ -1,15 +1,14 @@
 //! What one connection adds to the server's numbers (OA-801, LM-106, LM-207, LM-506).
 //!
-//! Owns: [`Tally`]: the difference between what was told last and what is told now, and [`Open`], one stream as the numbers
-//! and a drain see it. Refuses to know: sessions and sockets.
+//! Owns: [`Tally`]: the difference between what was told last and what is told now. Refuses to know: sessions and sockets.
 
 use std::sync::Arc;
 
-use prometheus::IntGauge;
 use sapwood_proto::lmtp::Stats;
 
-use crate::drain::{Drain, Work};
+use crate::drain::Drain;
 use crate::metrics::{Face, Metrics};
+use crate::open::Open;
 
 /// The numbers of one connection; open as long as this lives.
 pub(super) struct Tally {
@@ -18,18 +17,6 @@ pub(super) struct Tally {
     counted: Stats,
     /// It has a connection.
     connected: bool,
-}
-
-/// An open stream. A drain waits for it (LM-509).
-pub(super) struct Open {
-    streams: IntGauge,
-    _work: Work,
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.streams.dec();
-    }
 }
 
 impl Tally {
@@ -50,15 +37,9 @@ impl Tally {
         }
     }
 
-    /// A stream begins.
+    /// A stream begins; a drain waits for it (LM-509).
     pub(super) fn open(&self) -> Open {
-        let streams = &self.metrics.streams_open;
-        let streams = streams.with_label_values(&[Face::Lmtp.name()]);
-        streams.inc();
-        Open {
-            streams,
-            _work: self.drain.hold(),
-        }
+        Open::begin(&self.metrics, &self.drain, Face::Lmtp)
     }
 
     /// So many streams were ended early, and why.

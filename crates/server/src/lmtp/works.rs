@@ -12,8 +12,8 @@ use std::task::{Context, Wake, Waker};
 use futures::task::AtomicWaker;
 use sapwood_proto::lmtp::{Piece, StreamKey};
 
-use super::tally::Open;
 use super::work::{Seen, Work};
+use crate::open::Open;
 
 /// Rung by whatever some work waits for.
 #[derive(Default)]

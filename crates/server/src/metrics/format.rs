@@ -89,19 +89,41 @@ impl Text {
         let _ = writeln!(self.written, "{name}{} {value}", braces(labels, None));
     }
 
-    /// One histogram.
+    /// One histogram of an engine.
     pub(super) fn histogram(&mut self, name: &str, labels: Labels<'_>, histogram: &Histogram) {
-        // `{:?}` writes whole numbers with a point, as OpenMetrics wants its bounds.
-        let bounds = histogram.bounds().iter().map(|bound| format!("{bound:?}"));
-        let mut total = 0;
-        for (bound, count) in bounds.chain(["+Inf".into()]).zip(histogram.counts()) {
-            total += count;
+        let bounds = histogram.bounds().iter().copied();
+        let counts = histogram.counts().scan(0, |total, count| {
+            *total += count;
+            Some(*total)
+        });
+        let buckets = bounds.chain([f64::INFINITY]).zip(counts);
+        self.buckets(name, labels, buckets, histogram.sum());
+    }
+
+    /// One histogram: the bounds, the last of which is infinite, each with how many observations do not exceed it, and the
+    /// sum of all observations.
+    pub(super) fn buckets(
+        &mut self,
+        name: &str,
+        labels: Labels<'_>,
+        buckets: impl Iterator<Item = (f64, u64)>,
+        sum: f64,
+    ) {
+        let mut all = 0;
+        for (bound, total) in buckets {
+            // `{:?}` writes whole numbers with a point, as OpenMetrics wants its bounds.
+            let bound = if bound.is_finite() {
+                format!("{bound:?}")
+            } else {
+                "+Inf".into()
+            };
             let braces = braces(labels, Some(&bound));
             let _ = writeln!(self.written, "{name}_bucket{braces} {total}");
+            all = total;
         }
-        let (braces, sum) = (braces(labels, None), histogram.sum());
+        let braces = braces(labels, None);
         let _ = writeln!(self.written, "{name}_sum{braces} {sum}");
-        let _ = writeln!(self.written, "{name}_count{braces} {total}");
+        let _ = writeln!(self.written, "{name}_count{braces} {all}");
     }
 
     /// What a registry has gathered: counters and gauges.

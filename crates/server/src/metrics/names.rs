@@ -2,6 +2,7 @@
 //!
 //! Owns: names. Refuses to know: who counts.
 
+pub(crate) const MODEL_LOAD: &str = "sapwood_model_load_seconds";
 pub(crate) const CONNECTIONS_OPEN: &str = "sapwood_connections_open";
 pub(crate) const DRAINING: &str = "sapwood_draining";
 pub(crate) const BUILD_INFO: &str = "sapwood_build_info";
@@ -81,4 +82,22 @@ pub(crate) mod vllm {
     pub(crate) const REQUEST_N: &str = "vllm:request_params_n";
     pub(crate) const REQUEST_MAX_TOKENS: &str = "vllm:request_params_max_tokens";
     pub(crate) const STEP_TOKENS: &str = "vllm:iteration_tokens_total";
+}
+
+/// The names under which dashboards for Triton look for the same numbers (TR-1001).
+pub(crate) mod triton {
+    pub(crate) const SUCCESS: &str = "nv_inference_request_success";
+    pub(crate) const FAILURE: &str = "nv_inference_request_failure";
+    pub(crate) const COUNT: &str = "nv_inference_count";
+    pub(crate) const EXECUTIONS: &str = "nv_inference_exec_count";
+    pub(crate) const REQUEST_DURATION: &str = "nv_inference_request_duration_us";
+    pub(crate) const QUEUE_DURATION: &str = "nv_inference_queue_duration_us";
+    pub(crate) const INFER_DURATION: &str = "nv_inference_compute_infer_duration_us";
+    pub(crate) const PENDING: &str = "nv_inference_pending_request_count";
+    pub(crate) const LOAD: &str = "nv_model_load_duration_secs";
+    pub(crate) const FIRST_RESPONSE: &str = "nv_inference_first_response_histogram_ms";
+    pub(crate) const CACHE_BLOCKS: &str = "nv_trt_llm_kv_cache_block_metrics";
+    pub(crate) const CPU_UTILIZATION: &str = "nv_cpu_utilization";
+    pub(crate) const CPU_MEMORY_TOTAL: &str = "nv_cpu_memory_total_bytes";
+    pub(crate) const CPU_MEMORY_USED: &str = "nv_cpu_memory_used_bytes";
 }

@@ -1,0 +1,361 @@
+//! The numbers of models under the names that dashboards for Triton look for, and what those want to know of the machine
+//! (TR-1001, TR-1002).
+//!
+//! Owns: which of our numbers has which of those names. Refuses to know: who counts. What nobody measures here is left
+//! out: graphics processors, a cache of responses, tokenising and detokenising apart from the inference.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use prometheus::IntCounterVec;
+use prometheus::core::{Collector, Metric};
+use sapwood_engine::Engine;
+use sapwood_engine::stats::{Histogram, Stats};
+use sapwood_kernel::{Kernel, Name};
+use sapwood_proto::code::Code;
+
+use super::format::Text;
+use super::names::triton as names;
+use super::{Metrics, Watched};
+
+/// Upper bounds of the times to a first response, in milliseconds.
+pub(super) const FIRST_RESPONSE_MS: &[f64] = &[
+    1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2000.0, 5000.0,
+];
+
+/// Who is written under these names.
+pub(super) struct Spelling {
+    kernel: Kernel,
+    /// The version that a model says it is, where it is not 1.
+    versions: BTreeMap<String, u64>,
+    /// The processors' ticks when they were last looked at, and the share that was busy then.
+    processors: Mutex<(Ticks, f64)>,
+}
+
+impl std::fmt::Debug for Spelling {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Spelling")
+            .field("versions", &self.versions)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How calls end, as Triton tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Outcome {
+    Success,
+    Rejected,
+    Canceled,
+    Backend,
+    Other,
+}
+
+/// Every failure, with its label.
+const FAILURES: [(Outcome, &str); 4] = [
+    (Outcome::Rejected, "REJECTED"),
+    (Outcome::Canceled, "CANCELED"),
+    (Outcome::Backend, "BACKEND"),
+    (Outcome::Other, "OTHER"),
+];
+
+impl Outcome {
+    /// Of the label under which a call was counted.
+    fn of(label: &str) -> Self {
+        match Code::from_name(label) {
+            None if label == "ok" => Self::Success,
+            Some(Code::Overloaded | Code::RateLimited | Code::Unavailable) => Self::Rejected,
+            Some(Code::Cancelled) => Self::Canceled,
+            Some(
+                Code::Internal | Code::UpstreamFailed | Code::ControllerFailed | Code::Truncated,
+            ) => Self::Backend,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// A model, and the engine behind it if it is computed here.
+struct Model<'a> {
+    name: Name,
+    version: String,
+    engine: Option<&'a Engine>,
+}
+
+impl Model<'_> {
+    fn labels(&self) -> [(&str, &str); 2] {
+        [("model", &self.name), ("version", &self.version)]
+    }
+}
+
+impl Spelling {
+    pub(super) fn new(kernel: Kernel, versions: BTreeMap<String, u64>) -> Self {
+        Self {
+            kernel,
+            versions,
+            processors: Mutex::new((Ticks::read().unwrap_or_default(), 0.0)),
+        }
+    }
+
+    /// Writes what is known of every model, and of the machine.
+    pub(super) fn write(&self, metrics: &Metrics, watched: &Watched, text: &mut Text) {
+        let models = self.models(&watched.engines);
+        write_requests(&models, &metrics.requests, text);
+        for (name, help, pick) in DURATIONS {
+            text.family(name, "counter", help);
+            for (model, stats) in computed(&models) {
+                let micros = (pick(stats).sum() * 1e6).round();
+                text.sample(name, &model.labels(), micros);
+            }
+        }
+        text.family(names::PENDING, "gauge", "Requests waiting for a place.");
+        for (model, stats) in computed(&models) {
+            let waiting = stats.requests_waiting.get();
+            text.sample(names::PENDING, &model.labels(), waiting);
+        }
+        write_cache(&models, text);
+        text.family(names::LOAD, "gauge", "Seconds that loading a model took.");
+        for model in &models {
+            if let Some(time) = watched.loaded.get(&*model.name) {
+                text.sample(names::LOAD, &model.labels(), time.as_secs_f64());
+            }
+        }
+        write_first_responses(&models, metrics, text);
+        self.write_machine(text);
+    }
+
+    fn models<'a>(&self, engines: &'a [Engine]) -> Vec<Model<'a>> {
+        let specs = self.kernel.specs();
+        let models = specs.iter().filter(|spec| spec.model);
+        models
+            .map(|spec| Model {
+                name: spec.name.clone(),
+                version: self.versions.get(&*spec.name).unwrap_or(&1).to_string(),
+                engine: engines
+                    .iter()
+                    .find(|engine| engine.info().name == *spec.name),
+            })
+            .collect()
+    }
+
+    fn write_machine(&self, text: &mut Text) {
+        if let Some(ticks) = Ticks::read() {
+            let busy = {
+                let mut last = self
+                    .processors
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner);
+                let busy = ticks.busy_since(&last.0).unwrap_or(last.1);
+                *last = (ticks, busy);
+                busy
+            };
+            let help = "Share of all processors in use since the last look, 0 to 1.";
+            text.family(names::CPU_UTILIZATION, "gauge", help);
+            text.sample(names::CPU_UTILIZATION, &[], busy);
+        }
+        let Some((total, available)) = memory() else {
+            return;
+        };
+        for (name, help, bytes) in [
+            (names::CPU_MEMORY_TOTAL, "Memory of the machine.", total),
+            (
+                names::CPU_MEMORY_USED,
+                "Memory of the machine in use.",
+                total.saturating_sub(available),
+            ),
+        ] {
+            text.family(name, "gauge", help);
+            text.sample(name, &[], bytes);
+        }
+    }
+}
+
+/// A name, what it says, and the observations whose sum it is.
+type Duration = (&'static str, &'static str, fn(&Stats) -> &Histogram);
+
+const DURATIONS: [Duration; 3] = [
+    (
+        names::REQUEST_DURATION,
+        "Microseconds from submission to the end.",
+        |stats| &stats.request_seconds,
+    ),
+    (
+        names::QUEUE_DURATION,
+        "Microseconds that requests waited.",
+        |stats| &stats.queue_seconds,
+    ),
+    (
+        names::INFER_DURATION,
+        "Microseconds spent on prompts and outputs.",
+        |stats| &stats.inference_seconds,
+    ),
+];
+
+/// The models that are computed here.
+fn computed<'a>(models: &'a [Model<'a>]) -> impl Iterator<Item = (&'a Model<'a>, &'a Stats)> {
+    models
+        .iter()
+        .filter_map(|model| Some((model, &**model.engine?.stats())))
+}
+
+/// A request is one inference and one execution here: its sequences join the batch whenever there is a place.
+fn write_requests(models: &[Model<'_>], requests: &IntCounterVec, text: &mut Text) {
+    let ended = ended(requests);
+    let count = |model: &Model<'_>, outcome| {
+        let key = (model.name.to_string(), outcome);
+        ended.get(&key).copied().unwrap_or(0.0)
+    };
+    for (name, help) in [
+        (names::SUCCESS, "Requests that ended well."),
+        (names::COUNT, "Inferences that ended well."),
+        (names::EXECUTIONS, "Executions that ended well."),
+    ] {
+        text.family(name, "counter", help);
+        for model in models {
+            text.sample(name, &model.labels(), count(model, Outcome::Success));
+        }
+    }
+    text.family(
+        names::FAILURE,
+        "counter",
+        "Requests that ended otherwise, by why.",
+    );
+    for model in models {
+        let [name, version] = model.labels();
+        for (outcome, reason) in FAILURES {
+            let labels = [name, version, ("reason", reason)];
+            text.sample(names::FAILURE, &labels, count(model, outcome));
+        }
+    }
+}
+
+/// The calls of each model, whichever face they came through.
+fn ended(requests: &IntCounterVec) -> BTreeMap<(String, Outcome), f64> {
+    let mut ended = BTreeMap::new();
+    for metric in requests.collect().iter().flat_map(|it| it.get_metric()) {
+        let labels = metric.get_label();
+        let label = |name| labels.iter().find(|label| label.name() == name);
+        if let (Some(model), Some(code)) = (label("model"), label("code")) {
+            let key = (model.value().to_owned(), Outcome::of(code.value()));
+            *ended.entry(key).or_insert(0.0) += metric.get_counter().get_value();
+        }
+    }
+    ended
+}
+
+/// Our cells hold one token each.
+fn write_cache(models: &[Model<'_>], text: &mut Text) {
+    text.family(names::CACHE_BLOCKS, "gauge", "Blocks of the token cache.");
+    for (model, stats) in computed(models) {
+        let (used, most) = (stats.cells_used.get(), stats.cells_total.get());
+        let [name, version] = model.labels();
+        for (kind, blocks) in [
+            ("used", used),
+            ("free", most.saturating_sub(used)),
+            ("max", most),
+            ("tokens_per", 1),
+        ] {
+            let labels = [name, version, ("kv_cache_block_type", kind)];
+            text.sample(names::CACHE_BLOCKS, &labels, blocks);
+        }
+    }
+}
+
+fn write_first_responses(models: &[Model<'_>], metrics: &Metrics, text: &mut Text) {
+    let help = "Milliseconds to the first output of a request.";
+    text.family(names::FIRST_RESPONSE, "histogram", help);
+    for model in models {
+        let counted = metrics.first_response_ms.with_label_values(&[&*model.name]);
+        let told = counted.metric();
+        let told = told.get_histogram();
+        let buckets = told.get_bucket().iter();
+        let buckets = buckets.map(|bucket| (bucket.upper_bound(), bucket.cumulative_count()));
+        let all = [(f64::INFINITY, told.get_sample_count())];
+        text.buckets(
+            names::FIRST_RESPONSE,
+            &model.labels(),
+            buckets.chain(all),
+            told.get_sample_sum(),
+        );
+    }
+}
+
+/// What all processors together have done since the machine started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Ticks {
+    all: u64,
+    idle: u64,
+}
+
+impl Ticks {
+    fn read() -> Option<Self> {
+        Self::of(&std::fs::read_to_string("/proc/stat").ok()?)
+    }
+
+    /// Of the first line of `/proc/stat`: user, nice, system, idle, waiting for a device, interrupts, soft ones, stolen; what
+    /// follows is part of the first two.
+    fn of(stat: &str) -> Option<Self> {
+        let line = stat.lines().next()?.strip_prefix("cpu ")?;
+        let ticks = line.split_whitespace().take(8).map(str::parse);
+        let ticks: Vec<u64> = ticks.collect::<Result<_, _>>().ok()?;
+        Some(Self {
+            all: ticks.iter().sum(),
+            idle: ticks.get(3)? + ticks.get(4).unwrap_or(&0),
+        })
+    }
+
+    /// The share that was busy; none if no time has passed.
+    #[expect(clippy::cast_precision_loss, reason = "exact below 2^53 ticks")]
+    fn busy_since(&self, last: &Self) -> Option<f64> {
+        let all = self.all.checked_sub(last.all).filter(|all| *all > 0)?;
+        let idle = self.idle.saturating_sub(last.idle).min(all);
+        Some((all - idle) as f64 / all as f64)
+    }
+}
+
+/// Bytes of the machine's memory, and how many of them are to be had.
+fn memory() -> Option<(u64, u64)> {
+    let told = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let bytes = |name: &str| {
+        let line = told.lines().find_map(|line| line.strip_prefix(name))?;
+        let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+        Some(kibibytes * 1_024)
+    };
+    Some((bytes("MemTotal:")?, bytes("MemAvailable:")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tr_1001_failures_have_the_reasons_of_triton() {
+        for code in Code::ALL {
+            let expect = match code {
+                Code::Overloaded | Code::RateLimited | Code::Unavailable => "REJECTED",
+                Code::Cancelled => "CANCELED",
+                Code::Internal
+                | Code::UpstreamFailed
+                | Code::ControllerFailed
+                | Code::Truncated => "BACKEND",
+                _ => "OTHER",
+            };
+            let outcome = Outcome::of(code.name());
+            let label = FAILURES.iter().find(|(known, _)| *known == outcome);
+            assert_eq!(label.map(|(_, label)| *label), Some(expect), "{code}");
+        }
+        assert_eq!(Outcome::of("ok"), Outcome::Success);
+    }
+
+    #[test]
+    fn tr_1001_processors_are_busy_while_they_are_not_idle() {
+        let before = Ticks::of("cpu  100 0 50 800 50 0 0 0 9 9\ncpu0 1 2\n").unwrap();
+        assert_eq!((before.all, before.idle), (1_000, 850));
+        let after = Ticks::of("cpu  130 0 60 850 60 0 0 0 9 9\n").unwrap();
+        assert_eq!(after.busy_since(&before), Some(0.4));
+        assert_eq!(after.busy_since(&after), None);
+        // A machine that was put to sleep may tell less than before.
+        assert_eq!(before.busy_since(&after), None);
+        for text in ["", "intr 1 2", "cpu  1 2 x 4", "cpu  1 2"] {
+            assert_eq!(Ticks::of(text), None, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! The numbers under Triton's names, as a scraper reads them (section 10).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use sapwood_engine::scripted::{Failure, Script, Step};
+use sapwood_kernel::Kernel;
+use sapwood_server::generate::{Config, Model};
+use sapwood_tests::http::{Answer, Wire, head};
+use sapwood_tests::{Running, scripted, spawned, until};
+
+use super::{ask, script, steps};
+
+/// Every sample of a text, by its name and labels.
+fn samples(text: &str) -> BTreeMap<&str, f64> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            (name, value.parse().unwrap())
+        })
+        .collect()
+}
+
+async fn scrape(server: &Running) -> String {
+    let mut wire = Wire::connect(server.address).await;
+    let answer = wire.get("/metrics").await;
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    assert_eq!((answer.told().0, answer.told().1.as_str()), (200, kind));
+    answer.text().to_owned()
+}
+
+/// A server of a model `m` in version 3 that says three words, one `tired` that fails, and one `hangs`.
+async fn server(metrics: bool) -> Running {
+    let tired = Step::Error(Failure {
+        code: "internal".into(),
+        message: "tired".into(),
+    });
+    let kernel = Kernel::new();
+    let mut engines = Vec::new();
+    for (name, mut config) in [
+        ("m", script(Script::Words)),
+        ("tired", steps(vec![tired])),
+        (
+            "hangs",
+            steps(vec![Step::Text("a".into()), Step::Hang(true)]),
+        ),
+    ] {
+        config.name = name.into();
+        let engine = spawned(config);
+        engines.push(engine.clone());
+        kernel.add(sapwood_kernel::model(name, engine)).unwrap();
+    }
+    let model = Model {
+        versions: vec![1, 3],
+        ..Model::default()
+    };
+    let config = Config {
+        metrics,
+        models: [("m".to_owned(), model)].into(),
+        ..Config::default()
+    };
+    let server = Running::generating(kernel, config).await;
+    for engine in engines {
+        server.shared.metrics.watch(engine);
+    }
+    let took = Duration::from_millis(1_500);
+    server.shared.metrics.loaded_in("m", took);
+    server
+}
+
+/// TR-1002: each of them is a number that stands there under our own name as well.
+#[tokio::test]
+async fn tr_1001_models_are_counted_under_the_names_that_dashboards_look_for() {
+    let server = server(true).await;
+    for _ in 0..3 {
+        let answer = ask(
+            &server,
+            "/v2/models/m/generate",
+            r#"{"text_input":"one two"}"#,
+        )
+        .await;
+        assert_eq!(answer.told().0, 200);
+    }
+    let body = r#"{"text_input":"x","stream":true}"#;
+    assert_eq!(
+        ask(&server, "/v2/models/tired/generate", body)
+            .await
+            .told()
+            .0,
+        500
+    );
+    let mut wire = Wire::connect(server.address).await;
+    let request =
+        sapwood_tests::http::post("/v2/models/hangs/generate_stream", &[], body.as_bytes());
+    wire.send(request).await;
+    wire.head().await;
+    drop(wire);
+    let streams = server
+        .shared
+        .metrics
+        .streams_open
+        .with_label_values(&["generate"]);
+    until("it has gone", || streams.get() == 0).await;
+
+    let text = scrape(&server).await;
+    let told = samples(&text);
+    let value = |name: &str| {
+        *told
+            .get(name)
+            .unwrap_or_else(|| panic!("{name} is missing in\n{text}"))
+    };
+    let m = r#"{model="m",version="3"}"#;
+    for (name, expect) in [
+        ("nv_inference_request_success", 3.0),
+        ("nv_inference_count", 3.0),
+        ("nv_inference_exec_count", 3.0),
+        ("nv_inference_pending_request_count", 0.0),
+        ("nv_model_load_duration_secs", 1.5),
+        ("nv_inference_first_response_histogram_ms_count", 3.0),
+    ] {
+        assert_eq!(value(&format!("{name}{m}")), expect, "{name}");
+    }
+    // All four are there before anything fails.
+    for (model, version, reason, expect) in [
+        ("m", 3, "REJECTED", 0.0),
+        ("m", 3, "CANCELED", 0.0),
+        ("m", 3, "BACKEND", 0.0),
+        ("m", 3, "OTHER", 0.0),
+        ("tired", 1, "BACKEND", 1.0),
+        ("hangs", 1, "CANCELED", 1.0),
+        ("hangs", 1, "OTHER", 0.0),
+    ] {
+        let name = format!(
+            "nv_inference_request_failure{{model=\"{model}\",version=\"{version}\",reason=\"{reason}\"}}"
+        );
+        assert_eq!(value(&name), expect, "{name}");
+    }
+    assert_eq!(
+        value("sapwood_requests_total{face=\"generate\",model=\"m\",code=\"ok\"}"),
+        3.0
+    );
+    for (theirs, ours) in [
+        (
+            "nv_inference_request_duration_us",
+            "sapwood_request_seconds_sum",
+        ),
+        (
+            "nv_inference_queue_duration_us",
+            "sapwood_queue_seconds_sum",
+        ),
+        (
+            "nv_inference_compute_infer_duration_us",
+            "sapwood_inference_seconds_sum",
+        ),
+    ] {
+        let (theirs, ours) = (
+            value(&format!("{theirs}{m}")),
+            value(&format!("{ours}{{model=\"m\"}}")),
+        );
+        assert!((theirs - ours * 1e6).abs() < 1.0, "{theirs} {ours}");
+    }
+    let blocks = |kind: &str| {
+        value(&format!(
+            "nv_trt_llm_kv_cache_block_metrics{{model=\"m\",version=\"3\",kv_cache_block_type=\"{kind}\"}}"
+        ))
+    };
+    assert_eq!(blocks("used"), value("sapwood_kv_blocks_used{model=\"m\"}"));
+    assert_eq!(blocks("max"), value("sapwood_kv_blocks_total{model=\"m\"}"));
+    assert_eq!(blocks("free") + blocks("used"), blocks("max"));
+    assert_eq!(blocks("tokens_per"), 1.0);
+    for bound in [
+        "1.0", "5.0", "10.0", "25.0", "50.0", "100.0", "250.0", "500.0", "1000.0", "2000.0",
+        "5000.0", "+Inf",
+    ] {
+        let bucket = format!(
+            "nv_inference_first_response_histogram_ms_bucket{{model=\"m\",version=\"3\",le=\"{bound}\"}}"
+        );
+        assert!(value(&bucket) <= 3.0);
+    }
+    assert!((0.0..=1.0).contains(&value("nv_cpu_utilization")));
+    let (used, total) = (
+        value("nv_cpu_memory_used_bytes"),
+        value("nv_cpu_memory_total_bytes"),
+    );
+    assert!(0.0 < used && used < total);
+    // What nobody measures is not told.
+    for absent in [
+        "nv_gpu",
+        "nv_energy",
+        "nv_cache",
+        "nv_inference_compute_input",
+        "_summary_us",
+    ] {
+        assert!(!text.contains(absent), "{absent}");
+    }
+    // Each family has one head.
+    let heads: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("# TYPE"))
+        .collect();
+    let mut apart = heads.clone();
+    apart.sort_unstable();
+    apart.dedup();
+    assert_eq!(heads.len(), apart.len());
+}
+
+/// D-36: OpenMetrics has no place for counters of such names.
+#[tokio::test]
+async fn tr_1002_triton_names_can_be_left_out_and_are_no_open_metrics() {
+    let told = |server: Running| async move {
+        let mut wire = Wire::connect(server.address).await;
+        let open = ["accept: application/openmetrics-text"];
+        let open = wire.ask(head("GET", "/metrics", &open)).await;
+        let answer = wire.ask(head("POST", "/metrics", &[])).await;
+        assert_eq!(answer.told().0, 405);
+        [scrape(&server).await, open.text().to_owned()].map(|text| text.contains("nv_"))
+    };
+    assert_eq!(told(server(true).await).await, [true, false]);
+    assert_eq!(told(server(false).await).await, [false, false]);
+}
+
+/// The load of a model beside its answers, for balancers that ask.
+#[tokio::test]
+async fn tr_1003_answers_tell_the_load_to_whoever_asks() {
+    let server = server(true).await;
+    let ask = |path: &'static str, form: &'static str| {
+        let address = server.address;
+        async move {
+            let mut wire = Wire::connect(address).await;
+            let body: &[u8] = match path.ends_with("infer") {
+                true => br#"{"inputs":[{"name":"text_input","datatype":"BYTES","shape":[1],"data":["x"]}]}"#,
+                false => br#"{"text_input":"x"}"#,
+            };
+            let format = format!("endpoint-load-metrics-format: {form}");
+            let answer: Answer = wire
+                .ask(sapwood_tests::http::post(path, &[&format], body))
+                .await;
+            assert_eq!(answer.told().0, 200, "{}", answer.text());
+            answer.head.header("endpoint-load-metrics")
+        }
+    };
+    for path in [
+        "/v2/models/m/generate",
+        "/v2/models/m/generate_stream",
+        "/v2/models/m/infer",
+    ] {
+        let text = ask(path, "text").await.unwrap();
+        let rest = text
+            .strip_prefix("TEXT named_metrics.kv_cache_utilization=")
+            .unwrap();
+        let (share, most) = rest
+            .split_once(", named_metrics.max_token_capacity=")
+            .unwrap();
+        assert!(
+            (0.0..=1.0).contains(&share.parse::<f64>().unwrap()),
+            "{text}"
+        );
+        assert!(most.parse::<u64>().unwrap() > 0, "{text}");
+        let json = ask(path, "json").await.unwrap();
+        let json: serde_json::Value =
+            serde_json::from_str(json.strip_prefix("JSON ").unwrap()).unwrap();
+        assert_eq!(
+            json["named_metrics"]["max_token_capacity"].to_string(),
+            most
+        );
+        assert!(json["named_metrics"]["kv_cache_utilization"].is_number());
+        assert_eq!(ask(path, "xml").await, None);
+    }
+    let mut wire = Wire::connect(server.address).await;
+    let asked = ["endpoint-load-metrics-format: text"];
+    let answer = wire.ask(head("GET", "/v2/models/m", &asked)).await;
+    assert_eq!(answer.head.header("endpoint-load-metrics"), None);
+}
+
+/// What is refused because too much waits is REJECTED.
+#[tokio::test]
+async fn tr_1001_a_full_queue_rejects() {
+    let mut config = script(Script::Echo);
+    config.name = "m".into();
+    let limits = sapwood_engine::Config {
+        queue_requests: 1,
+        ..sapwood_engine::Config::default()
+    };
+    let (_owner, engine) = sapwood_engine::Owner::by_hand(scripted(config), limits);
+    let kernel = Kernel::new();
+    kernel
+        .add(sapwood_kernel::model("m", engine.clone()))
+        .unwrap();
+    let server = Running::generating(kernel, Config::default()).await;
+    let prompt = sapwood_engine::api::Prompt::Text("x".into());
+    let _waiting = engine
+        .submit(sapwood_engine::api::Request::new(prompt))
+        .unwrap();
+    let answer = ask(&server, "/v2/models/m/generate", r#"{"text_input":"x"}"#).await;
+    assert_eq!(answer.told().0, 503);
+    let text = scrape(&server).await;
+    let rejected = r#"nv_inference_request_failure{model="m",version="1",reason="REJECTED"}"#;
+    assert_eq!(samples(&text)[rejected], 1.0);
+}
