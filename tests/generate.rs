@@ -2,7 +2,6 @@
 //!
 //! Owns: what its tests share: a server with a parrot, and how it is asked. Refuses to know: the rest of the house.
 
-mod abuse;
 mod bodies;
 mod client;
 mod controls;

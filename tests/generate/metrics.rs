@@ -1,12 +1,12 @@
 //! The numbers under Triton's names, as a scraper reads them (section 10).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use sapwood_engine::scripted::{Failure, Script, Step};
 use sapwood_kernel::Kernel;
 use sapwood_server::generate::{Config, Model};
-use sapwood_tests::http::{Answer, Wire, head};
+use sapwood_tests::http::{Answer, Wire, head, post};
 use sapwood_tests::{Running, scripted, spawned, until};
 
 use super::{ask, script, steps};
@@ -69,48 +69,62 @@ async fn server(metrics: bool) -> Running {
     server
 }
 
-/// TR-1002: each of them is a number that stands there under our own name as well.
-#[tokio::test]
-async fn tr_1001_models_are_counted_under_the_names_that_dashboards_look_for() {
+/// What a scraper has read.
+struct Scrape {
+    text: String,
+}
+
+impl Scrape {
+    fn value(&self, name: &str) -> f64 {
+        let told = samples(&self.text);
+        let value = told.get(name);
+        *value.unwrap_or_else(|| panic!("{name} is missing in\n{}", self.text))
+    }
+
+    /// A number of the model `m`.
+    fn of_m(&self, name: &str, more: &str) -> f64 {
+        self.value(&format!("{name}{{model=\"m\",version=\"3\"{more}}}"))
+    }
+
+    fn failures(&self, model: &str, version: u64) -> [f64; 4] {
+        ["REJECTED", "CANCELED", "BACKEND", "OTHER"].map(|reason| {
+            self.value(&format!(
+                "nv_inference_request_failure{{model=\"{model}\",version=\"{version}\",reason=\"{reason}\"}}"
+            ))
+        })
+    }
+}
+
+/// What is told after three answers of `m`, one failure, and one client that left.
+async fn worked() -> Scrape {
     let server = server(true).await;
     for _ in 0..3 {
-        let answer = ask(
-            &server,
-            "/v2/models/m/generate",
-            r#"{"text_input":"one two"}"#,
-        )
-        .await;
+        let body = r#"{"text_input":"one two"}"#;
+        let answer = ask(&server, "/v2/models/m/generate", body).await;
         assert_eq!(answer.told().0, 200);
     }
     let body = r#"{"text_input":"x","stream":true}"#;
-    assert_eq!(
-        ask(&server, "/v2/models/tired/generate", body)
-            .await
-            .told()
-            .0,
-        500
-    );
+    let answer = ask(&server, "/v2/models/tired/generate", body).await;
+    assert_eq!(answer.told().0, 500);
     let mut wire = Wire::connect(server.address).await;
-    let request =
-        sapwood_tests::http::post("/v2/models/hangs/generate_stream", &[], body.as_bytes());
-    wire.send(request).await;
+    wire.send(post(
+        "/v2/models/hangs/generate_stream",
+        &[],
+        body.as_bytes(),
+    ))
+    .await;
     wire.head().await;
     drop(wire);
-    let streams = server
-        .shared
-        .metrics
-        .streams_open
-        .with_label_values(&["generate"]);
+    let metrics = &server.shared.metrics;
+    let streams = metrics.streams_open.with_label_values(&["generate"]);
     until("it has gone", || streams.get() == 0).await;
-
     let text = scrape(&server).await;
-    let told = samples(&text);
-    let value = |name: &str| {
-        *told
-            .get(name)
-            .unwrap_or_else(|| panic!("{name} is missing in\n{text}"))
-    };
-    let m = r#"{model="m",version="3"}"#;
+    Scrape { text }
+}
+
+#[tokio::test]
+async fn tr_1001_requests_are_counted_under_the_names_that_dashboards_look_for() {
+    let told = worked().await;
     for (name, expect) in [
         ("nv_inference_request_success", 3.0),
         ("nv_inference_count", 3.0),
@@ -119,26 +133,50 @@ async fn tr_1001_models_are_counted_under_the_names_that_dashboards_look_for() {
         ("nv_model_load_duration_secs", 1.5),
         ("nv_inference_first_response_histogram_ms_count", 3.0),
     ] {
-        assert_eq!(value(&format!("{name}{m}")), expect, "{name}");
+        assert_eq!(told.of_m(name, ""), expect, "{name}");
     }
     // All four are there before anything fails.
-    for (model, version, reason, expect) in [
-        ("m", 3, "REJECTED", 0.0),
-        ("m", 3, "CANCELED", 0.0),
-        ("m", 3, "BACKEND", 0.0),
-        ("m", 3, "OTHER", 0.0),
-        ("tired", 1, "BACKEND", 1.0),
-        ("hangs", 1, "CANCELED", 1.0),
-        ("hangs", 1, "OTHER", 0.0),
+    assert_eq!(told.failures("m", 3), [0.0; 4]);
+    assert_eq!(told.failures("tired", 1), [0.0, 0.0, 1.0, 0.0]);
+    assert_eq!(told.failures("hangs", 1), [0.0, 1.0, 0.0, 0.0]);
+    let mut before = 0.0;
+    for bound in [
+        "1.0", "5.0", "10.0", "25.0", "50.0", "100.0", "250.0", "500.0", "1000.0", "2000.0",
+        "5000.0", "+Inf",
     ] {
-        let name = format!(
-            "nv_inference_request_failure{{model=\"{model}\",version=\"{version}\",reason=\"{reason}\"}}"
-        );
-        assert_eq!(value(&name), expect, "{name}");
+        let name = "nv_inference_first_response_histogram_ms_bucket";
+        let count = told.of_m(name, &format!(",le=\"{bound}\""));
+        assert!(before <= count, "{bound}");
+        before = count;
     }
+    assert_eq!(before, 3.0);
+    assert!((0.0..=1.0).contains(&told.value("nv_cpu_utilization")));
+    let total = told.value("nv_cpu_memory_total_bytes");
+    assert!((1.0..total).contains(&told.value("nv_cpu_memory_used_bytes")));
+    // What nobody measures is not told.
+    for absent in [
+        "nv_gpu",
+        "nv_energy",
+        "nv_cache",
+        "compute_input",
+        "_summary_us",
+    ] {
+        assert!(!told.text.contains(absent), "{absent}");
+    }
+    let lines = told.text.lines();
+    let heads: Vec<&str> = lines.filter(|line| line.starts_with("# TYPE")).collect();
+    let apart: BTreeSet<&str> = heads.iter().copied().collect();
+    assert_eq!(heads.len(), apart.len(), "each family has one head");
+}
+
+/// Each of them is a number that stands there under our own name as well.
+#[tokio::test]
+async fn tr_1002_a_number_is_the_same_under_both_names() {
+    let told = worked().await;
+    let ours = r#"sapwood_requests_total{code="ok",face="generate",model="m"}"#;
     assert_eq!(
-        value("sapwood_requests_total{face=\"generate\",model=\"m\",code=\"ok\"}"),
-        3.0
+        told.value(ours),
+        told.of_m("nv_inference_request_success", "")
     );
     for (theirs, ours) in [
         (
@@ -154,60 +192,26 @@ async fn tr_1001_models_are_counted_under_the_names_that_dashboards_look_for() {
             "sapwood_inference_seconds_sum",
         ),
     ] {
-        let (theirs, ours) = (
-            value(&format!("{theirs}{m}")),
-            value(&format!("{ours}{{model=\"m\"}}")),
+        let seconds = told.value(&format!("{ours}{{model=\"m\"}}"));
+        assert!(
+            (told.of_m(theirs, "") - seconds * 1e6).abs() < 1.0,
+            "{theirs}"
         );
-        assert!((theirs - ours * 1e6).abs() < 1.0, "{theirs} {ours}");
     }
     let blocks = |kind: &str| {
-        value(&format!(
-            "nv_trt_llm_kv_cache_block_metrics{{model=\"m\",version=\"3\",kv_cache_block_type=\"{kind}\"}}"
-        ))
+        let label = format!(",kv_cache_block_type=\"{kind}\"");
+        told.of_m("nv_trt_llm_kv_cache_block_metrics", &label)
     };
-    assert_eq!(blocks("used"), value("sapwood_kv_blocks_used{model=\"m\"}"));
-    assert_eq!(blocks("max"), value("sapwood_kv_blocks_total{model=\"m\"}"));
-    assert_eq!(blocks("free") + blocks("used"), blocks("max"));
+    let cells = |name: &str| told.value(&format!("sapwood_kv_blocks_{name}{{model=\"m\"}}"));
+    assert_eq!(blocks("used"), cells("used"));
+    assert_eq!(blocks("max"), cells("total"));
+    assert_eq!(blocks("free"), cells("total") - cells("used"));
     assert_eq!(blocks("tokens_per"), 1.0);
-    for bound in [
-        "1.0", "5.0", "10.0", "25.0", "50.0", "100.0", "250.0", "500.0", "1000.0", "2000.0",
-        "5000.0", "+Inf",
-    ] {
-        let bucket = format!(
-            "nv_inference_first_response_histogram_ms_bucket{{model=\"m\",version=\"3\",le=\"{bound}\"}}"
-        );
-        assert!(value(&bucket) <= 3.0);
-    }
-    assert!((0.0..=1.0).contains(&value("nv_cpu_utilization")));
-    let (used, total) = (
-        value("nv_cpu_memory_used_bytes"),
-        value("nv_cpu_memory_total_bytes"),
-    );
-    assert!(0.0 < used && used < total);
-    // What nobody measures is not told.
-    for absent in [
-        "nv_gpu",
-        "nv_energy",
-        "nv_cache",
-        "nv_inference_compute_input",
-        "_summary_us",
-    ] {
-        assert!(!text.contains(absent), "{absent}");
-    }
-    // Each family has one head.
-    let heads: Vec<&str> = text
-        .lines()
-        .filter(|line| line.starts_with("# TYPE"))
-        .collect();
-    let mut apart = heads.clone();
-    apart.sort_unstable();
-    apart.dedup();
-    assert_eq!(heads.len(), apart.len());
 }
 
 /// D-36: OpenMetrics has no place for counters of such names.
 #[tokio::test]
-async fn tr_1002_triton_names_can_be_left_out_and_are_no_open_metrics() {
+async fn tr_1002_tritons_names_can_be_left_out_and_are_no_open_metrics() {
     let told = |server: Running| async move {
         let mut wire = Wire::connect(server.address).await;
         let open = ["accept: application/openmetrics-text"];
@@ -233,9 +237,7 @@ async fn tr_1003_answers_tell_the_load_to_whoever_asks() {
                 false => br#"{"text_input":"x"}"#,
             };
             let format = format!("endpoint-load-metrics-format: {form}");
-            let answer: Answer = wire
-                .ask(sapwood_tests::http::post(path, &[&format], body))
-                .await;
+            let answer: Answer = wire.ask(post(path, &[&format], body)).await;
             assert_eq!(answer.told().0, 200, "{}", answer.text());
             answer.head.header("endpoint-load-metrics")
         }
