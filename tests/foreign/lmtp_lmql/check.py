@@ -1,6 +1,6 @@
-"""LMQL's own client and library against the LMTP face.
+"""LMQL's own client, its library and its LangChain class against the LMTP face.
 
-Owns: what `LMTPWebSocketClient` and a query read of us. Refuses to know: how the server is started. Every call has a limit of
+Owns: what `LMTPWebSocketClient`, a query and a chain read of us. Refuses to know: how the server is started. Every call has a limit of
 time, because what LMQL does not understand makes it wait for ever.
 """
 
@@ -16,8 +16,11 @@ os.environ["HOME"] = tempfile.mkdtemp(prefix="lmql-")
 
 import aiohttp
 import lmql
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.prompts import PromptTemplate
 from lmql.models.lmtp.errors import LMTPStreamError
 from lmql.models.lmtp.lmtp_client import LMTPWebSocketClient
+from lmql.models.lmtp.lmtp_langchain import LMTP, LangchainLMTPStreamError
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import checks
@@ -205,6 +208,37 @@ def queries_of_every_kind_run(world):
     asyncio.run(asked())
 
 
+def the_langchain_class_answers(world):
+    library = lmql.model(MODEL, endpoint=world.server, tokenizer=world.tokenizer)
+
+    def model(name=MODEL, **more):
+        return LMTP(model=name, endpoint=world.server, tokenizer=library.get_tokenizer(), **more)
+
+    class Heard(BaseCallbackHandler):
+        pieces = []
+
+        def on_llm_new_token(self, token, **_):
+            self.pieces.append(token)
+
+    async def within(answer):
+        return await asyncio.wait_for(answer, TIMEOUT_S)
+
+    few = model(max_length=4)
+    assert few.invoke("Hello", config={"callbacks": [Heard()]}) == "Hell"
+    assert "".join(Heard.pieces) == "Hell" and len(Heard.pieces) == 4, Heard.pieces
+    assert asyncio.run(within(few.ainvoke("World"))) == "Worl"
+    assert few.batch(["Hello", "World"]) == ["Hell", "Worl"]
+    assert model(max_length=12).invoke("one, two", stop=[","]) == "one"
+    chain = PromptTemplate.from_template("{word}!") | model(max_length=3)
+    assert chain.invoke({"word": "so"}) == "so!"
+    assert len(model(max_length=5, temperature=1.5).invoke("Hello")) > 0
+    try:
+        asyncio.run(within(model("nobody").ainvoke("Hello")))
+        raise AssertionError("accepted")
+    except LangchainLMTPStreamError as error:
+        assert "not loaded" in str(error), error
+
+
 CHECKS = [
     models_are_described,
     tokens_are_generated,
@@ -213,6 +247,7 @@ CHECKS = [
     what_is_wrong_is_told,
     the_library_generates_and_scores,
     queries_of_every_kind_run,
+    the_langchain_class_answers,
 ]
 
 if __name__ == "__main__":
