@@ -1,7 +1,8 @@
-//! What the LMTP benches share: bare senders to compare with, and the one client that drives every server.
+//! What the LMTP benches share: bare senders to compare with, the server under test, and the clients that drive them.
 //!
 //! Owns: nothing but these. Refuses to know: Sapwood's server; the bench program starts it.
 
 pub mod bare;
 pub mod face;
+pub mod items;
 pub mod load;

@@ -1,10 +1,12 @@
 //! How a bench says what it found, and what becomes of a goal that was missed.
 //!
-//! Owns: the flags for it. Refuses to know: what was measured.
+//! Owns: the flags for it, and writing it. Refuses to know: what was measured.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
+use serde_json::Value;
 
 /// The flags of every bench with goals.
 #[derive(Args, Clone, Copy, Debug)]
@@ -18,6 +20,19 @@ pub struct Report {
 }
 
 impl Report {
+    /// Writes the figures, for people or for programs.
+    ///
+    /// # Errors
+    /// Those of standard output.
+    pub fn say(self, text: &str, json: &Value) -> std::io::Result<()> {
+        let mut out = std::io::stdout();
+        if self.json {
+            writeln!(out, "{json}")
+        } else {
+            writeln!(out, "{text}")
+        }
+    }
+
     /// How the bench ends.
     #[must_use]
     pub fn exit(self, passed: bool) -> ExitCode {

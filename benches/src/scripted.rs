@@ -1,20 +1,46 @@
-//! The model of the benches of token faces: a scripted one, as fast as its readers take what it says, or at a pace of its own.
+//! The models of the benches of token faces: scripted ones, and what serves them.
 //!
-//! Owns: its settings. Refuses to know: the face that serves it.
+//! Owns: their settings. Refuses to know: the face that serves them.
 
 use anyhow::Result;
 use sapwood_engine::scripted::{Config, Script, Scripted};
 use sapwood_engine::{Engine, model};
 use sapwood_kernel::Kernel;
 
-/// The name under which it is served.
+/// The name under which they are served.
 pub const NAME: &str = "load";
 /// Tokens of a sequence: streams come to their end seldom.
 const CONTEXT_TOKENS: u32 = 120_000;
 /// Streams that can be in one batch.
 const PARALLEL: u32 = 128;
 
-/// A kernel with that model and nothing else, which is as fast as its readers.
+/// A model that says pseudo-random words, as fast as its readers take them and as long as they want more.
+#[must_use]
+pub fn endless() -> Config {
+    Config {
+        name: NAME.to_owned(),
+        script: Script::Tokens,
+        count: u32::MAX,
+        context_tokens: CONTEXT_TOKENS,
+        parallel: PARALLEL,
+        kept_prefixes: 0,
+        ..Config::default()
+    }
+}
+
+/// A kernel with one model and nothing else, and the model's engine.
+///
+/// # Errors
+/// If its thread cannot be started.
+pub fn house(config: Config) -> Result<(Kernel, Engine)> {
+    let model: Box<dyn model::Model> = Box::new(Scripted::new(config)?);
+    let engine = Engine::spawn(model, sapwood_engine::Config::default())?;
+    let kernel = Kernel::new();
+    kernel.add(sapwood_kernel::model(NAME, engine.clone()))?;
+    Ok((kernel, engine))
+}
+
+/// A kernel with the endless model.
 ///
 /// # Errors
 /// If its thread cannot be started.
@@ -22,23 +48,14 @@ pub fn kernel() -> Result<Kernel> {
     paced(0.0)
 }
 
-/// The same; each sequence has so many tokens per second.
+/// The same; it gives each sequence so many tokens per second, 0 as fast as its reader.
 ///
 /// # Errors
 /// If its thread cannot be started.
 pub fn paced(tokens_per_s: f64) -> Result<Kernel> {
-    let model: Box<dyn model::Model> = Box::new(Scripted::new(Config {
-        name: NAME.to_owned(),
-        script: Script::Tokens,
-        count: u32::MAX,
-        context_tokens: CONTEXT_TOKENS,
-        parallel: PARALLEL,
-        kept_prefixes: 0,
+    let model = Config {
         tokens_per_s,
-        ..Config::default()
-    })?);
-    let engine = Engine::spawn(model, sapwood_engine::Config::default())?;
-    let kernel = Kernel::new();
-    kernel.add(sapwood_kernel::model(NAME, engine))?;
-    Ok(kernel)
+        ..endless()
+    };
+    Ok(house(model)?.0)
 }

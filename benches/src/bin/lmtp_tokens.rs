@@ -26,6 +26,7 @@ use sapwood_benches::lmtp::face;
 use sapwood_benches::lmtp::load::{self, Load, Sampling, Shape};
 use sapwood_benches::measure::{Rounds, median, percentile};
 use sapwood_benches::report::Report;
+use sapwood_benches::scripted;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_tungstenite::tungstenite::Message;
@@ -82,7 +83,7 @@ async fn main() -> Result<ExitCode> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
         match which.as_str() {
-            "lmtp" => face::serve(listener).await?,
+            "lmtp" => face::serve(listener, scripted::endless()).await?,
             "recorded" => bare::serve(listener, Sender::Recorded, args.streams).await?,
             "formatted" => bare::serve(listener, Sender::Formatted, args.streams).await?,
             other => bail!("no server is called {other}"),

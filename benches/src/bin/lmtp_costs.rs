@@ -1,0 +1,312 @@
+//! What single things of LMTP cost: large biases and named masks (LM-1307), prompts that grow by what was generated
+//! (LM-1308), and items at the client (LM-1310).
+//!
+//! Owns: the messages, the figures, the gate. Refuses to know: how the parts work inside. Everything but engines runs on
+//! one thread, whose time on a core is what counts, so that a busy machine blurs little.
+//!
+//! ```text
+//! lmtp_costs biases [--json] [--gate]
+//! lmtp_costs prompts [--json] [--gate]
+//! lmtp_costs reading [--quick] [--json] [--gate] [--rounds N] [--seconds S]
+//! lmtp_costs serve
+//! ```
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Error, Result, anyhow, ensure};
+use clap::{Parser, Subcommand};
+use futures::StreamExt;
+use sapwood_benches::child::Server;
+use sapwood_benches::lmtp::bare::{self, Sender};
+use sapwood_benches::lmtp::items::generate;
+use sapwood_benches::measure::{Rounds, core_time, median};
+use sapwood_benches::report::Report;
+use sapwood_benches::scripted::{self, NAME};
+use sapwood_engine::Engine;
+use sapwood_engine::scripted::Config as Script;
+use sapwood_net::lmtp::{Address, Client, Items, Options};
+use sapwood_proto::lmtp::{Fault, Generate};
+use sapwood_server::lmtp::{Config, Lmtp};
+use sapwood_server::server;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, ReadHalf, WriteHalf};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+/// What single things of LMTP cost
+#[derive(Debug, Parser)]
+struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// GENERATEs with 25,000 biases, and with a mask
+    Biases {
+        #[command(flatten)]
+        report: Report,
+    },
+    /// Queries as LMQL sends them: each prompt is the last one and what was generated
+    Prompts {
+        #[command(flatten)]
+        report: Report,
+    },
+    /// Items that our client reads
+    Reading {
+        #[command(flatten)]
+        rounds: Rounds,
+        #[command(flatten)]
+        report: Report,
+    },
+    /// Be the sender that the client reads instead
+    #[command(hide = true)]
+    Serve,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<ExitCode> {
+    match Args::parse().what {
+        What::Biases { report } => biases(report).await,
+        What::Prompts { report } => prompts(report).await,
+        What::Reading { rounds, report } => reading(rounds, report).await,
+        What::Serve => {
+            let listener = TcpListener::bind("127.0.0.1:0").await?;
+            writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
+            bare::serve(listener, Sender::Recorded, STREAMS).await?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// A connection of lines to a face in this thread.
+struct Lines {
+    reader: BufReader<ReadHalf<DuplexStream>>,
+    writer: WriteHalf<DuplexStream>,
+    line: String,
+    /// Of the model behind it.
+    engine: Engine,
+}
+
+impl Lines {
+    fn open(model: Script) -> Result<Self> {
+        let shared = server::Server::builder(server::Config::default(), Vec::new())?;
+        let (kernel, engine) = scripted::house(model)?;
+        let lmtp = Lmtp::new(shared.shared().clone(), kernel, Config::default());
+        let (ours, theirs) = tokio::io::duplex(1 << 20);
+        tokio::spawn(async move {
+            let (reader, writer) = tokio::io::split(theirs);
+            lmtp.speak(reader, writer, true).await
+        });
+        let (reader, writer) = tokio::io::split(ours);
+        Ok(Self {
+            reader: BufReader::new(reader),
+            writer,
+            line: String::new(),
+            engine,
+        })
+    }
+
+    /// Sends a line and reads the first of its answer.
+    async fn ask(&mut self, text: &str) -> Result<&str> {
+        self.writer.write_all(text.as_bytes()).await?;
+        self.writer.write_all(b"\n").await?;
+        self.next().await
+    }
+
+    async fn next(&mut self) -> Result<&str> {
+        self.line.clear();
+        self.reader.read_line(&mut self.line).await?;
+        ensure!(!self.line.is_empty(), "the face has hung up");
+        ensure!(
+            !self.line.contains("\"error\""),
+            "the face says {}",
+            self.line
+        );
+        Ok(&self.line)
+    }
+}
+
+/// GENERATEs of each kind.
+const ASKED: usize = 200;
+const BIASES: usize = 25_000;
+/// LM-1307.
+const GOAL_BIASES_US: f64 = 3_000.0;
+const GOAL_MASK_US: f64 = 50.0;
+
+/// What a GENERATE costs this thread until its first token is read. The engine takes its step elsewhere.
+async fn biases(report: Report) -> Result<ExitCode> {
+    let mut lines = Lines::open(scripted::endless())?;
+    let agree = format!(
+        "MODEL_INFO {{\"stream_id\":0,\"model\":\"{NAME}\",\"data\":{{\"lmtp\":{{\"version\":2,\"features\":[\"masks\"]}}}}}}"
+    );
+    lines.ask(&agree).await?;
+    let allowed = format!(
+        "MASK {{\"stream_id\":0,\"model\":\"{NAME}\",\"mask\":\"m\",\"allow\":[[1000,1999],[5000,9000]]}}"
+    );
+    lines.ask(&allowed).await?;
+    let plain = generate(1, 1);
+    let with = |members: &str| format!("{},{members}}}", &plain[..plain.len() - 1]);
+    // No two in a row are the same bytes.
+    let biased: Vec<String> = (0..8).map(|seed| with(&many_biases(seed))).collect();
+    let masked = with("\"mask\":\"m\"");
+    let mut costs = [Vec::new(), Vec::new(), Vec::new()];
+    for asked in 0..ASKED {
+        let texts = [&plain, &masked, &biased[asked % biased.len()]];
+        for (text, costs) in texts.into_iter().zip(&mut costs) {
+            let before = core_time()?;
+            lines.ask(text).await?;
+            let cost = core_time()? - before;
+            costs.push(cost.as_secs_f64() * 1e6);
+        }
+    }
+    let [plain, masked, biased] = costs.map(median);
+    let said = json!({
+        "plain_us": plain, "mask_us": masked, "goal_mask_us": GOAL_MASK_US,
+        "biases": BIASES, "biases_us": biased, "goal_biases_us": GOAL_BIASES_US,
+    });
+    let text = format!(
+        "a GENERATE {plain:.1} us, with a mask {masked:.1} us (goal {GOAL_MASK_US}), \
+         with {BIASES} biases {biased:.0} us (goal {GOAL_BIASES_US})"
+    );
+    report.say(&text, &said)?;
+    Ok(report.exit(masked < GOAL_MASK_US && biased < GOAL_BIASES_US))
+}
+
+fn many_biases(seed: usize) -> String {
+    let entries: Vec<String> = (0..BIASES)
+        .map(|id| format!("\"{id}\":-{}.25", (id + seed) % 100))
+        .collect();
+    format!("\"logit_bias\":{{{}}}", entries.join(","))
+}
+
+const QUERIES: usize = 100;
+const ROUNDS: usize = 20;
+const PROMPT: usize = 2_000;
+const GENERATED: u32 = 16;
+/// LM-1308.
+const GOAL_PREFILLED: f64 = 1.1;
+
+/// How many tokens of growing prompts are computed again.
+async fn prompts(report: Report) -> Result<ExitCode> {
+    let mut lines = Lines::open(Script {
+        context_tokens: 4_096,
+        parallel: 16,
+        kept_prefixes: 16,
+        ..scripted::endless()
+    })?;
+    let mut new = 0;
+    for query in 0..QUERIES {
+        // Queries have nothing in common from their first token on.
+        let mut prompt: Vec<usize> = (0..PROMPT).map(|at| 300 + query + at % 97).collect();
+        new += PROMPT;
+        for round in 0..ROUNDS {
+            let text = format!(
+                "GENERATE {{\"model\":\"{NAME}\",\"prompt\":{prompt:?},\"max_tokens\":{GENERATED},\"top_logprobs\":0,\"stream_id\":1}}"
+            );
+            let mut tokens = tokens(lines.ask(&text).await?)?;
+            while tokens.len() < GENERATED as usize {
+                tokens.extend(self::tokens(lines.next().await?)?);
+            }
+            prompt.extend(&tokens);
+            // What was generated last is nobody's prompt.
+            new += if round + 1 < ROUNDS { tokens.len() } else { 0 };
+        }
+    }
+    let stats = lines.engine.stats();
+    let asked = stats.prompt_tokens.get();
+    let prefilled = asked - stats.prefix_hits.get();
+    #[allow(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    let share = prefilled as f64 / new as f64;
+    let said = json!({
+        "queries": QUERIES, "generates": ROUNDS, "prompt_tokens": asked, "new_tokens": new,
+        "prefilled_tokens": prefilled, "prefilled_per_new": share, "goal": GOAL_PREFILLED,
+    });
+    let text = format!(
+        "{QUERIES} queries of {ROUNDS} GENERATEs: {asked} prompt tokens, {new} of them new, {prefilled} prefilled: \
+         {share:.3} of the new (goal {GOAL_PREFILLED})"
+    );
+    report.say(&text, &said)?;
+    Ok(report.exit(share <= GOAL_PREFILLED))
+}
+
+/// The tokens of a line.
+fn tokens(line: &str) -> Result<Vec<usize>> {
+    let (_, items) = line.split_once(' ').context("no message")?;
+    let items: Value = serde_json::from_str(items)?;
+    let items = items.as_array().context("no list")?;
+    let token = |item: &Value| {
+        item["token"]
+            .as_u64()
+            .and_then(|token| token.try_into().ok())
+    };
+    items
+        .iter()
+        .map(|item| token(item).context("no token"))
+        .collect()
+}
+
+/// Items in a frame of the sender.
+const STREAMS: u32 = 128;
+/// LM-1310.
+const GOAL_ITEMS: f64 = 500_000.0;
+
+/// What reading costs the client, tasks that take the items included.
+async fn reading(rounds: Rounds, report: Report) -> Result<ExitCode> {
+    let server = Server::start(&["serve"])?;
+    let mut rates = Vec::new();
+    for _ in 0..rounds.rounds {
+        rates.push(items_per_cpu_second(&server, rounds.span()).await?);
+    }
+    let rate = median(rates);
+    let said =
+        json!({"items_per_cpu_s": rate.round(), "items_per_frame": STREAMS, "goal": GOAL_ITEMS});
+    let text = format!(
+        "{rate:.0} items per cpu-s at the client, {STREAMS} in a frame (goal {GOAL_ITEMS})"
+    );
+    report.say(&text, &said)?;
+    Ok(report.exit(rate >= GOAL_ITEMS))
+}
+
+async fn items_per_cpu_second(server: &Server, span: Duration) -> Result<f64> {
+    let address = Address::parse(&server.address.to_string()).map_err(failed)?;
+    let client = Client::connect(address, Options::default())
+        .await
+        .map_err(failed)?;
+    let count = Arc::new(AtomicU64::new(0));
+    let mut readers = JoinSet::new();
+    for _ in 0..STREAMS {
+        let wanted = Generate {
+            prompt: vec![1],
+            max_tokens: u32::MAX,
+            ..Generate::default()
+        };
+        let items = client.generate(NAME, wanted).await.map_err(failed)?;
+        readers.spawn(read(items, Arc::clone(&count)));
+    }
+    // All streams are known to the sender by then.
+    tokio::time::sleep(span / 10).await;
+    let (before, cpu) = (count.load(Ordering::Relaxed), core_time()?);
+    tokio::time::sleep(span).await;
+    let (after, used) = (count.load(Ordering::Relaxed), core_time()? - cpu);
+    ensure!(readers.try_join_next().is_none(), "a stream has ended");
+    #[allow(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    let items = (after - before) as f64;
+    Ok(items / used.as_secs_f64())
+}
+
+async fn read(mut items: Items, count: Arc<AtomicU64>) -> Result<()> {
+    while let Some(item) = items.next().await {
+        item.map_err(failed)?;
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+fn failed(fault: Fault) -> Error {
+    anyhow!("{fault:?}")
+}
