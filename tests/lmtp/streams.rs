@@ -192,6 +192,36 @@ async fn lm_306_the_context_is_all_there_is() {
     }
 }
 
+/// What was generated becomes part of the next prompt, as LMQL does it: nothing is computed twice.
+#[tokio::test]
+async fn lm_1308_a_growing_prompt_is_computed_once() {
+    let engine = spawned(chatter());
+    let server = with_config(kernel("m", engine.clone()), Default::default()).await;
+    let mut socket = client(&server).await;
+    let mut new = 0;
+    for query in 0..4 {
+        let mut prompt: Vec<u64> = (0..200).map(|at| 300 + query + at).collect();
+        new += prompt.len();
+        for _ in 0..5 {
+            let text = format!(
+                r#"GENERATE {{"model":"m","prompt":{prompt:?},"stream_id":1,"max_tokens":16}}"#
+            );
+            socket.say(&text).await;
+            let (tokens, _) = told(&stream(&mut socket, 1).await);
+            new += tokens.len();
+            prompt.extend(tokens);
+        }
+    }
+    let stats = engine.stats();
+    let computed = stats.prompt_tokens.get() - stats.prefix_hits.get();
+    let new = u64::try_from(new).unwrap();
+    assert!(
+        stats.prompt_tokens.get() > 3 * new,
+        "prompts were sent again"
+    );
+    assert!(10 * computed <= 11 * new, "{computed} computed, {new} new");
+}
+
 /// LM-603
 #[tokio::test]
 async fn lm_605_streams_have_generators_and_parameters_of_their_own() {

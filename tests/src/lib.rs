@@ -1,7 +1,7 @@
 //! What the test binaries share: a server of their own, scripted engines, and raw Evergreen calls.
 //!
 //! Owns: the harness. Refuses to know: what is tested with it. The integration tests stand in `main.rs`, one binary;
-//! those that count the allocator's bytes stand in `memory.rs`, because a counting allocator is global.
+//! those that count the allocator's bytes stand in `memory/`, because a counting allocator is global.
 //! Everything here panics where it cannot go on, as tests do.
 
 #![allow(

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures::{SinkExt, StreamExt};
 use http::{HeaderMap, Request, StatusCode};
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{WebSocketStream, client_async};
@@ -41,6 +41,27 @@ impl Socket {
         path: &str,
         headers: &[(&str, &str)],
     ) -> Result<Self, StatusCode> {
+        let tcp = TcpStream::connect(server.address).await.unwrap();
+        Self::over(tcp, server, path, headers).await
+    }
+
+    /// Connects with a network that holds little: whoever does not read is soon noticed.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn narrow(server: &Running, path: &str) -> Result<Self, StatusCode> {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(NARROW_BYTES).unwrap();
+        let tcp = socket.connect(server.address).await.unwrap();
+        Self::over(tcp, server, path, &[]).await
+    }
+
+    async fn over(
+        tcp: TcpStream,
+        server: &Running,
+        path: &str,
+        headers: &[(&str, &str)],
+    ) -> Result<Self, StatusCode> {
         let mut request = Request::get(format!("ws://{}{path}", server.address))
             .header("host", server.address.to_string())
             .header("connection", "keep-alive, Upgrade")
@@ -50,7 +71,6 @@ impl Socket {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let tcp = TcpStream::connect(server.address).await.unwrap();
         match client_async(request.body(()).unwrap(), tcp).await {
             Ok((stream, answer)) => Ok(Self {
                 stream,
@@ -134,6 +154,9 @@ impl Socket {
         self.rest().await;
     }
 }
+
+/// What a narrow network takes in unread.
+const NARROW_BYTES: u32 = 16 << 10;
 
 /// A frame of a client, masked with zero: the first byte of its head, and the payload.
 pub fn frame(head: u8, payload: &[u8]) -> Vec<u8> {

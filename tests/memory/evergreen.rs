@@ -1,16 +1,5 @@
-//! What a server holds, in bytes of the allocator (EV-104, EV-805).
-//!
-//! Owns: the counting allocator, which is global, so this is a program of its own, and its tests take turns. Refuses to
-//! know: resident memory, which the system's allocator rounds and keeps as it likes. Client and server are one process:
-//! both have to let go.
+//! Sessions of Evergreen that come, go, and do not read.
 
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    reason = "a test's name says what it shows, and what it cannot do without is a failed test"
-)]
-
-use std::alloc::System;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -20,20 +9,8 @@ use sapwood_net::evergreen::{Node, Options, Session};
 use sapwood_proto::evergreen::Metadata;
 use sapwood_tests::raw::{action, call, fragments, leaf};
 use sapwood_tests::{Running, request, spawned, until, with_model};
-use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
-use tokio::sync::Mutex;
 
-#[global_allocator]
-static GLOBAL: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
-
-/// Held by the test whose bytes are counted.
-static TURN: Mutex<()> = Mutex::const_new(());
-
-/// Bytes allocated and not freed.
-fn held() -> isize {
-    let stats = GLOBAL.stats();
-    stats.bytes_allocated.cast_signed() - stats.bytes_deallocated.cast_signed()
-}
+use super::{TURN, held};
 
 async fn write(session: &Session, data: &Bytes) -> Node {
     let text = Arc::new(Metadata::of("text/plain"));

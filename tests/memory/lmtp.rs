@@ -1,0 +1,336 @@
+//! Streams of LMTP that come and go, are never read, or are no streams at all: what is left of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use sapwood_engine::scripted::{self, Script};
+use sapwood_engine::stats::Stats;
+use sapwood_engine::{Config, Engine};
+use sapwood_kernel::{Kernel, model};
+use sapwood_tests::socket::{Said, Socket, frame};
+use sapwood_tests::{Running, scripted as played, until};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::{TURN, held};
+
+/// A server of one model, and everything of it that can be left behind.
+struct House {
+    server: Running,
+    engine: Engine,
+}
+
+/// Tokens in the model's cache, and in one stream.
+const CELLS: u32 = 1 << 13;
+
+/// What is there while nobody is.
+#[derive(Clone, Copy, Debug)]
+struct Left {
+    bytes: isize,
+    tasks: usize,
+}
+
+impl House {
+    /// Its model says words until nobody wants more.
+    async fn open() -> Self {
+        let words = played(scripted::Config {
+            name: "m".into(),
+            script: Script::Tokens,
+            context_tokens: 1 << 16,
+            count: 1 << 16,
+            // What the cache remembers of those who are gone is little.
+            kept_prefixes: 0,
+            cells: Some(CELLS),
+            ..scripted::Config::default()
+        });
+        let config = Config {
+            outbox_events: 8,
+            ..Config::default()
+        };
+        let engine = Engine::spawn(words, config).unwrap();
+        let kernel = Kernel::new();
+        kernel.add(model("m", engine.clone())).unwrap();
+        let server = Running::start(kernel, Default::default(), Vec::new()).await;
+        Self { server, engine }
+    }
+
+    fn stats(&self) -> &Stats {
+        self.engine.stats()
+    }
+
+    async fn client(&self) -> Socket {
+        Socket::open(&self.server, "/lmtp", &[]).await.unwrap()
+    }
+
+    /// Somebody who will not read.
+    async fn mute(&self) -> Socket {
+        Socket::narrow(&self.server, "/lmtp").await.unwrap()
+    }
+
+    /// Waits until everybody is gone, and looks around.
+    async fn left(&self) -> Left {
+        let numbers = &self.server.shared.metrics;
+        until("everybody is gone", || numbers.connections_open.get() == 0).await;
+        let open = numbers.streams_open.with_label_values(&["lmtp"]);
+        assert_eq!((open.get(), numbers.lmtp.connections_open.get()), (0, 0));
+        let stats = self.stats();
+        until("the engine has nothing left", || {
+            stats.requests_running.get() + stats.requests_waiting.get() + stats.streams_parked.get()
+                == 0
+        })
+        .await;
+        let tasks = tokio::runtime::Handle::current().metrics();
+        Left {
+            bytes: held(),
+            tasks: tasks.num_alive_tasks(),
+        }
+    }
+
+    /// Short streams of somebody who reads.
+    async fn others(&self) {
+        let mut socket = self.client().await;
+        for id in 0..5 {
+            socket.say(&generate(id, 5)).await;
+            let mut ends = 0;
+            while ends == 0 {
+                ends = ends_in(&said(&mut socket).await);
+            }
+        }
+        socket.close().await;
+    }
+
+    /// Lets others work until `number` stays as it is; gives it.
+    async fn settled(&self, number: impl Fn() -> usize) -> usize {
+        let mut last = 0;
+        loop {
+            let now = number();
+            if now > 0 && now == last {
+                return now;
+            }
+            last = now;
+            self.others().await;
+        }
+    }
+}
+
+fn generate(id: usize, max_tokens: u32) -> String {
+    format!(
+        r#"GENERATE {{"model":"m","prompt":[72,105],"stream_id":{id},"max_tokens":{max_tokens}}}"#
+    )
+}
+
+async fn said(socket: &mut Socket) -> String {
+    match socket.heard().await {
+        Said::Text(text) => text,
+        other => panic!("no message: {other:?}"),
+    }
+}
+
+fn ends_in(text: &str) -> usize {
+    text.matches(r#""finish_reason":"length""#).count()
+}
+
+/// Somebody who comes, asks and goes, in every way there is.
+async fn visit(house: &House, round: usize) {
+    let mut socket = house.client().await;
+    socket.say(&generate(1, 4_000)).await;
+    match round % 6 {
+        // Before anything was said, in the middle of it, in good order.
+        0 => {}
+        1 => drop(said(&mut socket).await),
+        2 => {
+            said(&mut socket).await;
+            socket.close().await;
+        }
+        // With many streams, of which one has ended.
+        3 => {
+            for id in 2..16 {
+                socket.say(&generate(id, 4_000)).await;
+            }
+            socket.say(&generate(16, 1)).await;
+            while ends_in(&said(&mut socket).await) == 0 {}
+        }
+        // Because of what it says.
+        4 => {
+            for _ in 0..16 {
+                socket.say("nonsense").await;
+            }
+            let (_, close) = socket.rest().await;
+            assert_eq!(close.map(|(code, _)| code), Some(1008));
+        }
+        // Over HTTP, in the middle of the answer.
+        _ => {
+            let mut tcp = TcpStream::connect(house.server.address).await.unwrap();
+            let line = generate(1, 4_000) + "\n";
+            let head = format!(
+                "POST /lmtp HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n",
+                line.len()
+            );
+            tcp.write_all((head + &line).as_bytes()).await.unwrap();
+            tcp.read_exact(&mut [0; 600]).await.unwrap();
+        }
+    }
+}
+
+/// LM-506, LM-610
+#[tokio::test]
+async fn lm_1305_who_comes_and_goes_leaves_rows_tasks_and_memory_as_they_were() {
+    let _turn = TURN.lock().await;
+    let house = House::open().await;
+    let mut after_twelve = None;
+    for round in 1..=300 {
+        visit(&house, round).await;
+        let left = house.left().await;
+        let first = *after_twelve.get_or_insert(left);
+        if round <= 12 {
+            after_twelve = Some(left);
+            continue;
+        }
+        assert_eq!(left.tasks, first.tasks, "tasks in round {round}");
+        let grown = left.bytes - first.bytes;
+        assert!(grown < 128 << 10, "{grown} bytes in round {round}");
+    }
+}
+
+/// LM-1304: thousands of streams on one connection, again and again.
+#[tokio::test]
+async fn lm_610_thousands_of_streams_of_one_connection_leave_nothing() {
+    let _turn = TURN.lock().await;
+    let house = House::open().await;
+    let mut socket = house.client().await;
+    let mut after_one = 0;
+    for round in 0..4 {
+        for id in 0..1_000 {
+            let max_tokens = 1 + u32::try_from(id % 4).unwrap();
+            socket.say(&generate(id, max_tokens)).await;
+        }
+        let (mut ends, mut tokens) = (0, 0);
+        while ends < 1_000 {
+            let text = said(&mut socket).await;
+            assert!(!text.contains("\"error\""), "{text}");
+            ends += ends_in(&text);
+            tokens += text.matches("{\"token\"").count();
+        }
+        assert_eq!((ends, tokens), (1_000, 2_500));
+        let stats = house.stats();
+        until("the engine has nothing left", || {
+            stats.requests_running.get() + stats.requests_waiting.get() == 0
+        })
+        .await;
+        match round {
+            0 => after_one = held(),
+            _ => {
+                let grown = held() - after_one;
+                assert!(grown < 128 << 10, "{grown} bytes in round {round}");
+            }
+        }
+    }
+}
+
+/// A thousand streams of somebody who does not read, and then does.
+async fn unread(house: &House) {
+    let mut mute = house.mute().await;
+    let computed = house.stats().generation_tokens.get();
+    for id in 0..1_000 {
+        mute.say(&generate(id, 50)).await;
+    }
+    let (mut visits, mut last) = (0, 0);
+    loop {
+        house.others().await;
+        visits += 1;
+        // What others get is known.
+        let now = house.stats().generation_tokens.get() - computed - 25 * visits;
+        if std::mem::replace(&mut last, now) == now && now > 0 {
+            break;
+        }
+    }
+    assert!(last < 45_000, "{last} tokens computed for nobody");
+    let full = held();
+    house.others().await;
+    let grown = held() - full;
+    assert!(grown < 64 << 10, "{grown} bytes for others");
+    let mut ends = 0;
+    while ends < 1_000 {
+        ends += ends_in(&said(&mut mute).await);
+    }
+}
+
+/// LM-608: others are served meanwhile, and who reads after all has everything.
+#[tokio::test]
+async fn lm_607_a_thousand_streams_that_nobody_reads_hold_memory_flat() {
+    let _turn = TURN.lock().await;
+    let house = House::open().await;
+    // What is as wide as the largest batch and queue stays so.
+    unread(&house).await;
+    let before = house.left().await;
+    unread(&house).await;
+    let after = house.left().await;
+    let grown = after.bytes - before.bytes;
+    assert!(grown < 128 << 10, "{grown} bytes left");
+    assert_eq!(after.tasks, before.tasks);
+}
+
+/// Lines that are answered with an error each, so that the flood never ends by LM-202.
+const FLOODS: [&[&str]; 4] = [
+    &["nonsense", "FOO {}"],
+    &[r#"GENERATE {"model":"nobody","prompt":[1],"stream_id":1}"#],
+    &[r#"GENERATE {"model":"m","prompt":"x","stream_id":1}"#],
+    &[r#"MODEL_INFO {"stream_id":1,"model":"m"}"#],
+];
+
+/// LM-202, LM-203: answers wait for room, and what asks for them is not read meanwhile.
+#[tokio::test]
+async fn lm_607_floods_of_lines_whose_answers_nobody_reads_hold_memory_flat() {
+    let _turn = TURN.lock().await;
+    let house = House::open().await;
+    house.others().await;
+    let before = house.left().await;
+    for lines in FLOODS {
+        let mut socket = house.mute().await;
+        let batch: Vec<u8> = lines
+            .iter()
+            .cycle()
+            .take(200)
+            .flat_map(|line| frame(0x81, line.as_bytes()))
+            .collect();
+        let sent = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&sent);
+        let flood = tokio::spawn(async move {
+            loop {
+                socket.raw(&batch).await;
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        house.settled(|| sent.load(Ordering::Relaxed)).await;
+        let grown = held() - before.bytes;
+        assert!(grown < 4 << 20, "{grown} bytes of {}", lines[0]);
+        flood.abort();
+        assert!(flood.await.unwrap_err().is_cancelled());
+        let after = house.left().await;
+        let grown = after.bytes - before.bytes;
+        assert!(grown < 128 << 10, "{grown} bytes left of {}", lines[0]);
+        assert_eq!(after.tasks, before.tasks);
+    }
+}
+
+/// LM-1304: what is wide enough for the largest message is not kept by those that wait for the next.
+#[tokio::test]
+async fn lm_1201_large_messages_pin_no_memory() {
+    let _turn = TURN.lock().await;
+    let house = House::open().await;
+    house.others().await;
+    house.left().await;
+    let before = held();
+    let mut sockets = Vec::new();
+    for mut large in [generate(1, 1), "nonsense".to_owned()] {
+        large.extend(std::iter::repeat_n(' ', (4 << 20) - large.len()));
+        let mut socket = house.client().await;
+        // Past the client's library, which keeps what it had to be as wide.
+        socket.raw(&frame(0x81, large.as_bytes())).await;
+        said(&mut socket).await;
+        sockets.push(socket);
+    }
+    house.others().await;
+    let grown = held() - before;
+    assert!(grown < 1 << 20, "{grown} bytes");
+}

@@ -1,0 +1,31 @@
+//! What a server holds, in bytes of the allocator (EV-104, EV-805, LM-1305).
+//!
+//! Owns: the counting allocator, which is global, so this is a program of its own, and its tests take turns. Refuses to
+//! know: resident memory, which the system's allocator rounds and keeps as it likes. Client and server are one process:
+//! both have to let go.
+
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    reason = "a test's name says what it shows, and what it cannot do without is a failed test"
+)]
+
+mod evergreen;
+mod lmtp;
+
+use std::alloc::System;
+
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use tokio::sync::Mutex;
+
+#[global_allocator]
+static GLOBAL: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// Held by the test whose bytes are counted.
+static TURN: Mutex<()> = Mutex::const_new(());
+
+/// Bytes allocated and not freed.
+fn held() -> isize {
+    let stats = GLOBAL.stats();
+    stats.bytes_allocated.cast_signed() - stats.bytes_deallocated.cast_signed()
+}
