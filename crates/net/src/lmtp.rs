@@ -25,19 +25,21 @@
 
 mod address;
 mod bridge;
+mod gone;
 mod keeper;
 pub mod pool;
+mod served;
 mod wire;
 
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures::Stream;
-use sapwood_proto::lmtp::{self as machine, Fault, Generate, Received, Score};
+use sapwood_proto::lmtp::{self as machine, Fault, Feature, Features, Generate, Received, Score};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -45,12 +47,16 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub use self::address::Address;
 pub use self::bridge::{Bridged, bridge};
+use self::gone::Gone;
 use self::keeper::{Ask, Dial, Keeper, Told, What};
 use self::wire::{Wire, lost, until};
 
-/// How patient a client is; `None` waits for ever (LM-709).
+/// What a client asks its peer for, and how patient it is; `None` waits for ever (LM-709).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
+    /// What of version 2 is asked for, on each connection before the first call goes out. A peer that does not know it is
+    /// spoken to in the base protocol.
+    pub features: Features,
     /// For a connection, and for how long a call waits for one.
     pub connect_timeout: Option<Duration>,
     /// To the first item of a stream. The reference server takes its time.
@@ -63,6 +69,8 @@ pub struct Options {
     pub ping: Option<Duration>,
     /// How long such a peer may be silent, pongs included, until it counts as lost.
     pub silence: Option<Duration>,
+    /// How long the connection stands still for a reader that is slow and alone; then its stream is cut off.
+    pub stall_timeout: Option<Duration>,
     /// Bytes of a message to the peer (LM-703).
     pub max_message_out: usize,
 }
@@ -71,18 +79,33 @@ impl Default for Options {
     fn default() -> Self {
         let usual = machine::Options::default();
         Self {
+            features: Features::NONE
+                .with(Feature::Cancel)
+                .with(Feature::Status)
+                .with(Feature::Usage),
             connect_timeout: Some(Duration::from_secs(5)),
             first_item_timeout: usual.first_item_timeout,
             item_timeout: usual.item_timeout,
             request_timeout: usual.request_timeout,
             ping: Some(Duration::from_secs(20)),
             silence: Some(Duration::from_secs(60)),
+            // A server gives a connection up that stands still for a minute (LM-607).
+            stall_timeout: Some(Duration::from_secs(45)),
             max_message_out: usual.max_message_out,
         }
     }
 }
 
 impl Options {
+    /// The base protocol and nothing else.
+    #[must_use]
+    pub fn base() -> Self {
+        Self {
+            features: Features::NONE,
+            ..Self::default()
+        }
+    }
+
     /// What the machine has to know of it.
     const fn patience(&self) -> machine::Options {
         machine::Options {
@@ -103,15 +126,18 @@ struct Shared {
     asks: mpsc::Sender<Ask>,
     connect_timeout: Option<Duration>,
     seen: Arc<Seen>,
+    serials: AtomicU64,
     connected: watch::Receiver<bool>,
     _keeper: AbortOnDropHandle<()>,
 }
 
-/// What the keeper has seen of the peer.
-#[derive(Default)]
+/// What the keeper has seen of the peer, and what it is to see of us.
 struct Seen {
     outstanding: AtomicUsize,
     raw_logprobs: AtomicBool,
+    draining: AtomicBool,
+    load: AtomicU64,
+    gone: Gone,
 }
 
 impl Client {
@@ -140,7 +166,13 @@ impl Client {
 
     fn keeping(dial: impl Dial, wire: Option<Wire>, options: Options) -> Self {
         let (send, asks) = mpsc::channel(ASKS_MAX);
-        let seen = Arc::<Seen>::default();
+        let seen = Arc::new(Seen {
+            outstanding: AtomicUsize::new(0),
+            raw_logprobs: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+            load: AtomicU64::new(LOAD_UNKNOWN),
+            gone: Gone::default(),
+        });
         let connect_timeout = options.connect_timeout;
         let (connects, connected) = watch::channel(wire.is_some());
         let keeper = Keeper::new(dial, options, asks, Arc::clone(&seen), connects);
@@ -148,6 +180,7 @@ impl Client {
             asks: send,
             connect_timeout,
             seen,
+            serials: AtomicU64::new(0),
             connected,
             _keeper: AbortOnDropHandle::new(tokio::spawn(keeper.keep(wire))),
         }))
@@ -158,8 +191,21 @@ impl Client {
     /// # Errors
     /// `connection_lost` if there is no connection in time.
     pub async fn generate(&self, model: &str, wanted: Generate) -> Result<Items, Fault> {
-        self.ask(What::Generate(model.to_owned(), wanted), ITEMS_MAX)
-            .await
+        self.generate_until(model, wanted, None).await
+    }
+
+    /// The same for a caller who does not wait longer than that; the peer is told, if it knows of deadlines (LM-962).
+    ///
+    /// # Errors
+    /// As [`Self::generate`].
+    pub async fn generate_until(
+        &self,
+        model: &str,
+        wanted: Generate,
+        deadline: Option<Instant>,
+    ) -> Result<Items, Fault> {
+        let what = What::Generate(model.to_owned(), wanted, deadline);
+        self.ask(what, ITEMS_MAX).await
     }
 
     /// Asks a model how likely tokens are.
@@ -196,6 +242,19 @@ impl Client {
         self.0.seen.raw_logprobs.load(Ordering::Relaxed)
     }
 
+    /// How many streams the peer has, everybody's, as it last said (LM-902).
+    #[must_use]
+    pub fn load(&self) -> Option<u64> {
+        let load = self.0.seen.load.load(Ordering::Relaxed);
+        (load != LOAD_UNKNOWN).then_some(load)
+    }
+
+    /// Whether the peer has said that it goes, and takes nothing new (LM-921).
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.0.seen.draining.load(Ordering::Relaxed)
+    }
+
     /// Whether there is a connection now; changes with it.
     fn connected(&self) -> watch::Receiver<bool> {
         self.0.connected.clone()
@@ -209,9 +268,11 @@ impl Client {
     async fn ask(&self, what: What, items_max: usize) -> Result<Items, Fault> {
         let (tell, told) = mpsc::channel(items_max);
         let by = self.0.connect_timeout.map(|limit| Instant::now() + limit);
+        let serial = self.0.serials.fetch_add(1, Ordering::Relaxed);
         let ask = Ask {
             what,
             told: tell,
+            serial,
             by,
         };
         // Both arms may be cancelled: what is not handed over is not asked.
@@ -222,7 +283,8 @@ impl Client {
         Ok(Items {
             told,
             ended: false,
-            _client: self.clone(),
+            serial,
+            client: self.clone(),
         })
     }
 }
@@ -235,15 +297,25 @@ impl fmt::Debug for Client {
     }
 }
 
-/// The items of one stream; the last has a finish, or is an error. Dropping it abandons the stream: the peer is not told,
-/// for the base protocol has no words for it, and its work counts as outstanding until its end is seen.
+/// The items of one stream; the last has a finish, or is an error. Dropping it abandons the stream: a peer of version 2 is asked to
+/// stop; the base protocol has no words for it, and the work counts as outstanding until its end is seen.
 ///
-/// Who reads slowly does not hold up others; whoever leaves 16,384 items unread is cut off (`stalled`).
+/// Who leaves 16,384 items unread is waited for, and the peer with it, while no other stream of the connection is; else, and
+/// after [`Options::stall_timeout`], the stream is cut off (`stalled`).
 #[must_use = "a stream that is dropped is abandoned"]
 pub struct Items {
     told: mpsc::Receiver<Result<Told, Fault>>,
     ended: bool,
-    _client: Client,
+    serial: u64,
+    client: Client,
+}
+
+impl Drop for Items {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.client.0.seen.gone.push(self.serial);
+        }
+    }
 }
 
 impl Stream for Items {
@@ -297,6 +369,8 @@ impl Dial for Once {
 const ASKS_MAX: usize = 64;
 /// Items of one stream that nobody has read yet.
 const ITEMS_MAX: usize = 16_384;
+/// Stands where a peer has not said how many streams it has.
+const LOAD_UNKNOWN: u64 = u64::MAX;
 const GONE: &str = "the connection to the upstream is gone";
 
 #[cfg(test)]

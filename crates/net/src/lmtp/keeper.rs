@@ -1,28 +1,25 @@
 //! The task that keeps a client connected.
 //!
-//! Owns: the machine of the present connection, which call is whose, the calls that wait for a connection, when it is
-//! tried again (LM-713). Refuses to know: transports, and what is asked.
+//! Owns: the calls that wait for a connection, what is agreed on with each peer that is connected to, when it is tried
+//! again (LM-713). Refuses to know: transports, what is asked, whose the answers are ([`Served`] does).
 //!
 //! ```text
 //!   connected ── lost: every call fails, at once ──► 100 ms, doubling to 10 s ──► dial ──► connected
 //!                                                    calls wait here, for connect_timeout at most
 //! ```
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures::StreamExt;
-use sapwood_proto::lmtp as machine;
-use sapwood_proto::lmtp::{Call, Event, Fault, Generate, Reason, Received, Score};
+use sapwood_proto::lmtp::{Fault, Generate, Received, Score};
 use sapwood_proto::time::Time;
-use tokio::sync::mpsc::Permit;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
+use super::served::Served;
 use super::wire::{Wire, lost, until};
 use super::{Options, Seen};
 
@@ -40,13 +37,16 @@ pub(super) trait Dial: Send + Sync + 'static {
 pub(super) struct Ask {
     pub(super) what: What,
     pub(super) told: mpsc::Sender<Result<Told, Fault>>,
+    /// What it is called where it is given up.
+    pub(super) serial: u64,
     /// Until when it may wait for a connection.
     pub(super) by: Option<Instant>,
 }
 
 /// What is asked for: the model, and of it what.
 pub(super) enum What {
-    Generate(String, Generate),
+    /// And when nobody waits for it any more.
+    Generate(String, Generate, Option<Instant>),
     Score(String, Score),
     ModelInfo(String),
 }
@@ -123,42 +123,38 @@ impl<D: Dial> Keeper<D> {
 
     /// Serves calls until the connection is lost; then they all fail.
     async fn serve(&mut self, mut wire: Wire) -> Over {
-        let mut served = Served {
-            machine: machine::Client::new(self.options.patience()),
-            open: BTreeMap::new(),
-            seen: Arc::clone(&self.seen),
-        };
+        let mut served = Served::new(&self.options, Arc::clone(&self.seen), self.origin);
         let over = loop {
-            let wake = served
-                .machine
-                .wake_at()
-                .map(|at| self.origin + at.since_origin());
-            let late = self.waiting.front().and_then(|ask| ask.by);
-            // All may be cancelled: frames and asks stay where they are, a permit goes back.
+            // A peer that is there is given the time it needs to say what it can do.
+            let late = if served.is_settled() {
+                self.waiting.front().and_then(|ask| ask.by)
+            } else {
+                None
+            };
+            // All may be cancelled: frames and asks stay where they are, a permit goes back, and what was given up stays listed.
             tokio::select! {
-                text = wire.incoming.next() => match text {
-                    Some(text) => served.machine.handle(&text, now(self.origin)),
+                text = wire.incoming.next(), if served.is_reading() => match text {
+                    Some(text) => served.heard(&text),
                     None => break Over::Lost,
                 },
-                permit = wire.outgoing.reserve(), if !self.waiting.is_empty() => {
+                permit = wire.outgoing.reserve(), if served.has_words(&self.waiting) => {
                     let Ok(permit) = permit else {
                         break Over::Lost;
                     };
-                    if let Some(ask) = self.waiting.pop_front() {
-                        served.begin(ask, permit, now(self.origin));
-                    }
+                    served.speak(&mut self.waiting, permit);
                 }
                 ask = self.asks.recv(), if self.waiting.len() < WAITING_MAX => match ask {
                     Some(ask) => self.waiting.push_back(ask),
                     None => break Over::Unwanted,
                 },
                 () = until(late) => late_ask(&mut self.waiting),
-                () = until(wake) => served.machine.tick(now(self.origin)),
+                () = until(served.wake_at()) => served.tick(),
+                () = served.room() => {}
+                () = self.seen.gone.news() => served.abandon(&self.seen.gone.take()),
             }
             served.tell();
         };
-        served.machine.lost();
-        served.tell();
+        served.lost();
         over
     }
 
@@ -187,6 +183,8 @@ impl<D: Dial> Keeper<D> {
                         self.waiting.push_back(ask?);
                     }
                     () = until(late) => late_ask(&mut self.waiting),
+                    // Nothing is asked yet: who is gone is not there when its turn comes.
+                    () = self.seen.gone.news() => drop(self.seen.gone.take()),
                 }
             }
         }
@@ -203,73 +201,8 @@ fn late_ask(waiting: &mut VecDeque<Ask>) {
     }
 }
 
-/// The calls of one connection.
-struct Served {
-    machine: machine::Client,
-    open: BTreeMap<Call, mpsc::Sender<Result<Told, Fault>>>,
-    seen: Arc<Seen>,
-}
-
-impl Served {
-    fn begin(&mut self, ask: Ask, permit: Permit<'_, Bytes>, now: Time) {
-        let Ask { what, told, .. } = ask;
-        if told.is_closed() {
-            return;
-        }
-        let begun = match &what {
-            What::Generate(model, wanted) => self.machine.generate(model, wanted, now),
-            What::Score(model, wanted) => self.machine.score(model, wanted, now),
-            What::ModelInfo(model) => self.machine.model_info(model, now),
-        };
-        match begun {
-            Ok((call, message)) => {
-                permit.send(message);
-                self.open.insert(call, told);
-            }
-            Err(fault) => {
-                // Nobody listens if this fails.
-                let _ = told.try_send(Err(fault));
-            }
-        }
-    }
-
-    /// Tells everybody what came of the calls.
-    fn tell(&mut self) {
-        while let Some(event) = self.machine.poll() {
-            let (call, told, last) = match event {
-                Event::Item(call, item) => {
-                    let last = item.finish.is_some();
-                    (call, Ok(Told::Item(item)), last)
-                }
-                Event::ModelInfo(call, facts) => (call, Ok(Told::ModelInfo(facts)), true),
-                Event::Failed(call, fault) => (call, Err(fault), true),
-            };
-            let Some(to) = self.open.get(&call) else {
-                continue;
-            };
-            if !last && to.capacity() > 1 {
-                if to.try_send(told).is_ok() {
-                    continue;
-                }
-            } else if last {
-                let _ = to.try_send(told);
-            } else {
-                // The last place is for its end: others must not wait for who does not read.
-                let why = "the items of the stream were not read as they came";
-                let _ = to.try_send(Err(Fault::new(Reason::Stalled, why)));
-            }
-            self.open.remove(&call);
-            self.machine.abandon(call);
-        }
-        let seen = &self.seen;
-        seen.outstanding
-            .store(self.machine.outstanding(), Ordering::Relaxed);
-        seen.raw_logprobs
-            .fetch_or(self.machine.raw_logprobs(), Ordering::Relaxed);
-    }
-}
-
-fn now(origin: Instant) -> Time {
+/// What the machine's clock shows.
+pub(super) fn now(origin: Instant) -> Time {
     Time::new(origin.elapsed())
 }
 

@@ -177,14 +177,15 @@ impl Pool {
         self.0.peers.facts.get().map(String::as_str)
     }
 
-    /// Asks for tokens. Nothing is asked before the stream is read; what fails is an item of it.
-    pub fn generate(&self, wanted: Generate) -> Items {
-        self.begin(Work::Generate(wanted))
+    /// Asks for tokens, for a caller who does not wait longer than that. Nothing is asked before the stream is read; what
+    /// fails is an item of it.
+    pub fn generate(&self, wanted: Generate, deadline: Option<Instant>) -> Items {
+        self.begin(Work::Generate(wanted), deadline)
     }
 
     /// Asks how likely tokens are, in the same way.
     pub fn score(&self, wanted: Score) -> Items {
-        self.begin(Work::Score(wanted))
+        self.begin(Work::Score(wanted), None)
     }
 
     /// Whether a peer has sent log-probabilities that are none (LM-711).
@@ -213,11 +214,12 @@ impl Pool {
         self.0.peers.moved.load(Ordering::Relaxed)
     }
 
-    fn begin(&self, work: Work) -> Items {
+    fn begin(&self, work: Work, deadline: Option<Instant>) -> Items {
         let peers = Arc::clone(&self.0.peers);
         Items {
             passage: Passage::new(work, peers.seeded),
             peers,
+            deadline,
             leg: Leg::Next(None),
             place: None,
         }
@@ -258,7 +260,7 @@ impl Peers {
         let asked = self.probe(member).await;
         let (mut machine, now) = (self.machine(), self.now());
         let probe = match &asked {
-            Ok(()) => Probe::Answered(None),
+            Ok(()) => Probe::Answered(self.links[member.index()].client.load()),
             Err(fault) if fault.reason == Reason::Timeout => {
                 machine.met(member, now);
                 Probe::Missed
@@ -293,6 +295,9 @@ impl Peers {
         let (mut machine, now) = (self.machine(), self.now());
         for (member, link) in machine.members().zip(&self.links) {
             machine.counts(member, link.client.outstanding());
+            if link.client.is_draining() {
+                machine.drains(member);
+            }
             // Its watch may not have had its turn yet.
             if !*link.connected.borrow() {
                 machine.lost(member, now);
@@ -306,12 +311,12 @@ impl Peers {
         })
     }
 
-    fn ask(&self, member: Member, work: Work) -> Asking {
+    fn ask(&self, member: Member, work: Work, deadline: Option<Instant>) -> Asking {
         let link = &self.links[member.index()];
         let (client, model) = (link.client.clone(), link.model.clone());
         async move {
             match work {
-                Work::Generate(wanted) => client.generate(&model, wanted).await,
+                Work::Generate(wanted) => client.generate_until(&model, wanted, deadline).await,
                 Work::Score(wanted) => client.score(&model, wanted).await,
             }
         }
@@ -340,7 +345,7 @@ async fn watch(peers: Arc<Peers>, member: Member) {
         tokio::select! {
             () = until(due) => {
                 let probe = match peers.probe(member).await {
-                    Ok(()) => Probe::Answered(None),
+                    Ok(()) => Probe::Answered(link.client.load()),
                     Err(_) => Probe::Missed,
                 };
                 let before = peers.machine().condition(member);
@@ -410,6 +415,7 @@ enum Leg {
 pub struct Items {
     peers: Arc<Peers>,
     passage: Passage,
+    deadline: Option<Instant>,
     leg: Leg,
     place: Option<Place>,
 }
@@ -454,7 +460,9 @@ impl Stream for Items {
                 Leg::Over => return Poll::Ready(None),
                 Leg::Next(but) => match this.peers.route(&this.passage, *but) {
                     Ok(place) => {
-                        let asking = this.peers.ask(place.member, this.passage.work());
+                        let asking =
+                            this.peers
+                                .ask(place.member, this.passage.work(), this.deadline);
                         this.leg = Leg::Asking(asking);
                         this.place = Some(place);
                         continue;

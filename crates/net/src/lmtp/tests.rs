@@ -84,7 +84,7 @@ fn reason(ending: Ending) -> Reason {
 
 #[tokio::test(start_paused = true)]
 async fn lm_702_one_connection_carries_many_calls_and_a_dropped_stream_counts_until_its_end() {
-    let (client, mut fake) = pair(Options::default());
+    let (client, mut fake) = pair(Options::base());
     let first = client.generate("m", wanted(2)).await.unwrap();
     let second = client.generate("m", wanted(3)).await.unwrap();
     let scored = Score {
@@ -114,7 +114,7 @@ async fn lm_702_one_connection_carries_many_calls_and_a_dropped_stream_counts_un
 
 #[tokio::test(start_paused = true)]
 async fn lm_703_only_what_a_base_peer_knows_goes_out() {
-    let (client, mut fake) = pair(Options::default());
+    let (client, mut fake) = pair(Options::base());
     let _items = client.generate("m", wanted(2)).await.unwrap();
     assert_eq!(
         fake.heard().await,
@@ -135,7 +135,7 @@ async fn lm_703_only_what_a_base_peer_knows_goes_out() {
 
 #[tokio::test(start_paused = true)]
 async fn lm_704_what_the_peer_lacks_is_refused_before_it_is_sent() {
-    let (client, mut fake) = pair(Options::default());
+    let (client, mut fake) = pair(Options::base());
     for wanted in [
         Generate {
             seed: Some(1),
@@ -143,10 +143,6 @@ async fn lm_704_what_the_peer_lacks_is_refused_before_it_is_sent() {
         },
         Generate {
             stop: vec!["x".into()],
-            ..wanted(1)
-        },
-        Generate {
-            stop_tokens: vec![vec![1]],
             ..wanted(1)
         },
         Generate {
@@ -197,7 +193,7 @@ async fn lm_705_what_servers_really_send_is_understood() {
             failed(&[3], r#"{"a":[1]}"#),
         ),
     ] {
-        let (client, mut fake) = pair(Options::default());
+        let (client, mut fake) = pair(Options::base());
         let items = client.generate("m", wanted(9)).await.unwrap();
         fake.heard().await;
         fake.say(said).await;
@@ -208,7 +204,7 @@ async fn lm_705_what_servers_really_send_is_understood() {
 /// LM-705
 #[tokio::test(start_paused = true)]
 async fn lm_706_bare_words_are_numbers_and_the_unreadable_fails_streams_rather_than_hangs() {
-    let (client, mut fake) = pair(Options::default());
+    let (client, mut fake) = pair(Options::base());
     let mut items = ask(&client, &mut fake, 9).await;
     let other = ask(&client, &mut fake, 9).await;
     fake.say(r#"TOKEN [{"stream_id":1,"token":3,"logprob":-Infinity,"top_logprobs":{"3":-Infinity,"4":NaN}}]"#).await;
@@ -231,7 +227,7 @@ async fn lm_706_bare_words_are_numbers_and_the_unreadable_fails_streams_rather_t
 
 #[tokio::test(start_paused = true)]
 async fn lm_707_a_peer_that_runs_on_is_cut_off() {
-    let (client, mut fake) = pair(Options::default());
+    let (client, mut fake) = pair(Options::base());
     let short = ask(&client, &mut fake, 2).await;
     let ended = ask(&client, &mut fake, 9).await;
     for _ in 0..3 {
@@ -246,7 +242,7 @@ async fn lm_707_a_peer_that_runs_on_is_cut_off() {
 
 #[tokio::test(start_paused = true)]
 async fn lm_708_a_message_with_an_error_ends_its_stream_or_request() {
-    let (client, mut fake) = pair(Options::default());
+    let (client, mut fake) = pair(Options::base());
     let items = ask(&client, &mut fake, 2).await;
     let other = ask(&client, &mut fake, 1).await;
     fake.say(r#"MSG [{"stream_id":1,"error":"Missing required parameter 'x'"}]"#)
@@ -266,7 +262,7 @@ async fn lm_708_a_message_with_an_error_ends_its_stream_or_request() {
 /// LM-710: a reference server that cannot load a model says nothing.
 #[tokio::test(start_paused = true)]
 async fn lm_709_nothing_waits_for_ever() {
-    let (client, mut fake) = pair(Options::default());
+    let (client, mut fake) = pair(Options::base());
     let began = Instant::now();
     let silent = client.generate("absent", wanted(2)).await.unwrap();
     fake.heard().await;
@@ -289,7 +285,7 @@ async fn lm_709_limits_can_be_turned_off() {
     let options = Options {
         first_item_timeout: None,
         item_timeout: None,
-        ..Options::default()
+        ..Options::base()
     };
     let (client, mut fake) = pair(options);
     let items = ask(&client, &mut fake, 2).await;
@@ -302,7 +298,7 @@ async fn lm_709_limits_can_be_turned_off() {
 
 #[tokio::test(start_paused = true)]
 async fn lm_709_a_lost_connection_fails_every_call_at_once() {
-    let (client, mut fake) = pair(Options::default());
+    let (client, mut fake) = pair(Options::base());
     let mut items = client.generate("m", wanted(2)).await.unwrap();
     let info = tokio::spawn({
         let client = client.clone();
@@ -327,10 +323,10 @@ async fn lm_709_a_lost_connection_fails_every_call_at_once() {
     assert_eq!(began.elapsed(), Duration::ZERO);
 }
 
-/// Who does not read is cut off, and holds nobody up.
+/// Who does not read is cut off when others wait, and holds nobody up.
 #[tokio::test(start_paused = true)]
 async fn lm_702_a_slow_reader_slows_only_itself() {
-    let (client, mut fake) = pair(Options::default());
+    let (client, mut fake) = pair(Options::base());
     let slow = ask(&client, &mut fake, 1_000_000).await;
     let quick = ask(&client, &mut fake, 2).await;
     let item = r#"{"stream_id":1,"token":4}"#;
@@ -345,11 +341,142 @@ async fn lm_702_a_slow_reader_slows_only_itself() {
     assert_eq!((tokens.len(), why), (ITEMS_MAX - 1, Reason::Stalled));
 }
 
+/// An answer to what is asked first, and what was agreed on.
+async fn agree(fake: &mut Fake, features: &str) {
+    let heard = fake.heard().await;
+    let asked = r#"MODEL_INFO {"model":"m","stream_id":1,"data":{"model":"m","lmtp":{"version":2,"features":["status","cancel","usage"]}}}"#;
+    assert_eq!(heard, asked);
+    fake.say(&format!(
+        r#"MSG [{{"stream_id":1,"model_info":{{"model":"m"}}{features}}}]"#
+    ))
+    .await;
+}
+
+const AGREED: &str = r#","lmtp":{"version":2,"features":["cancel","usage"],"load":{"running":2,"queued":1,"parked":0}}"#;
+
+/// LM-961, LM-962: what is given up is cancelled at once, whether it has begun or not, and a deadline is passed on.
+#[tokio::test(start_paused = true)]
+async fn lm_702_a_dropped_stream_is_cancelled_at_a_peer_that_knows_how() {
+    let (client, mut fake) = pair(Options::default());
+    let deadline = Instant::now() + Duration::from_secs(7);
+    let until = Some(deadline);
+    let items = client.generate_until("m", wanted(9), until).await.unwrap();
+    agree(&mut fake, AGREED).await;
+    let heard = fake.heard().await;
+    assert!(
+        heard.ends_with(r#""stream_id":2,"deadline_ms":7000}"#),
+        "{heard}"
+    );
+    assert_eq!((client.load(), client.is_draining()), (Some(3), false));
+    drop(items);
+    let cancel = r#"CANCEL {"model":"m","stream_id":3,"streams":[2]}"#;
+    assert_eq!(fake.heard().await, cancel);
+    // It counts until its end is seen.
+    assert_eq!(client.outstanding(), 2);
+    fake.say(r#"TOKEN [{"stream_id":2,"finish_reason":"cancelled"}]"#)
+        .await;
+    fake.say(r#"MSG [{"stream_id":3,"cancelled":[2],"unknown":[]}]"#)
+        .await;
+    let mut items = client.generate("m", wanted(1)).await.unwrap();
+    fake.heard().await;
+    assert_eq!(client.outstanding(), 1);
+    let usage = r#"{"prompt_tokens":2,"cached_tokens":1,"completion_tokens":1}"#;
+    fake.say(&format!(
+        r#"TOKEN [{{"stream_id":4,"token":5,"finish_reason":"stop","usage":{usage}}}]"#
+    ))
+    .await;
+    let item = items.next().await.unwrap().unwrap();
+    assert_eq!(item.usage.unwrap().cached_tokens, 1);
+    drop(items);
+    // What has ended is not given up.
+    let _next = client.generate("m", wanted(1)).await.unwrap();
+    assert!(fake.heard().await.starts_with("GENERATE"));
+}
+
+/// LM-703: nothing new is said to a peer that has not agreed, and nothing waits for one that says nothing.
+#[tokio::test(start_paused = true)]
+async fn lm_901_a_peer_that_does_not_know_version_2_is_spoken_to_in_the_base_protocol() {
+    for answers in [true, false] {
+        let (client, mut fake) = pair(Options::default());
+        let began = Instant::now();
+        let items = client.generate("m", wanted(2)).await.unwrap();
+        if answers {
+            agree(&mut fake, "").await;
+        } else {
+            fake.heard().await;
+        }
+        assert_eq!(
+            fake.heard().await,
+            r#"GENERATE {"max_tokens":2,"temperature":0.0,"top_logprobs":1,"model":"m","prompt":[1,2],"stream_id":2}"#
+        );
+        assert_eq!(began.elapsed().as_secs(), if answers { 0 } else { 5 });
+        drop(items);
+        let _next = client.generate("m", wanted(2)).await.unwrap();
+        assert!(fake.heard().await.starts_with("GENERATE"), "no CANCEL");
+    }
+}
+
+/// LM-903: a question of its own agrees, too, and calls wait for the answer.
+#[tokio::test(start_paused = true)]
+async fn lm_901_what_a_model_is_and_what_is_agreed_on_is_one_question() {
+    let (client, mut fake) = pair(Options::default());
+    let asking = tokio::spawn({
+        let client = client.clone();
+        async move { client.model_info("m").await }
+    });
+    tokio::task::yield_now().await;
+    let _items = client.generate("m", wanted(2)).await.unwrap();
+    agree(&mut fake, AGREED).await;
+    assert_eq!(asking.await.unwrap().unwrap(), r#"{"model":"m"}"#);
+    assert!(fake.heard().await.contains("\"stream_id\":2"));
+}
+
+/// A peer that says so many items of stream 1, as fast as they are taken.
+fn speaks(mut fake: Fake, count: usize) {
+    tokio::spawn(async move {
+        let item = r#"{"stream_id":1,"token":4}"#;
+        let step = format!("TOKEN [{}]", vec![item; 128].join(","));
+        for _ in 0..count / 128 {
+            fake.say(&step).await;
+        }
+        fake.heard().await;
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn lm_702_a_reader_that_is_slow_and_alone_holds_its_peer_up_and_loses_nothing() {
+    let (client, mut fake) = pair(Options::base());
+    let count = 16 * ITEMS_MAX;
+    let mut items = ask(&client, &mut fake, 1_000_000).await;
+    speaks(fake, count);
+    let mut read = 0;
+    while read < count {
+        // Slower than any limit between two items, were they not there already.
+        if read % ITEMS_MAX == 0 {
+            tokio::time::sleep(Duration::from_secs(40)).await;
+        }
+        let item = items.next().await.unwrap();
+        assert_eq!(item.map(|item| item.token), Ok(Some(4)), "{read}");
+        read += 1;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lm_702_a_reader_that_does_not_read_at_all_is_told_why_it_lost_its_stream() {
+    let (client, mut fake) = pair(Options::base());
+    let items = ask(&client, &mut fake, 1_000_000).await;
+    speaks(fake, 2 * ITEMS_MAX);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let (tokens, why, message) = all(items).await.unwrap_err();
+    assert_eq!((tokens.len(), why), (ITEMS_MAX - 1, Reason::Stalled));
+    assert!(message.contains("not read"), "{message}");
+}
+
 /// LM-411
 #[tokio::test(start_paused = true)]
 async fn lm_711_logprobs_that_are_none_are_noticed() {
     for (logprob, raw) in [("0.04", false), ("0.06", true)] {
-        let (client, mut fake) = pair(Options::default());
+        let (client, mut fake) = pair(Options::base());
         let items = ask(&client, &mut fake, 1).await;
         fake.say(&format!(
             r#"TOKEN [{{"stream_id":1,"token":4,"logprob":{logprob}}}]"#
@@ -376,7 +503,7 @@ impl Dial for Comes {
 async fn lm_713_a_lost_connection_is_made_anew_and_nothing_is_repeated() {
     let comes = Comes::default();
     let (ours, theirs) = duplex(1 << 16);
-    let client = Client::keeping(comes.clone(), Some(Wire::over(ours)), Options::default());
+    let client = Client::keeping(comes.clone(), Some(Wire::over(ours)), Options::base());
     let items = client.generate("m", wanted(2)).await.unwrap();
     let mut fake = Fake(BufReader::new(theirs));
     fake.heard().await;
@@ -426,7 +553,7 @@ async fn socket() -> (String, impl Future<Output = WebSocketStream<TcpStream>>) 
 async fn lm_701_a_websocket_carries_a_frame_for_each_message() {
     let (address, accepted) = socket().await;
     let address = Address::parse(&address).unwrap();
-    let connecting = Client::connect(address, Options::default());
+    let connecting = Client::connect(address, Options::base());
     let (client, mut peer) = tokio::join!(connecting, accepted);
     let client = client.unwrap();
     let items = client.generate("m", wanted(2)).await.unwrap();
@@ -451,7 +578,7 @@ async fn lm_709_a_peer_is_pinged_and_given_up_when_it_is_silent() {
     let options = Options {
         ping: Some(Duration::from_millis(1)),
         silence: Some(Duration::from_millis(20)),
-        ..Options::default()
+        ..Options::base()
     };
     let address = Address::parse(&address).unwrap();
     let connecting = Client::connect(address, options);
@@ -485,7 +612,7 @@ async fn lm_701_a_unix_socket_and_the_pipes_of_a_program_carry_lines() {
     });
     let url = format!("unix:{}", path.display());
     let address = Address::parse(&url).unwrap();
-    let client = Client::connect(address, Options::default()).await.unwrap();
+    let client = Client::connect(address, Options::base()).await.unwrap();
     let items = client.generate("m", wanted(2)).await.unwrap();
     assert_eq!(all(items).await, Ok((vec![4], Finish::Stop)));
     assert!(served.await.unwrap().starts_with("GENERATE {"));
@@ -498,7 +625,7 @@ async fn lm_701_a_unix_socket_and_the_pipes_of_a_program_carry_lines() {
     std::fs::write(&script, program).unwrap();
     let url = format!("stdio:sh {}", script.display());
     let address = Address::parse(&url).unwrap();
-    let client = Client::connect(address, Options::default()).await.unwrap();
+    let client = Client::connect(address, Options::base()).await.unwrap();
     let items = client.generate("m", wanted(2)).await.unwrap();
     assert_eq!(all(items).await, Ok((vec![4], Finish::Stop)));
     let pid = std::fs::read_to_string(pid).unwrap();
@@ -525,7 +652,7 @@ async fn lm_701_nobody_there_and_no_upgrade_are_told_apart() {
     });
     let refused = async |url: &str| {
         let address = Address::parse(url).unwrap().with_key("k");
-        let client = Client::connect(address, Options::default()).await;
+        let client = Client::connect(address, Options::base()).await;
         client.err().map(|fault| fault.reason)
     };
     assert_eq!(refused(&address).await, Some(Reason::InsufficientScope));

@@ -15,6 +15,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use super::json::Value;
 use super::write::{self, member};
 use super::{Fault, Feature, Features, Finish, Generate, Reason, Score, read};
+use crate::steer::Token;
 use crate::time::Time;
 use received::Members;
 
@@ -88,6 +89,40 @@ struct Open {
     due: Option<Time>,
     /// Nobody listens any more; the peer still works (LM-702).
     abandoned: bool,
+    /// An item has come.
+    begun: bool,
+    /// What ends it here, because its peer does not know of it (LM-704).
+    stops: Option<Stops>,
+}
+
+/// Sequences of tokens that end a stream, watched for at our end.
+#[derive(Debug)]
+struct Stops {
+    sequences: Vec<Vec<Token>>,
+    /// The last tokens, as many as the longest sequence has.
+    last: Vec<Token>,
+}
+
+impl Stops {
+    fn of(wanted: &Generate) -> Option<Self> {
+        let sequences = wanted.stop_tokens.iter().filter(|stop| !stop.is_empty());
+        let sequences: Vec<_> = sequences.cloned().collect();
+        (!sequences.is_empty()).then_some(Self {
+            sequences,
+            last: Vec::new(),
+        })
+    }
+
+    /// Whether this token completes one of them.
+    fn end_with(&mut self, token: Token) -> bool {
+        let longest = self.sequences.iter().map(Vec::len).max().unwrap_or(0);
+        if self.last.len() == longest {
+            self.last.remove(0);
+        }
+        self.last.push(token);
+        let mut sequences = self.sequences.iter();
+        sequences.any(|sequence| self.last.ends_with(sequence))
+    }
 }
 
 /// The machine. See the module's page.
@@ -101,6 +136,10 @@ pub struct Client {
     raw_logprobs: bool,
     /// What the peer has agreed to.
     features: Features,
+    /// How many tokens models have, as far as the peer has said.
+    vocabularies: BTreeMap<String, u32>,
+    load: Option<u64>,
+    draining: bool,
 }
 
 impl Client {
@@ -115,10 +154,14 @@ impl Client {
             dropped: 0,
             raw_logprobs: false,
             features: Features::NONE,
+            vocabularies: BTreeMap::new(),
+            load: None,
+            draining: false,
         }
     }
 
-    /// Begins a stream; the message is to be sent as it is, in a frame or line of its own.
+    /// Begins a stream; the message is to be sent as it is, in a frame or line of its own. Sequences of tokens that stop it are
+    /// watched for here where the peer does not know of them (LM-704).
     ///
     /// # Errors
     /// `unsupported_operation` for a parameter that the reference server does not take, because it would fail or forget
@@ -129,20 +172,42 @@ impl Client {
         wanted: &Generate,
         now: Time,
     ) -> Result<(Call, Bytes), Fault> {
+        self.generate_within(model, wanted, None, now)
+    }
+
+    /// The same, for a caller who does not wait longer: a peer that has agreed on that ends the stream with `deadline` (LM-962).
+    ///
+    /// # Errors
+    /// As [`Self::generate`].
+    pub fn generate_within(
+        &mut self,
+        model: &str,
+        wanted: &Generate,
+        within: Option<Duration>,
+        now: Time,
+    ) -> Result<(Call, Bytes), Fault> {
         let whole = !self.features.is_empty();
         if !whole {
             refuse_unsent(wanted)?;
         }
         let id = self.last_id + 1;
         let mut out = BytesMut::new();
-        send::generate(&mut out, id, model, wanted, whole);
+        let size = self.vocabularies.get(model).copied();
+        send::generate(&mut out, id, model, wanted, size, whole);
         if self.options.text && self.features.has(Feature::Text) {
-            let _ = out.split_off(out.len() - 1);
             member(&mut out, "text", &true);
-            out.put_u8(b'}');
         }
+        if let Some(within) = within.filter(|_| self.features.has(Feature::Cancel)) {
+            let ms = within.as_millis().clamp(1, DEADLINE_MS_MAX);
+            member(&mut out, "deadline_ms", &ms);
+        }
+        out.put_u8(b'}');
         let kind = Kind::Generate(wanted.top_logprobs);
-        self.begin(out, model, kind, u64::from(wanted.max_tokens), now)
+        let begun = self.begin(out, model, kind, u64::from(wanted.max_tokens), now)?;
+        if !whole && let Some(open) = self.open.get_mut(&begun.0.0) {
+            open.stops = Stops::of(wanted);
+        }
+        Ok(begun)
     }
 
     /// Begins a stream of probabilities.
@@ -209,6 +274,18 @@ impl Client {
         self.features
     }
 
+    /// How many streams the peer has, everybody's, as it last said (LM-902).
+    #[must_use]
+    pub const fn load(&self) -> Option<u64> {
+        self.load
+    }
+
+    /// Whether the peer has said that it goes (LM-921): it takes nothing new.
+    #[must_use]
+    pub const fn is_draining(&self) -> bool {
+        self.draining
+    }
+
     /// Takes in one frame or line of the peer, whatever it is.
     pub fn handle(&mut self, text: &str, now: Time) {
         let mut rest = text.trim_start();
@@ -263,6 +340,8 @@ impl Client {
             due: None,
             // Its answer tells nobody anything.
             abandoned: true,
+            begun: false,
+            stops: None,
         };
         self.open.insert(self.last_id, open);
         Some(out.freeze())
@@ -306,6 +385,18 @@ impl Client {
                 open.model
             );
             self.fail(id, Fault::new(Reason::Timeout, message));
+        }
+    }
+
+    /// Nothing was read for a while, for reasons of ours: what is waited for has as much time again.
+    pub fn resume(&mut self, now: Time) {
+        for open in self.open.values_mut() {
+            let patience = match open.kind {
+                Kind::ModelInfo | Kind::Cancel => self.options.request_timeout,
+                Kind::Generate(_) | Kind::Score if open.begun => self.options.item_timeout,
+                Kind::Generate(_) | Kind::Score => self.options.first_item_timeout,
+            };
+            open.due = open.due.and(patience).map(|patience| now + patience);
         }
     }
 
@@ -354,6 +445,8 @@ impl Client {
             left,
             due: patience.map(|patience| now + patience),
             abandoned: false,
+            begun: false,
+            stops: None,
         };
         self.open.insert(self.last_id, open);
         Ok((Call(self.last_id), out.freeze()))
@@ -365,6 +458,11 @@ impl Client {
             ("TOKEN" | "MSG", Some(items)) => items.for_each(|item| self.object(word, item, now)),
             // The seed's own form is a bare object.
             ("TOKEN" | "MSG", None) => self.object(word, payload, now),
+            ("STATUS", Some(items)) if self.features.has(Feature::Status) => {
+                items
+                    .filter_map(Members::of)
+                    .for_each(|news| self.news(&news, now));
+            }
             _ => self.dropped += 1,
         }
     }
@@ -378,6 +476,22 @@ impl Client {
             self.notice(&members);
         } else {
             self.item(&members, now);
+        }
+    }
+
+    /// News of a stream show that it is not forgotten: its first item may take as long again (LM-922).
+    fn news(&mut self, news: &Members<'_>, now: Time) {
+        match news.id {
+            None => self.draining |= matches!(news.event.as_deref(), Some("draining" | "shutdown")),
+            Some(id) => {
+                let patience = self.options.first_item_timeout;
+                if let Some(open) = self.open.get_mut(&id)
+                    && !open.begun
+                    && !open.kind.is_request()
+                {
+                    open.due = patience.map(|patience| now + patience);
+                }
+            }
         }
     }
 
@@ -397,6 +511,10 @@ impl Client {
             (true, None, Some(facts)) => {
                 if members.lmtp.is_some() {
                     self.features = members.features();
+                    self.load = members.load();
+                }
+                if let Some(size) = members.vocabulary() {
+                    self.vocabularies.insert(open.model.clone(), size);
                 }
                 let facts = facts.as_str().to_owned();
                 self.end(id, |call| Event::ModelInfo(call, facts));
@@ -426,7 +544,10 @@ impl Client {
         }
         self.raw_logprobs |= item.logprob.is_some_and(|logprob| logprob > RAW_ABOVE);
         open.due = self.options.item_timeout.map(|patience| now + patience);
+        open.begun = true;
         open.left = open.left.saturating_sub(u64::from(item.token.is_some()));
+        let stops = open.stops.as_mut().zip(item.token);
+        let stopped = stops.is_some_and(|(stops, token)| stops.end_with(token));
         let unreasoned = match open.kind {
             Kind::Generate(top) => {
                 item.keep_top(top);
@@ -440,8 +561,16 @@ impl Client {
         if open.left == 0 {
             item.finish.get_or_insert(unreasoned);
         }
+        if stopped && item.finish == Some(Finish::Length) {
+            item.finish = Some(Finish::Stop);
+        }
         if item.finish.is_some() {
             self.end(id, |call| Event::Item(call, item));
+        } else if stopped && !open.abandoned {
+            // The peer works on, and nobody listens.
+            item.finish = Some(Finish::Stop);
+            open.abandoned = true;
+            self.events.push_back(Event::Item(Call(id), item));
         } else if !open.abandoned {
             self.events.push_back(Event::Item(Call(id), item));
         }
@@ -472,7 +601,6 @@ fn refuse_unsent(wanted: &Generate) -> Result<(), Fault> {
         ("seed", wanted.seed.is_some()),
         ("min_p", wanted.min_p != 0.0),
         ("stop", !wanted.stop.is_empty()),
-        ("stop_tokens", !wanted.stop_tokens.is_empty()),
         ("min_tokens", wanted.min_tokens != 0),
         ("ignore_eos", wanted.ignore_eos),
     ] {
@@ -484,6 +612,8 @@ fn refuse_unsent(wanted: &Generate) -> Result<(), Fault> {
     Ok(())
 }
 
+/// The longest deadline there is (LM-962).
+const DEADLINE_MS_MAX: u128 = 86_400_000;
 /// One reference backend adds up to 0.01 to the sampled token (LM-711).
 const RAW_ABOVE: f32 = 0.05;
 

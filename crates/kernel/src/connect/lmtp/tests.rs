@@ -31,7 +31,7 @@ const FACTS: &str =
 
 async fn joined(facts: &str) -> Result<(Kernel, Fake), Fault> {
     let (ours, theirs) = duplex(1 << 16);
-    let client = Client::over(ours, Options::default());
+    let client = Client::over(ours, Options::base());
     let mut fake = Fake(BufReader::new(theirs));
     let answering = async {
         fake.heard().await;

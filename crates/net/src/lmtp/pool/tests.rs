@@ -116,7 +116,7 @@ async fn asked(pool: &Pool) -> Result<u32, Reason> {
         prompt: vec![1],
         ..Generate::default()
     };
-    let mut items = pool.generate(wanted);
+    let mut items = pool.generate(wanted, None);
     let item = items.next().await.expect("no stream ends silently");
     let told = item.map(|item| item.token.unwrap());
     assert_eq!(items.next().await, None);
@@ -244,7 +244,7 @@ async fn lm_702_a_stream_that_is_dropped_gives_its_place_back() {
     let one = Fake::new(1, Mode::Serves);
     let pool = pool(&[&one]).await.unwrap();
     one.becomes(Mode::Silent);
-    let mut items = pool.generate(Generate::default());
+    let mut items = pool.generate(Generate::default(), None);
     assert!(items.next().now_or_never().is_none());
     assert_eq!(pool.seats()[0].streams, 1);
     drop(items);

@@ -75,6 +75,8 @@ pub(super) struct Members<'a> {
     pub(super) lmtp: Option<Value<'a>>,
     /// The answer to CANCEL.
     pub(super) cancelled: bool,
+    /// The news of a STATUS.
+    pub(super) event: Option<Cow<'a, str>>,
     text: Option<Cow<'a, str>>,
     stop: Option<Cow<'a, str>>,
     usage: Option<Value<'a>>,
@@ -101,6 +103,7 @@ impl<'a> Members<'a> {
                 "model_info" => members.model_info = Some(value),
                 "lmtp" => members.lmtp = Some(value),
                 "cancelled" => members.cancelled = true,
+                "event" => members.event = value.string(),
                 "text" => members.text = value.string(),
                 "stop_match" => members.stop = value.string(),
                 "usage" => members.usage = Some(value),
@@ -110,12 +113,27 @@ impl<'a> Members<'a> {
         Some(members)
     }
 
+    /// How many tokens the model has, where its facts say so.
+    pub(super) fn vocabulary(&self) -> Option<u32> {
+        let size = member(self.model_info?, "vocab_size")?;
+        u32::try_from(size.integer()?).ok()
+    }
+
+    /// How many streams the peer has, everybody's, where it says so (LM-902).
+    pub(super) fn load(&self) -> Option<u64> {
+        let load = member(self.lmtp?, "load")?;
+        let count = |name| u64::try_from(member(load, name)?.integer()?).ok();
+        Some(
+            ["running", "queued", "parked"]
+                .into_iter()
+                .filter_map(count)
+                .sum(),
+        )
+    }
+
     /// The features that a peer has agreed to.
     pub(super) fn features(&self) -> Features {
-        let member = |name| {
-            let mut members = self.lmtp.and_then(Value::members)?;
-            members.find(|(own, _)| own == name).map(|(_, value)| value)
-        };
+        let member = |name| member(self.lmtp?, name);
         let version = member("version").and_then(Value::integer);
         if version.is_none_or(|version| version < 2) {
             return Features::NONE;
@@ -163,6 +181,11 @@ impl<'a> Members<'a> {
             usage: self.usage.and_then(usage),
         }
     }
+}
+
+fn member<'a>(object: Value<'a>, name: &str) -> Option<Value<'a>> {
+    let mut members = object.members()?;
+    members.find(|(own, _)| own == name).map(|(_, value)| value)
 }
 
 fn usage(value: Value<'_>) -> Option<Usage> {

@@ -6,10 +6,19 @@ use bytes::{BufMut as _, BytesMut};
 
 use crate::lmtp::Generate;
 use crate::lmtp::write::{self, member};
+use crate::steer::Token;
 
 /// Only what LMQL's own client sends, in its order, and nothing that is not set (LM-301, LM-703). `whole`: the rest too,
-/// for a peer that has shown that it is no reference server.
-pub(super) fn generate(out: &mut BytesMut, id: u64, model: &str, wanted: &Generate, whole: bool) {
+/// for a peer that has shown that it is no reference server. `size`: of the model's vocabulary, if that is known. The object
+/// is left open.
+pub(super) fn generate(
+    out: &mut BytesMut,
+    id: u64,
+    model: &str,
+    wanted: &Generate,
+    size: Option<u32>,
+    whole: bool,
+) {
     out.put_slice(b"GENERATE {\"max_tokens\":");
     write::json(out, &wanted.max_tokens);
     member(out, "temperature", &wanted.temperature);
@@ -18,19 +27,12 @@ pub(super) fn generate(out: &mut BytesMut, id: u64, model: &str, wanted: &Genera
     member(out, "model", model);
     member(out, "prompt", &wanted.prompt);
     member(out, "stream_id", &id);
-    if !wanted.logit_bias.is_empty() {
-        out.put_slice(b",\"logit_bias\":{");
-        for (at, &(token, bias)) in wanted.logit_bias.iter().enumerate() {
-            if at > 0 {
-                out.put_u8(b',');
-            }
-            write::json(out, &token.to_string());
-            out.put_u8(b':');
-            // What cannot be spelled is said as LMQL says it.
-            write::json(out, &if bias.is_finite() { bias } else { -100.0 });
-        }
-        out.put_u8(b'}');
-    }
+    let bias = if whole {
+        None
+    } else {
+        size.and_then(|size| allowing(&wanted.logit_bias, size))
+    };
+    biases(out, bias.as_deref().unwrap_or(&wanted.logit_bias), whole);
     let default = Generate::default();
     if wanted.top_p.to_bits() != default.top_p.to_bits() {
         member(out, "top_p", &wanted.top_p);
@@ -62,7 +64,48 @@ pub(super) fn generate(out: &mut BytesMut, id: u64, model: &str, wanted: &Genera
     if whole {
         rest(out, wanted);
     }
+}
+
+fn biases(out: &mut BytesMut, bias: &[(Token, f32)], whole: bool) {
+    if bias.is_empty() {
+        return;
+    }
+    out.put_slice(b",\"logit_bias\":{");
+    for (at, &(token, bias)) in bias.iter().enumerate() {
+        if at > 0 {
+            out.put_u8(b',');
+        }
+        write::json(out, &token.to_string());
+        out.put_u8(b':');
+        if bias.is_finite() {
+            write::json(out, &bias);
+        } else {
+            // A base peer is told as LMQL tells it.
+            let forbidden: &[u8] = if whole { b"-Infinity" } else { b"-100.0" };
+            out.put_slice(forbidden);
+        }
+    }
     out.put_u8(b'}');
+}
+
+/// The same as a list of what is allowed, if that is shorter than what is forbidden (LM-703): only differences count.
+fn allowing(bias: &[(Token, f32)], size: u32) -> Option<Vec<(Token, f32)>> {
+    let is_forbidden = |bias: f32| bias <= -FORBIDS;
+    let forbidden = bias
+        .iter()
+        .filter(|(token, bias)| *token < size && is_forbidden(*bias));
+    let allowed = (size as usize).saturating_sub(forbidden.count());
+    if allowed == 0 || allowed >= bias.len() {
+        return None;
+    }
+    let mut listed = bias.iter().peekable();
+    let all = (0..size).filter_map(|token| {
+        // They ascend, each once.
+        let own = listed.next_if(|(listed, _)| *listed == token);
+        let own = own.map_or(0.0, |(_, bias)| *bias);
+        (!is_forbidden(own)).then_some((token, FORBIDS + own))
+    });
+    Some(all.collect())
 }
 
 /// What the reference server does not take.
@@ -86,3 +129,6 @@ fn rest(out: &mut BytesMut, wanted: &Generate) {
         member(out, "ignore_eos", &true);
     }
 }
+
+/// What LMQL adds to what it allows, and takes from what it forbids.
+const FORBIDS: f32 = 100.0;

@@ -148,7 +148,6 @@ fn lm_704_what_the_peer_lacks_is_refused_before_it_is_sent() {
     with(|wanted| wanted.seed = Some(1));
     with(|wanted| wanted.min_p = 0.5);
     with(|wanted| wanted.stop = vec!["x".to_owned()]);
-    with(|wanted| wanted.stop_tokens = vec![vec![1]]);
     with(|wanted| wanted.min_tokens = 1);
     with(|wanted| wanted.ignore_eos = true);
 }
@@ -504,4 +503,182 @@ fn lm_702_what_version_2_adds_to_items_is_read() {
         completion_tokens: 1,
     };
     assert_eq!(item.usage, Some(usage));
+}
+
+#[test]
+fn lm_962_a_deadline_is_passed_on_where_that_was_agreed() {
+    let wanted = Generate {
+        prompt: vec![1],
+        ..Generate::default()
+    };
+    let sent = |mut client: Client, within| {
+        let sent = client.generate_within("m", &wanted, within, Time::ZERO);
+        String::from_utf8(sent.unwrap().1.to_vec()).unwrap()
+    };
+    for (within, member) in [
+        (Some(Duration::from_millis(70)), Some("\"deadline_ms\":70}")),
+        (Some(Duration::ZERO), Some("\"deadline_ms\":1}")),
+        (
+            Some(Duration::from_secs(1 << 20)),
+            Some("\"deadline_ms\":86400000}"),
+        ),
+        (None, None),
+    ] {
+        let message = sent(agreed(), within);
+        assert_eq!(message.contains("deadline_ms"), member.is_some());
+        assert!(message.ends_with(member.unwrap_or("}")), "{message}");
+        let base = sent(Client::new(Options::default()), within);
+        assert!(!base.contains("deadline_ms"), "{base}");
+    }
+}
+
+#[test]
+fn lm_902_how_busy_a_peer_is_and_that_it_goes_are_noticed() {
+    let mut client = Client::new(Options::default());
+    client.negotiate("m", Features::ALL, Time::ZERO).unwrap();
+    assert_eq!((client.load(), client.is_draining()), (None, false));
+    client.handle(r#"MSG [{"stream_id":1,"model_info":{},"lmtp":{"version":2,"features":["status"],"load":{"running":3,"queued":2,"parked":1,"x":9}}}]"#, Time::ZERO);
+    assert_eq!(client.load(), Some(6));
+    for news in [
+        r#"STATUS [{"stream_id":null,"event":"odd"}]"#,
+        r#"STATUS [{"stream_id":7,"event":"draining"}]"#,
+        r#"STATUS [{"stream_id":null}]"#,
+    ] {
+        client.handle(news, Time::ZERO);
+        assert!(!client.is_draining(), "{news}");
+    }
+    let news = r#"STATUS [{"stream_id":null,"event":"draining","deadline_ms":5000}]"#;
+    client.handle(news, Time::ZERO);
+    assert!(client.is_draining());
+    // A base peer has no words for that.
+    let mut base = Client::new(Options::default());
+    base.handle(news, Time::ZERO);
+    assert!(!base.is_draining() && base.dropped() == 1);
+}
+
+#[test]
+fn lm_922_news_of_a_stream_renew_the_wait_for_its_first_item() {
+    let mut client = Client::new(Options::default());
+    let status = Features::NONE.with(Feature::Status);
+    client.negotiate("m", status, Time::ZERO).unwrap();
+    client.handle(
+        r#"MSG [{"stream_id":1,"model_info":{},"lmtp":{"version":2,"features":["status"]}}]"#,
+        Time::ZERO,
+    );
+    client
+        .generate("m", &Generate::default(), Time::ZERO)
+        .unwrap();
+    let news = r#"STATUS [{"stream_id":2,"event":"queued","queue_pos":3}]"#;
+    client.handle(news, Time::from_millis(200_000));
+    assert_eq!(client.wake_at(), Some(Time::from_millis(500_000)));
+    let item = r#"TOKEN [{"stream_id":2,"token":1}]"#;
+    client.handle(item, Time::from_millis(300_000));
+    client.handle(news, Time::from_millis(310_000));
+    assert_eq!(client.wake_at(), Some(Time::from_millis(360_000)));
+}
+
+/// LM-307: the sequence is sent.
+#[test]
+fn lm_704_sequences_of_tokens_stop_a_stream_of_a_peer_that_does_not_know_them() {
+    let wanted = Generate {
+        prompt: vec![3, 4],
+        stop_tokens: vec![vec![3, 4, 5], vec![9], Vec::new()],
+        ..Generate::default()
+    };
+    for (tokens, stopped) in [
+        (&[4, 5, 3, 4, 5][..], true),
+        (&[3, 3, 4, 5], true),
+        (&[9], true),
+        (&[5, 3, 4, 4, 5], false),
+    ] {
+        let mut client = Client::new(Options::default());
+        let (_, message) = client.generate("m", &wanted, Time::ZERO).unwrap();
+        let message = String::from_utf8(message.to_vec()).unwrap();
+        assert!(!message.contains("stop"), "{message}");
+        for token in tokens {
+            let item = format!(r#"TOKEN [{{"stream_id":1,"token":{token}}}]"#);
+            client.handle(&item, Time::ZERO);
+        }
+        let mut finishes = Vec::new();
+        while let Some(Event::Item(_, item)) = client.poll() {
+            finishes.push(item.finish);
+        }
+        let mut expect = vec![None; tokens.len()];
+        expect[tokens.len() - 1] = stopped.then_some(Finish::Stop);
+        assert_eq!(finishes, expect, "{tokens:?}");
+        // Also as the last that there may be.
+        let last = Generate {
+            max_tokens: tokens.len() as u32,
+            ..wanted.clone()
+        };
+        let mut short = Client::new(Options::default());
+        short.generate("m", &last, Time::ZERO).unwrap();
+        for token in tokens {
+            let item = format!(r#"TOKEN [{{"stream_id":1,"token":{token}}}]"#);
+            short.handle(&item, Time::ZERO);
+        }
+        let ends = std::iter::from_fn(|| short.poll()).filter_map(|event| match event {
+            Event::Item(_, item) => item.finish,
+            _ => None,
+        });
+        let end = if stopped {
+            Finish::Stop
+        } else {
+            Finish::Length
+        };
+        assert_eq!(
+            (ends.collect::<Vec<_>>(), short.outstanding()),
+            (vec![end], 0)
+        );
+        // The peer works on, and nobody hears of it.
+        client.handle(r#"TOKEN [{"stream_id":1,"token":1}]"#, Time::ZERO);
+        assert_eq!(
+            (client.outstanding(), client.poll().is_none()),
+            (1, stopped)
+        );
+    }
+}
+
+#[test]
+fn lm_703_the_shorter_of_two_lists_of_biases_is_sent() {
+    let info = r#"MSG [{"stream_id":1,"model_info":{"vocab_size":6}}]"#;
+    let bias = |agrees: bool, bias: &[(u32, f32)]| {
+        let mut client = if agrees {
+            agreed()
+        } else {
+            Client::new(Options::default())
+        };
+        client.model_info("m", Time::ZERO).unwrap();
+        client.handle(
+            &info.replace(":1,", if agrees { ":2," } else { ":1," }),
+            Time::ZERO,
+        );
+        let wanted = Generate {
+            prompt: vec![1],
+            logit_bias: bias.into(),
+            ..Generate::default()
+        };
+        let (_, message) = client.generate("m", &wanted, Time::ZERO).unwrap();
+        let message = String::from_utf8(message.to_vec()).unwrap();
+        let (_, list) = message.split_once("\"logit_bias\":").unwrap();
+        list.split_inclusive('}').next().unwrap().to_owned()
+    };
+    let no = f32::NEG_INFINITY;
+    let four = [(0, no), (1, -100.0), (3, no), (4, no)];
+    assert_eq!(bias(false, &four), r#"{"2":100.0,"5":100.0}"#);
+    assert_eq!(
+        bias(false, &four[..3]),
+        r#"{"0":-100.0,"1":-100.0,"3":-100.0}"#
+    );
+    let with = [(0, no), (1, no), (2, -2.0), (3, no), (4, no)];
+    assert_eq!(bias(false, &with), r#"{"2":98.0,"5":100.0}"#);
+    let none: Vec<_> = (0..6).map(|token| (token, no)).collect();
+    assert!(
+        bias(false, &none).starts_with(r#"{"0":-100.0,"#),
+        "nothing is allowed"
+    );
+    assert_eq!(
+        bias(true, &four),
+        r#"{"0":-Infinity,"1":-100.0,"3":-Infinity,"4":-Infinity}"#
+    );
 }

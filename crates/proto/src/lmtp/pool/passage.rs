@@ -75,7 +75,8 @@ impl Passage {
             return;
         }
         // The upstream does not know what stood before the seam.
-        if item.finish.is_none() && item.token.is_some() && self.is_stopped() {
+        let may_stop = matches!(item.finish, None | Some(Finish::Length));
+        if may_stop && item.token.is_some() && self.is_stopped() {
             item.finish = Some(Finish::Stop);
         }
         if let Some(usage) = &mut item.usage {

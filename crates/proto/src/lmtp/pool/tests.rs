@@ -407,10 +407,22 @@ fn lm_806_the_seam_does_not_show_in_stops_and_usage() {
     };
     passage.item(&mut item);
     assert_eq!(item.finish, Some(Finish::Stop));
+    let told = item.usage.take();
+    item.finish = Some(Finish::Length);
+    passage.item(&mut Received {
+        token: Some(4),
+        ..Received::default()
+    });
+    passage.item(&mut item);
+    assert_eq!(
+        item.finish,
+        Some(Finish::Stop),
+        "also as the last that there may be"
+    );
     let usage = Usage {
         prompt_tokens: 3,
         cached_tokens: 3,
         completion_tokens: 2,
     };
-    assert_eq!(item.usage, Some(usage));
+    assert_eq!(told, Some(usage));
 }
