@@ -3,6 +3,8 @@
 use futures::StreamExt;
 use sapwood_engine::Owner;
 use sapwood_engine::scripted::{self, Rule, Script, Step};
+use sapwood_kernel::Kernel;
+use sapwood_kernel::connect::lmtp::function;
 use sapwood_net::lmtp::pool::{Endpoint, Items, Pool};
 use sapwood_net::lmtp::{Address, Options};
 use sapwood_proto::lmtp::pool::{self as machine, Condition};
@@ -10,7 +12,7 @@ use sapwood_proto::lmtp::{Finish, Generate, Reason, Score};
 use sapwood_proto::time::Time;
 use sapwood_tests::{Running, until};
 
-use super::{parrot, stepped};
+use super::{client, message, of_parrot, parrot, stepped, stream, told};
 
 const SAYS: &str = "the quick brown fox jumps over it";
 
@@ -44,12 +46,16 @@ fn say() -> Generate {
 }
 
 async fn pool(servers: &[&Running], settings: machine::Options) -> Pool {
+    speaking(servers, Options::default(), settings).await
+}
+
+async fn speaking(servers: &[&Running], options: Options, settings: machine::Options) -> Pool {
     let endpoints = servers.iter().map(|server| Endpoint {
         address: Address::parse(&format!("{}/lmtp", server.address)).unwrap(),
         model: "parrot".into(),
         weight: 1,
     });
-    Pool::connect(endpoints.collect(), &Options::default(), settings)
+    Pool::connect(endpoints.collect(), &options, settings)
         .await
         .unwrap()
 }
@@ -104,7 +110,7 @@ async fn lm_806_a_stream_goes_on_at_another_server_without_a_seam() {
         let (mut first, one) = stepped(fluent()).await;
         let (mut second, two) = stepped(fluent()).await;
         let pool = pool(&[&one, &two], machine::Options::default()).await;
-        let mut items = pool.generate(say());
+        let mut items = pool.generate(say(), None);
         let mut tokens = some(&mut items, &mut first, cut).await;
         if cut == 0 {
             // It is there, and has not begun.
@@ -158,11 +164,20 @@ async fn lm_806_a_score_goes_on_and_a_promised_seed_does_not() {
     let whole_score = rest(&mut score, &mut [&mut first, &mut second]).await;
     assert_eq!(whole_score, (scored, Ok(Finish::Stop)));
     // The other's turn, then the first's again.
-    drop(rest(&mut pool.generate(say()), &mut [&mut first, &mut second]).await);
-    let mut penalised = pool.generate(Generate {
-        repetition_penalty: 1.5,
-        ..say()
-    });
+    drop(
+        rest(
+            &mut pool.generate(say(), None),
+            &mut [&mut first, &mut second],
+        )
+        .await,
+    );
+    let mut penalised = pool.generate(
+        Generate {
+            repetition_penalty: 1.5,
+            ..say()
+        },
+        None,
+    );
     let mut tokens = some(&mut penalised, &mut first, 2).await;
     one.kill().await;
     let (after, ended) = rest(&mut penalised, &mut [&mut second]).await;
@@ -177,13 +192,18 @@ async fn lm_804_a_pool_without_a_server_says_so_at_once() {
     let (_first, one) = stepped(fluent()).await;
     let (_second, two) = stepped(fluent()).await;
     let pool = pool(&[&one, &two], machine::Options::default()).await;
-    let mut items = pool.generate(say());
+    let mut items = pool.generate(say(), None);
     let ended = tokio::spawn(async move { items.next().await.unwrap().unwrap_err() });
     one.kill().await;
     two.kill().await;
     let fault = ended.await.unwrap();
     assert_eq!(fault.reason, Reason::UpstreamError);
-    let fault = pool.generate(say()).next().await.unwrap().unwrap_err();
+    let fault = pool
+        .generate(say(), None)
+        .next()
+        .await
+        .unwrap()
+        .unwrap_err();
     assert_eq!(fault.reason, Reason::UpstreamError);
     assert!(fault.reason.is_retryable() && fault.retry_after.is_some());
 }
@@ -194,7 +214,7 @@ async fn lm_801_streams_of_a_pool_are_shared_among_its_servers() {
     let (mut first, one) = stepped(fluent()).await;
     let (mut second, two) = stepped(fluent()).await;
     let pool = pool(&[&one, &two], machine::Options::default()).await;
-    let mut streams: Vec<Items> = (0..6).map(|_| pool.generate(say())).collect();
+    let mut streams: Vec<Items> = (0..6).map(|_| pool.generate(say(), None)).collect();
     // Asked when they are read.
     for items in &mut streams {
         tokio::select! {
@@ -209,4 +229,105 @@ async fn lm_801_streams_of_a_pool_are_shared_among_its_servers() {
         let ended = rest(items, &mut [&mut first, &mut second]).await;
         assert_eq!(ended, (whole(), Ok(Finish::Stop)));
     }
+}
+
+/// What a client of version 2 asks, and what it is told: buffers, masks, biases, scores, samples.
+async fn conversation(server: &Running) -> Vec<(Vec<u64>, String)> {
+    let mut socket = client(server).await;
+    for request in [
+        r#"MODEL_INFO {"stream_id":1,"model":"parrot","data":{"lmtp":{"version":2,"features":"all"}}}"#,
+        r#"BUFFER {"stream_id":2,"model":"parrot","buffer":"b","append":[104,101,108]}"#,
+        r#"MASK {"stream_id":3,"model":"parrot","mask":"m","allow":[[120,121]]}"#,
+    ] {
+        socket.say(request).await;
+        let (word, answer) = message(&mut socket).await;
+        assert!(
+            word == "MSG" && answer[0].get("error").is_none(),
+            "{answer:?}"
+        );
+    }
+    let mut all = Vec::new();
+    for (id, request) in [
+        (
+            4,
+            r#"GENERATE {"stream_id":4,"model":"parrot","prefix":{"buffer":"b"},"prompt":[108,111],"keep":"c"}"#,
+        ),
+        (
+            5,
+            r#"GENERATE {"stream_id":5,"model":"parrot","prefix":{"buffer":"c"},"max_tokens":3}"#,
+        ),
+        (
+            6,
+            r#"GENERATE {"stream_id":6,"model":"parrot","prompt":[104],"mask":"m","max_tokens":4}"#,
+        ),
+        (
+            7,
+            r#"GENERATE {"stream_id":7,"model":"parrot","prompt":[104],"stop_tokens":[[104]]}"#,
+        ),
+        (
+            8,
+            r#"SCORE {"stream_id":8,"model":"parrot","prompt":[104],"scored":[104,105]}"#,
+        ),
+        (
+            9,
+            r#"GENERATE {"stream_id":9,"model":"absent","prompt":[104]}"#,
+        ),
+        (
+            10,
+            r#"GENERATE {"stream_id":10,"model":"parrot","prompt":[900]}"#,
+        ),
+    ] {
+        socket.say(request).await;
+        all.push(told(&stream(&mut socket, id).await));
+    }
+    all
+}
+
+/// LM-712: buffers, masks and the like end at our own face; a base server behind it is sent full prompts and biases.
+#[tokio::test]
+async fn lm_807_a_pool_of_base_servers_is_a_whole_server() {
+    let (one, two) = (of_parrot().await, of_parrot().await);
+    let settings = machine::Options::default();
+    for options in [Options::base(), Options::default()] {
+        let pool = speaking(&[&one, &two], options, settings.clone()).await;
+        let kernel = Kernel::new();
+        kernel.add(function(&pool, "parrot")).unwrap();
+        let front = Running::start(kernel, Default::default(), Vec::new()).await;
+        let told = conversation(&front).await;
+        assert_eq!(told, conversation(&one).await);
+        assert_eq!(told[0].0, [104, 101, 108, 108, 111, 257]);
+        // What needs a tokenizer is not to be had.
+        let mut socket = client(&front).await;
+        socket.say(r#"MODEL_INFO {"stream_id":1,"model":"parrot","data":{"lmtp":{"version":2,"features":"all"}}}"#).await;
+        let facts = &message(&mut socket).await.1[0]["model_info"];
+        assert_eq!(
+            (&facts["vocab_size"], &facts["eos"]),
+            (&258.into(), &serde_json::json!([257]))
+        );
+        assert!(facts["tokenizer"].is_null());
+        socket
+            .say(r#"GENERATE {"stream_id":2,"model":"parrot","prompt_text":"x"}"#)
+            .await;
+        let (_, code) = super::told(&stream(&mut socket, 2).await);
+        assert_eq!(code, "unsupported_operation");
+    }
+}
+
+/// LM-506, LM-961: a client that goes frees its rows at the upstream.
+#[tokio::test]
+async fn lm_702_a_stream_that_is_dropped_is_cancelled_at_its_server() {
+    let (mut owner, one) = stepped(super::chatter()).await;
+    let pool = pool(&[&one], machine::Options::default()).await;
+    let wanted = Generate {
+        prompt: vec![1],
+        max_tokens: 1_000,
+        ..Generate::default()
+    };
+    let mut items = pool.generate(wanted, None);
+    some(&mut items, &mut owner, 2).await;
+    drop(items);
+    let open = one.shared.metrics.streams_open.with_label_values(&["lmtp"]);
+    until("it is cancelled", || open.get() == 0).await;
+    owner.step(Time::from_millis(1));
+    assert!(owner.is_empty());
 }

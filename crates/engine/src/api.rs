@@ -341,6 +341,12 @@ pub trait Vocabulary: Send + Sync + 'static {
     /// Number of tokens.
     fn size(&self) -> usize;
 
+    /// Whether text becomes tokens here, and tokens text. Without, it is numbers alone: those of a model elsewhere whose
+    /// tokenizer is not known.
+    fn has_text(&self) -> bool {
+        true
+    }
+
     /// The tokens of `text`. With `special`, the texts of control tokens become control tokens; without, plain text.
     fn tokenize(&self, text: &str, special: bool) -> Vec<Token>;
 

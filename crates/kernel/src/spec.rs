@@ -51,7 +51,7 @@ pub struct Spec {
     pub inner: Option<InnerType>,
     /// It is a model: a target of GENERATE, named by its model id, not offered as a tool.
     pub model: bool,
-    /// What is known of that model, where it is one of this process and loaded.
+    /// What is known of that model, where it is loaded in this process, or serves tokens elsewhere and says enough of them.
     pub facts: Option<Arc<Facts>>,
     /// Why it cannot be registered, if its maker found out already.
     pub(crate) defect: Option<String>,

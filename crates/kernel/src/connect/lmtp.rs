@@ -4,6 +4,8 @@
 //! peer is reached. Nothing here knows the peer's tokenizer: tokens go in, tokens come out in `inner` and on their port, and
 //! whoever wants text is told so before anything is sent.
 
+mod known;
+
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
@@ -14,8 +16,9 @@ use sapwood_proto::lmtp::{Fault, Finish, Generate, Received, Score};
 use sapwood_proto::steer::Token;
 use serde_json::{Map, Value};
 
+use self::known::Known;
 use crate::Result;
-use crate::call::{Call, Want};
+use crate::call::{Call, Instant, Want};
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::function::Fun;
@@ -45,6 +48,7 @@ pub fn function(pool: &Pool, name: impl Into<Name>) -> Fun {
     spec.finishes = true;
     spec.inner = Some(InnerType::of::<Tokens>());
     spec.model = true;
+    spec.facts = known.facts(&spec.name).map(Arc::new);
     let peer = Arc::new(Peer {
         pool: pool.clone(),
         name: spec.name.clone(),
@@ -62,25 +66,6 @@ struct Peer {
     pool: Pool,
     name: Name,
     known: Known,
-}
-
-/// What the peer says of its model.
-#[derive(Default)]
-struct Known {
-    context: Option<u32>,
-    vocabulary: Option<u32>,
-}
-
-impl Known {
-    /// Reads `model_info`, which need not be an object.
-    fn of(facts: &str) -> Self {
-        let facts: Value = serde_json::from_str(facts).unwrap_or_default();
-        let number = |key: &str| u32::try_from(facts.get(key)?.as_u64()?).ok();
-        Self {
-            context: number("max_context"),
-            vocabulary: number("vocab_size"),
-        }
-    }
 }
 
 /// Reads the inputs and asks the peer.
@@ -108,7 +93,7 @@ async fn begin(call: Call, peer: Arc<Peer>) -> Result<impl Stream<Item = Result<
         payer.prompt(count)?;
     }
     let alternatives = config.top_logprobs.unwrap_or(0);
-    let items = ask(&peer, prompt, config)?;
+    let items = ask(&peer, prompt, config, call.deadline)?;
     Ok(answer(Answer {
         items,
         peer,
@@ -121,7 +106,12 @@ async fn begin(call: Call, peer: Arc<Peer>) -> Result<impl Stream<Item = Result<
     }))
 }
 
-fn ask(peer: &Peer, prompt: Vec<Token>, config: GenerateConfig) -> Result<Items> {
+fn ask(
+    peer: &Peer,
+    prompt: Vec<Token>,
+    config: GenerateConfig,
+    deadline: Option<Instant>,
+) -> Result<Items> {
     if config.n.is_some_and(|n| n > 1) {
         return Err(unimplemented("several choices of a model elsewhere"));
     }
@@ -167,7 +157,7 @@ fn ask(peer: &Peer, prompt: Vec<Token>, config: GenerateConfig) -> Result<Items>
         ignore_eos: config.ignore_eos.unwrap_or(false),
         priority: 0,
     };
-    Ok(peer.pool.generate(wanted))
+    Ok(peer.pool.generate(wanted, deadline))
 }
 
 /// `config`, typed or as JSON.
@@ -264,7 +254,7 @@ fn answer(answer: Answer) -> impl Stream<Item = Result<Chunk>> + Send {
 impl Answer {
     fn chunks(&mut self, item: Received) -> Vec<Chunk> {
         let mut chunks = Vec::new();
-        let finish = item.finish.clone();
+        let (finish, told_usage) = (item.finish.clone(), item.usage);
         if let Some(id) = item.token {
             self.output += 1;
             if let Some(payer) = &self.payer {
@@ -284,7 +274,8 @@ impl Answer {
         }
         if let Some(finish) = finish {
             self.over = true;
-            let usage = Usage::of(u64::from(self.prompt), u64::from(self.output));
+            let mut usage = Usage::of(u64::from(self.prompt), u64::from(self.output));
+            usage.cached_tokens = told_usage.map_or(0, |told| told.cached_tokens);
             let mut meta = Meta::default()
                 .with_role("ASSISTANT")
                 .with_usage(0, usage)

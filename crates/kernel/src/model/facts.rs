@@ -7,7 +7,7 @@ use std::fmt;
 use sapwood_engine::Engine;
 use sapwood_engine::api::{ModelInfo, SharedVocabulary};
 
-/// The facts of a loaded model. They stand in the promise of its function and change only with it.
+/// The facts of a model. They stand in the promise of its function and change only with it.
 #[derive(Clone)]
 pub struct Facts {
     /// What it is and can do.

@@ -101,6 +101,9 @@ impl Models for Permitted<'_> {
     fn vocabulary(&self, name: &str) -> Option<Arc<dyn lmtp::Vocabulary>> {
         let function = self.catalog.kernel.get(name).ok()?;
         let facts = function.spec().facts.as_ref()?;
+        if !facts.vocabulary.has_text() {
+            return None;
+        }
         Some(Arc::new(Words(facts.vocabulary.clone())))
     }
 
@@ -127,7 +130,8 @@ fn describe(facts: &Facts) -> Model {
         max_context: info.context_tokens as usize,
         bos: vocabulary.beginning(),
         eos: tokens.filter(|&token| vocabulary.is_end(token)).collect(),
-        tokenizer: Some(Tokenizer {
+        // A model elsewhere is served in tokens alone (LM-712).
+        tokenizer: vocabulary.has_text().then(|| Tokenizer {
             kind: kind(&**vocabulary, info.vocabulary_tokens).to_owned(),
             vocab_size: info.vocabulary_tokens,
             sha256: digest(&**vocabulary, info.vocabulary_tokens),

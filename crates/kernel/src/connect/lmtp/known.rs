@@ -1,0 +1,110 @@
+//! What a peer says of its model (LM-331, LM-712).
+//!
+//! Owns: [`Known`], read from `model_info`, and the vocabulary of numbers that is made of it. Refuses to know: how the peer is
+//! asked.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sapwood_engine::api::{Chat, Fault, ModelInfo, Vocabulary};
+use sapwood_proto::code::Code;
+use sapwood_proto::steer::Token;
+use serde_json::Value;
+
+use crate::model::Facts;
+
+/// What the peer says of its model.
+#[derive(Default)]
+pub(super) struct Known {
+    pub(super) context: Option<u32>,
+    pub(super) vocabulary: Option<u32>,
+    beginning: Option<Token>,
+    ends: Vec<Token>,
+}
+
+impl Known {
+    /// Reads `model_info`, which need not be an object.
+    pub(super) fn of(facts: &str) -> Self {
+        let facts: Value = serde_json::from_str(facts).unwrap_or_default();
+        let whole = |value: &Value| u32::try_from(value.as_u64()?).ok();
+        let number = |key: &str| whole(facts.get(key)?);
+        let ends = facts.get("eos").and_then(Value::as_array);
+        Self {
+            context: number("max_context"),
+            vocabulary: number("vocab_size"),
+            beginning: number("bos"),
+            ends: ends.into_iter().flatten().filter_map(whole).collect(),
+        }
+    }
+
+    /// What faces of tokens have to know of the model called `name`; nothing, where the peer does not say how many tokens there
+    /// are and how many fit.
+    pub(super) fn facts(&self, name: &str) -> Option<Facts> {
+        let (context_tokens, vocabulary_tokens) = (self.context?, self.vocabulary?);
+        let info = ModelInfo {
+            name: name.to_owned(),
+            architecture: "lmtp".to_owned(),
+            description: "a model of an upstream".to_owned(),
+            context_tokens,
+            vocabulary_tokens,
+            parameters: 0,
+            weight_bytes: 0,
+            parallel: 1,
+            chat: false,
+            truncates: true,
+            deterministic: false,
+        };
+        let vocabulary = Arc::new(Numbers {
+            size: vocabulary_tokens,
+            beginning: self.beginning,
+            ends: self.ends.clone(),
+        });
+        Some(Facts { info, vocabulary })
+    }
+}
+
+/// Tokens of which nothing but their numbers is known.
+struct Numbers {
+    size: u32,
+    beginning: Option<Token>,
+    ends: Vec<Token>,
+}
+
+impl Vocabulary for Numbers {
+    fn size(&self) -> usize {
+        self.size as usize
+    }
+
+    fn has_text(&self) -> bool {
+        false
+    }
+
+    fn tokenize(&self, _: &str, _: bool) -> Vec<Token> {
+        Vec::new()
+    }
+
+    fn bytes(&self, _: Token) -> Bytes {
+        Bytes::new()
+    }
+
+    fn is_special(&self, token: Token) -> bool {
+        self.beginning == Some(token) || self.is_end(token)
+    }
+
+    fn is_end(&self, token: Token) -> bool {
+        self.ends.contains(&token)
+    }
+
+    fn beginning(&self) -> Option<Token> {
+        self.beginning
+    }
+
+    fn end_of_turn(&self) -> Option<Token> {
+        None
+    }
+
+    fn chat(&self, _: &Chat) -> Result<Vec<Token>, Fault> {
+        let why = "the tokenizer of this model is not known here";
+        Err(Fault::new(Code::Unimplemented, "NO_TEMPLATE", why))
+    }
+}
