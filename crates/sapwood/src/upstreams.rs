@@ -23,6 +23,7 @@ use futures::{StreamExt, stream};
 use sapwood_kernel::{Error, Fun, Kernel, Name, Spec, raw};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
+use sapwood_server::metrics::Metrics;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
@@ -45,12 +46,16 @@ impl Upstreams {
     ///
     /// # Errors
     /// For the first upstream that cannot be joined ever: its address is wrong, or it does not let us in.
-    pub(crate) async fn join(kernel: &Kernel, config: &Config) -> Result<Self, Failure> {
+    pub(crate) async fn join(
+        kernel: &Kernel,
+        config: &Config,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Self, Failure> {
         let urls = config.upstreams.iter();
-        let places = urls.map(|url| (url, Place::read(url, config)));
+        let places = urls.map(|url| (url, Place::read(url, config, metrics)));
         let models = config.models.iter().filter_map(|model| {
             let upstream = model.upstream.as_ref()?;
-            let place = Place::of_model(&model.name, upstream, config);
+            let place = Place::of_model(&model.name, upstream, config, metrics);
             Some((&model.name, place))
         });
         let dialled = places.chain(models).map(|(url, place)| async move {

@@ -6,6 +6,7 @@
 mod engines;
 mod format;
 mod names;
+mod pools;
 mod process;
 mod triton;
 
@@ -20,6 +21,7 @@ use prometheus::{
 use sapwood_engine::Engine;
 use sapwood_engine::stats::Stats;
 use sapwood_kernel::Kernel;
+use sapwood_net::lmtp::pool::Pool;
 
 pub use format::Format;
 use format::Text;

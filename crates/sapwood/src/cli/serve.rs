@@ -117,7 +117,7 @@ impl Serve {
         let builder = Server::builder(settings, keys).map_err(broken)?;
         let shared = builder.shared().clone();
         let kernel = serving::kernel(&config, &planned)?;
-        let upstreams = Upstreams::join(&kernel, &config).await?;
+        let upstreams = Upstreams::join(&kernel, &config, &shared.metrics).await?;
         shared.metrics.watch_kernel(kernel.clone());
         kernel.layer(Charging);
         let telling = Telling::begin(&config, &shared, &kernel)?;

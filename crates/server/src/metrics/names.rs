@@ -57,6 +57,10 @@ pub(crate) const LMTP_MESSAGES: &str = "sapwood_lmtp_messages_total";
 pub(crate) const LMTP_ITEMS: &str = "sapwood_lmtp_items_total";
 pub(crate) const LMTP_IGNORED: &str = "sapwood_lmtp_ignored_total";
 
+pub(crate) const UPSTREAM_SERVING: &str = "sapwood_upstream_serving";
+pub(crate) const UPSTREAM_STREAMS: &str = "sapwood_upstream_streams_open";
+pub(crate) const UPSTREAM_MOVED: &str = "sapwood_upstream_moved_total";
+
 /// The names under which dashboards for vLLM look for the same numbers (OA-802).
 pub(crate) mod vllm {
     pub(crate) const REQUESTS_RUNNING: &str = "vllm:num_requests_running";

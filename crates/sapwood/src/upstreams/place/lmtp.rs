@@ -2,6 +2,8 @@
 //!
 //! Owns: reading their addresses, and joining them. Refuses to know: when they are joined, and what becomes of the function.
 
+use std::sync::Arc;
+
 use futures::FutureExt;
 use sapwood_kernel::Name;
 use sapwood_kernel::connect::lmtp::function;
@@ -11,6 +13,7 @@ use sapwood_net::lmtp::{Address, Options};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
 use sapwood_proto::lmtp::{Fault, pool};
+use sapwood_server::metrics::Metrics;
 
 use super::{Link, Place};
 use crate::config::upstream::Upstream;
@@ -21,13 +24,19 @@ pub(crate) struct Peers {
     name: String,
     endpoints: Vec<Endpoint>,
     settings: pool::Options,
+    /// Where their numbers are read.
+    metrics: Arc<Metrics>,
 }
 
 /// The peers and the model at `url`; we are let in there as `known` says.
 ///
 /// # Errors
 /// The address cannot be used.
-pub(super) fn read(url: &str, known: &evergreen::Address) -> Result<Place, Status> {
+pub(super) fn read(
+    url: &str,
+    known: &evergreen::Address,
+    metrics: &Arc<Metrics>,
+) -> Result<Place, Status> {
     let (peers, model) = Address::of_model(url).map_err(|fault| told(&fault))?;
     let endpoint = |address: Address| Endpoint {
         address: let_in(address, known),
@@ -38,6 +47,7 @@ pub(super) fn read(url: &str, known: &evergreen::Address) -> Result<Place, Statu
         endpoints: peers.into_iter().map(endpoint).collect(),
         name: model,
         settings: pool::Options::default(),
+        metrics: Arc::clone(metrics),
     }))
 }
 
@@ -49,6 +59,7 @@ pub(super) fn configured(
     name: &str,
     upstream: &Upstream,
     known: &evergreen::Address,
+    metrics: &Arc<Metrics>,
 ) -> Result<Place, Status> {
     let endpoints = upstream.peers(name).map_err(|fault| told(&fault))?;
     let let_in = |endpoint: Endpoint| Endpoint {
@@ -62,6 +73,7 @@ pub(super) fn configured(
             seeded: upstream.failover.seeded,
             ..pool::Options::default()
         },
+        metrics: Arc::clone(metrics),
     }))
 }
 
@@ -80,6 +92,7 @@ pub(super) async fn dial(peers: &Peers) -> Result<Link, Status> {
     let options = Options::default();
     let connecting = Pool::connect(peers.endpoints.clone(), &options, peers.settings.clone());
     let pool = connecting.await.map_err(|fault| told(&fault))?;
+    peers.metrics.watch_pool(&peers.name, pool.clone());
     Ok(Link {
         functions: vec![function(&pool, Name::shared(&peers.name))],
         worn: std::future::pending().boxed(),
