@@ -10,6 +10,7 @@ use sapwood_net::lmtp::{Address, Options};
 use sapwood_proto::lmtp::pool::{self as machine, Condition};
 use sapwood_proto::lmtp::{Finish, Generate, Reason, Score};
 use sapwood_proto::time::Time;
+use sapwood_server::metrics::Format;
 use sapwood_tests::{Running, until};
 
 use super::{client, message, of_parrot, parrot, stepped, stream, told};
@@ -136,6 +137,19 @@ async fn lm_806_a_stream_goes_on_at_another_server_without_a_seam() {
         assert_eq!((tokens, ended), (whole(), Ok(Finish::Stop)), "cut at {cut}");
         assert_eq!(items.next().await, None);
         assert_eq!(pool.moved(), 1);
+        let (metrics, places) = (&two.shared.metrics, pool.seats());
+        metrics.watch_pool("parrot", pool.clone());
+        let text = metrics.render(Format::Text);
+        for (seat, serving) in places.iter().zip([0, 1]) {
+            let labels = format!("{{model=\"parrot\",upstream=\"{}\"}}", seat.place);
+            for line in [
+                format!("sapwood_upstream_serving{labels} {serving}"),
+                format!("sapwood_upstream_streams_open{labels} 0"),
+            ] {
+                assert!(text.contains(&line), "{line}: {text}");
+            }
+        }
+        assert!(text.contains("sapwood_upstream_moved_total{model=\"parrot\"} 1"));
         let seats = pool.seats();
         assert_eq!(seats[0].condition, Condition::Away);
         assert_eq!(

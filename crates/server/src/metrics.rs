@@ -60,6 +60,8 @@ struct Watched {
     kernels: Vec<Kernel>,
     /// How long loading a model took.
     loaded: BTreeMap<String, Duration>,
+    /// By the model that they serve.
+    pools: Vec<(String, Pool)>,
 }
 
 impl std::fmt::Debug for Watched {
@@ -209,6 +211,14 @@ impl Metrics {
         self.triton.get_or_init(|| Spelling::new(kernel, versions));
     }
 
+    /// Adds the upstreams that share a model's streams, whose own numbers are read when rendered.
+    pub fn watch_pool(&self, model: &str, pool: Pool) {
+        self.change(|watched| {
+            watched.pools.retain(|(other, _)| other != model);
+            watched.pools.push((model.to_owned(), pool));
+        });
+    }
+
     /// The engines that are watched.
     pub(crate) fn engines(&self) -> Vec<Engine> {
         let watched = self.watched.read();
@@ -232,6 +242,7 @@ impl Metrics {
         self.write_sums(&watched, &mut text);
         engines::write(&watched.engines, &mut text);
         write_loads(&watched, &mut text);
+        pools::write(&watched.pools, &mut text);
         // OpenMetrics wants an ending of counters that those names do not have (D-36).
         if format == Format::Text
             && let Some(triton) = self.triton.get()
