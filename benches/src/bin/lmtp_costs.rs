@@ -274,7 +274,7 @@ async fn reading(rounds: Rounds, report: Report) -> Result<ExitCode> {
 
 async fn items_per_cpu_second(server: &Server, span: Duration) -> Result<f64> {
     let address = Address::parse(&server.address.to_string()).map_err(failed)?;
-    let client = Client::connect(address, Options::default())
+    let client = Client::connect(address, Options::base())
         .await
         .map_err(failed)?;
     let count = Arc::new(AtomicU64::new(0));
