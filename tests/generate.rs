@@ -2,6 +2,7 @@
 //!
 //! Owns: what its tests share: a server with a parrot, and how it is asked. Refuses to know: the rest of the house.
 
+mod beyond;
 mod bodies;
 mod client;
 mod controls;
@@ -9,6 +10,9 @@ mod grpc;
 mod infer;
 mod metrics;
 mod models;
+mod readers;
+mod restricted;
+mod scripts;
 mod settings;
 mod streams;
 

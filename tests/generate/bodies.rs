@@ -4,6 +4,7 @@ use std::io::Write;
 
 use flate2::Compression;
 use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use sapwood_engine::scripted::Script;
 use sapwood_proto::generate::Limits;
 use sapwood_server::generate::Config;
@@ -120,6 +121,7 @@ fn packed(kind: &str, bytes: &[u8]) -> Vec<u8> {
     let level = Compression::default();
     match kind {
         "gzip" => GzEncoder::new(&mut out, level).write_all(bytes).unwrap(),
+        "zstd" => out = compress_to_vec(bytes, CompressionLevel::Fastest),
         "deflate" => ZlibEncoder::new(&mut out, level).write_all(bytes).unwrap(),
         _ => DeflateEncoder::new(&mut out, level)
             .write_all(bytes)
@@ -137,6 +139,7 @@ async fn tr_209_bodies_may_be_compressed_within_the_same_limit() {
         ("deflate", "deflate"),
         ("raw", "Deflate"),
         ("gzip", "x-gzip"),
+        ("zstd", "zstd"),
     ] {
         let encoding = format!("content-encoding: {name}");
         let small = wire
@@ -158,8 +161,15 @@ async fn tr_209_bodies_may_be_compressed_within_the_same_limit() {
     let answer = wire
         .ask(post(PATH, &["content-encoding: br"], &body(100)))
         .await;
-    let told = "Unsupported content-encoding 'br', supported: identity, gzip, deflate.";
+    let told = "Unsupported content-encoding 'br', supported: identity, gzip, deflate, zstd.";
     assert_eq!((answer.told().0, error(&answer).as_str()), (400, told));
+    let infer = post("/v2/models/m/infer", &["content-encoding: br"], b"{}");
+    let answer = wire.ask(infer).await;
+    let told = answer.head.header("accept-encoding");
+    assert_eq!(
+        (answer.told().0, told.as_deref()),
+        (501, Some("gzip, deflate, zstd"))
+    );
     let server = limited(Config {
         compat: true,
         ..Config::default()

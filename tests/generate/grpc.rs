@@ -41,9 +41,21 @@ impl Grpc {
         Q: Message + Default + 'static,
         A: Message + Default + 'static,
     {
+        self.send(method, Request::new(message)).await
+    }
+
+    /// The same with metadata.
+    pub(super) async fn send<Q, A>(
+        &mut self,
+        method: &str,
+        request: Request<Q>,
+    ) -> Result<A, Status>
+    where
+        Q: Message + Default + 'static,
+        A: Message + Default + 'static,
+    {
         self.0.ready().await.unwrap();
         let codec = ProstCodec::<Q, A>::default();
-        let request = Request::new(message);
         let answer = self.0.unary(request, Self::path(method), codec).await?;
         Ok(answer.into_inner())
     }

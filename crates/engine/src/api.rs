@@ -205,6 +205,15 @@ pub struct Tokens {
     pub text: ByteString,
 }
 
+impl Tokens {
+    /// The two as one: `later` takes nothing back.
+    pub(crate) fn followed_by(mut self, later: Self) -> Self {
+        self.tokens.extend(later.tokens);
+        self.text = [&*self.text, &*later.text].concat().into();
+        self
+    }
+}
+
 /// One token of an output.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {

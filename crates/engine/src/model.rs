@@ -137,4 +137,10 @@ pub trait Model: Send {
     /// The row of the entry at `index` in the last batch, which wanted one. Asked at most once per entry, before the
     /// next batch; not after its slot was cut back before the entry, or released.
     fn row(&mut self, index: usize, now: Time) -> Row<'_>;
+
+    /// Whether readers are told of the token at `output`, counted from 0 after the prompt, together with the one that
+    /// follows it. A model that plays a server of larger pieces says so; all others tell of each as it comes.
+    fn joins(&self, _slot: Slot, _output: usize) -> bool {
+        false
+    }
 }

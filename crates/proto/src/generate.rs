@@ -8,6 +8,7 @@
 //! ```
 
 mod answer;
+mod batch;
 mod datatype;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -18,6 +19,7 @@ mod message;
 mod raw;
 mod refused;
 mod request;
+mod schema;
 mod settings;
 mod signature;
 mod tensor;

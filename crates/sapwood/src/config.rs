@@ -132,6 +132,9 @@ pub(crate) struct Model {
     /// The GGUF file of an embedded model.
     #[serde(default)]
     pub(crate) path: Option<PathBuf>,
+    /// The server is ready only with it, and does not start if it cannot be loaded; not given: so it is.
+    #[serde(default)]
+    pub(crate) required: Option<bool>,
     /// What a scripted model says: the keys of [`sapwood_engine::scripted::Config`].
     #[serde(default, alias = "mock")]
     pub(crate) scripted: Option<figment::value::Value>,
@@ -271,6 +274,8 @@ pub(crate) struct Limits {
     pub(crate) idle: Span,
     /// A request's body may pause for this long.
     pub(crate) body_idle: Span,
+    /// A client that reads nothing of its answer for this long has it cut.
+    pub(crate) stall: Span,
     /// A request may take this long; a client may ask for less.
     pub(crate) request: Span,
     /// Evergreen sessions at a time; one more is refused.
@@ -302,6 +307,7 @@ impl Default for Limits {
             handshake: Span::seconds(10),
             idle: Span::seconds(75),
             body_idle: Span::seconds(30),
+            stall: Span::seconds(60),
             request: Span::seconds(600),
             sessions: 20_000,
             server_retained_bytes: 4 << 30,
@@ -485,11 +491,12 @@ fn text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> 
 }
 
 /// With everything below them.
-const SECRETS: [&str; 4] = [
+const SECRETS: [&str; 5] = [
     "auth.key",
     "client.key",
     "trace.headers",
     "references.store_options",
+    "generate.restricted",
 ];
 
 #[cfg(test)]

@@ -18,6 +18,8 @@ use crate::failure::{Exit, Failure};
 pub(crate) struct Planned {
     /// The name under which it is called.
     pub(crate) name: String,
+    /// The server is ready only with it, and ends if it cannot be loaded (TR-709).
+    pub(crate) required: bool,
     source: Source,
     /// Read only where llama.cpp is built in.
     #[cfg_attr(
@@ -99,6 +101,7 @@ fn planned(config: &Config, model: &Model) -> Result<Option<Planned>, Failure> {
     };
     Ok(Some(Planned {
         name: model.name.clone(),
+        required: model.required.unwrap_or(true),
         source,
         size,
         limits: limits(config),
@@ -211,6 +214,7 @@ fn demo(config: &Config) -> Result<Planned, Failure> {
         .unwrap_or_else(|| "demo".into());
     Ok(Planned {
         name,
+        required: true,
         source: Source::Demo,
         size,
         limits: limits(config),

@@ -37,18 +37,20 @@ pub(crate) fn kernel(config: &Config, planned: &[Planned]) -> Result<Kernel, Fai
         kernel.add_all(test_functions()).map_err(refused)?;
     }
     for model in planned {
-        kernel.add(loading(&model.name)).map_err(refused)?;
+        kernel
+            .add(absent(&model.name, "is still loading"))
+            .map_err(refused)?;
     }
     Ok(kernel)
 }
 
-/// Answers for a model that is not there yet.
-fn loading(name: &str) -> Fun {
-    let mut spec = Spec::new(Name::shared(name), "Still loading.");
+/// Answers for a model that is not there: `what` it does, or what became of it.
+fn absent(name: &str, what: &'static str) -> Fun {
+    let mut spec = Spec::new(Name::shared(name), format!("This model {what}."));
     spec.model = true;
     spec.inputs = generate(Targets::default()).spec().inputs.clone();
     spec.outputs = generate(Targets::default()).spec().outputs.clone();
-    let why = format!("the model {name} is still loading");
+    let why = format!("the model {name} {what}");
     raw(spec, move |_| {
         let error = Error::Unavailable {
             why: why.clone(),
@@ -58,31 +60,48 @@ fn loading(name: &str) -> Fun {
     })
 }
 
-/// Loads every model, one after the other, and tells `loaded` of each, and how long it took.
+/// Loads every model, one after the other, and tells `loaded` of each: its engine, or why there is none, and how long it
+/// took.
 ///
 /// # Errors
-/// Of the first one that cannot be loaded: [`Exit::Model`].
+/// Of the first one that cannot be loaded and is required: [`Exit::Model`].
 pub(crate) async fn load(
     kernel: &Kernel,
     planned: Vec<Planned>,
-    loaded: impl Fn(&str, &Engine, Duration),
+    loaded: impl Fn(&str, Result<&Engine, &Failure>, Duration),
 ) -> Result<(), Failure> {
     for one in planned {
-        let name = one.name.clone();
-        let (bar, stopper) = Bar::new(&name);
+        let (name, required) = (one.name.clone(), one.required);
         let began = Instant::now();
-        let loading = tokio::task::spawn_blocking(move || one.load(&mut |share| bar.show(share)));
-        let engine = loading.await.map_err(|_| {
-            Failure::exit(
-                Exit::Model,
-                format!("loading the model `{name}` failed unexpectedly"),
-            )
-        })??;
-        drop(stopper);
-        loaded(&name, &engine, began.elapsed());
-        kernel.replace(model(Name::shared(&name), engine));
+        match engine(one).await {
+            Ok(engine) => {
+                loaded(&name, Ok(&engine), began.elapsed());
+                kernel.replace(model(Name::shared(&name), engine));
+            }
+            Err(failure) if required => return Err(failure),
+            Err(failure) => {
+                kernel.replace(absent(&name, "could not be loaded"));
+                loaded(&name, Err(&failure), began.elapsed());
+            }
+        }
     }
     Ok(())
+}
+
+/// Loads one model, where blocking is allowed.
+///
+/// # Errors
+/// [`Exit::Model`].
+async fn engine(planned: Planned) -> Result<Engine, Failure> {
+    let name = planned.name.clone();
+    let (bar, stopper) = Bar::new(&name);
+    let loading = tokio::task::spawn_blocking(move || planned.load(&mut |share| bar.show(share)));
+    let loaded = loading.await.map_err(|_| {
+        let what = format!("loading the model `{name}` failed unexpectedly");
+        Failure::exit(Exit::Model, what)
+    })?;
+    drop(stopper);
+    loaded
 }
 
 #[cfg(test)]
@@ -113,5 +132,34 @@ mod tests {
             error.to_string().contains("second is still loading"),
             "{error}"
         );
+    }
+    /// TR-709: what is not required may be missing, and says so to whoever asks for it.
+    #[tokio::test]
+    async fn tr_1101_the_others_serve_without_a_model_that_is_not_required() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("sapwood.toml");
+        for (keys, serves) in [("required = false\n", true), ("", false)] {
+            let text = format!(
+                "[[models]]\nname = \"bad\"\nbackend = \"mock\"\n{keys}mock = {{ gap = 99 }}\n[[models]]\nname = \
+                 \"good\"\nbackend = \"mock\"\n"
+            );
+            std::fs::write(&file, text).unwrap();
+            let layers = Layers::read(Some(&file), Flags::default()).unwrap();
+            let config = layers.config().unwrap();
+            let planned = crate::models::plan(&config).unwrap();
+            let kernel = kernel(&config, &planned).unwrap();
+            let told = std::sync::Mutex::new(Vec::new());
+            let loaded = load(&kernel, planned, |name, loaded, _| {
+                told.lock().unwrap().push((name.to_owned(), loaded.is_ok()));
+            });
+            assert_eq!(loaded.await.is_ok(), serves, "{keys}");
+            let all = [("bad".to_owned(), false), ("good".to_owned(), true)];
+            let expect = if serves { &all[..] } else { &[] };
+            assert_eq!(*told.lock().unwrap(), expect);
+            let error = kernel.run::<String>("bad", args! { prompt: "x" }).await;
+            let error = error.unwrap_err();
+            assert_eq!(error.code().name(), "unavailable");
+            assert_eq!(error.to_string().contains("could not be loaded"), serves);
+        }
     }
 }

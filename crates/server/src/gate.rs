@@ -19,6 +19,7 @@ use tokio::time::timeout_at;
 use crate::access::Entry;
 use crate::activity::Activity;
 use crate::auth::Caller;
+use crate::departures::Departures;
 use crate::drain::Phase;
 use crate::patience::{Arriving, Deadline};
 use crate::refusal::{Refusal, is_grpc};
@@ -52,6 +53,8 @@ pub(crate) async fn pass(
         .within_trace(Parent::of(&parts.headers));
     let in_flight = parts.extensions.get::<Activity>().map(Activity::begin);
     let asked = parts.headers.clone();
+    let version = parts.version;
+    let departures = parts.extensions.get::<Departures>().cloned();
     let mut answer = match (checked, gate.origin.preflight(&parts)) {
         (Err(refusal), _) => refusal.answer_at(parts.uri.path(), &asked),
         (Ok(_), Some(answer)) => answer,
@@ -81,7 +84,17 @@ pub(crate) async fn pass(
         entry.status = answer.status().as_u16();
         entry.grpc = grpc_status(answer.headers());
     });
-    answer.map(|body| Body::new(Trailed::new(body, trail, in_flight)))
+    answer.map(|body| {
+        let body = Body::new(Trailed::new(body, trail, in_flight));
+        match departures {
+            // Over gRPC a session decides for itself how long its client may take nothing.
+            Some(departures) if !is_grpc(&asked) => {
+                let metrics = Arc::clone(&gate.shared.metrics);
+                departures.watching(body, version < http::Version::HTTP_2, metrics)
+            }
+            _ => body,
+        }
+    })
 }
 
 impl Gate {

@@ -7,11 +7,14 @@
 //!   path ─► method ─► version ─► model ─► body ─► tensors ─► a call of the kernel ─► responses ─► JSON | events | messages
 //! ```
 
+mod batch;
 mod body;
 mod burden;
 mod call;
 mod catalogue;
+mod compression;
 mod endpoint;
+mod events;
 mod failure;
 mod function;
 mod grpc;
@@ -20,9 +23,13 @@ mod metadata;
 mod options;
 mod path;
 mod repository;
+mod restricted;
+mod running;
 mod scripted;
 mod stats;
 mod text;
+mod told;
+mod wishes;
 
 use std::sync::Arc;
 
@@ -34,6 +41,8 @@ use sapwood_kernel::Kernel;
 use sapwood_proto::generated::INFERENCE_DESCRIPTORS;
 
 pub use options::{Config, Control, Model};
+pub use restricted::{Category, Restriction};
+pub use wishes::Forwarded;
 
 use self::catalogue::Catalogue;
 use crate::metrics;

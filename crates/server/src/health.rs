@@ -28,6 +28,10 @@ pub enum State {
     Stuck,
     /// It could not be loaded.
     Failed,
+    /// On its way out: what runs may finish.
+    Unloading,
+    /// Taken out on purpose.
+    Unloaded,
 }
 
 impl State {
@@ -39,14 +43,24 @@ impl State {
             Self::Ok => "ok",
             Self::Stuck => "stuck",
             Self::Failed => "failed",
+            Self::Unloading => "unloading",
+            Self::Unloaded => "unloaded",
         }
     }
 }
 
-enum Part {
+struct Part {
+    stage: Stage,
+    /// The server is ready without it.
+    optional: bool,
+}
+
+enum Stage {
     Loading,
     Failed,
     Running(Probe),
+    Unloading,
+    Unloaded,
 }
 
 /// The health of the whole server.
@@ -72,23 +86,48 @@ impl Health {
         }
     }
 
-    /// A part that will come: the server is not ready until it has.
+    /// A part that will come: the server is not ready until it has, unless it is [`Health::optional`].
     pub fn loading(&self, name: &str) {
-        self.put(name, Part::Loading);
+        self.put(name, Stage::Loading);
     }
 
     /// A part that will not come; it does not make the others unready.
     pub fn failed(&self, name: &str) {
-        self.put(name, Part::Failed);
+        self.put(name, Stage::Failed);
     }
 
     /// A part that is there.
     pub fn running(&self, name: &str, probe: Probe) {
-        self.put(name, Part::Running(probe));
+        self.put(name, Stage::Running(probe));
     }
 
-    fn put(&self, name: &str, part: Part) {
-        self.parts().insert(name.into(), part);
+    /// A part that is being taken out.
+    pub fn unloading(&self, name: &str) {
+        self.put(name, Stage::Unloading);
+    }
+
+    /// A part that was taken out, and may come back.
+    pub fn unloaded(&self, name: &str) {
+        self.put(name, Stage::Unloaded);
+    }
+
+    /// Whatever becomes of this part, the server is ready without it (TR-709).
+    pub fn optional(&self, name: &str) {
+        self.change(name, |part| part.optional = true);
+    }
+
+    fn put(&self, name: &str, stage: Stage) {
+        self.change(name, |part| part.stage = stage);
+    }
+
+    fn change(&self, name: &str, change: impl FnOnce(&mut Part)) {
+        let mut parts = self.parts();
+        let part = parts.entry(name.into()).or_insert(Part {
+            stage: Stage::Loading,
+            optional: false,
+        });
+        change(part);
+        drop(parts);
         self.changed.send_replace(());
     }
 
@@ -124,12 +163,12 @@ impl Health {
     /// How long it takes until a part can be stuck that is not; a part that is stuck may move on at any time.
     fn until_stuck(&self) -> Duration {
         let parts = self.parts();
-        let left = parts.values().filter_map(|part| match part {
-            Part::Running(probe) => Some(match self.watchdog.checked_sub(probe()) {
+        let left = parts.values().filter_map(|part| match &part.stage {
+            Stage::Running(probe) => Some(match self.watchdog.checked_sub(probe()) {
                 Some(left) => left + TICK,
                 None => LOOK,
             }),
-            Part::Loading | Part::Failed => None,
+            _ => None,
         });
         left.min().unwrap_or(self.watchdog)
     }
@@ -165,20 +204,27 @@ impl Health {
         Ok(())
     }
 
-    /// Whether the server takes work: it lives, is not draining, and every model that can be loaded is.
+    /// Whether the server takes work: it lives, is not draining, and every model that can be loaded is, but for those that
+    /// it is ready without.
     ///
     /// # Errors
-    /// `unavailable`, reason `draining`, `engine_dead` or `model_loading`.
+    /// `unavailable`, reason `draining`, `engine_dead`, `model_loading` or `model_unloaded`.
     pub fn ready(&self) -> Result<(), Refusal> {
         if self.drain.phase() > Phase::Serving {
             let message = "The server is shutting down.";
             return Err(Refusal::new(Code::Unavailable, "draining", message));
         }
         self.live()?;
-        let parts = self.parts_now();
-        if let Some((name, _)) = parts.iter().find(|(_, state)| *state == State::Loading) {
-            let message = format!("The model `{name}` is still loading.");
-            return Err(Refusal::new(Code::Unavailable, "model_loading", message));
+        let parts = self.parts();
+        let required = parts.iter().filter(|(_, part)| !part.optional);
+        for (name, part) in required {
+            let (reason, what) = match part.stage {
+                Stage::Loading => ("model_loading", "still loading"),
+                Stage::Unloading | Stage::Unloaded => ("model_unloaded", "unloaded"),
+                Stage::Failed | Stage::Running(_) => continue,
+            };
+            let message = format!("The model `{name}` is {what}.");
+            return Err(Refusal::new(Code::Unavailable, reason, message));
         }
         Ok(())
     }
@@ -190,11 +236,13 @@ impl Health {
 
 impl Part {
     fn state(&self, watchdog: Duration) -> State {
-        match self {
-            Self::Loading => State::Loading,
-            Self::Failed => State::Failed,
-            Self::Running(probe) if probe() > watchdog => State::Stuck,
-            Self::Running(_) => State::Ok,
+        match &self.stage {
+            Stage::Loading => State::Loading,
+            Stage::Failed => State::Failed,
+            Stage::Running(probe) if probe() > watchdog => State::Stuck,
+            Stage::Running(_) => State::Ok,
+            Stage::Unloading => State::Unloading,
+            Stage::Unloaded => State::Unloaded,
         }
     }
 }
@@ -239,6 +287,35 @@ mod tests {
         health.drain.reached(Phase::Grace).await;
         assert_eq!(health.ready().unwrap_err().reason, "draining");
         assert!(health.live().is_ok());
+    }
+
+    /// A part that the server needs makes it unready wherever it is but running; one that it does not need never does.
+    #[test]
+    fn tr_709_the_server_is_ready_when_what_it_needs_is() {
+        let health = Health::new(Drain::default(), Duration::from_secs(30));
+        health.running("needed", Box::new(|| Duration::ZERO));
+        health.optional("other");
+        let stage = |name: &str| {
+            let steps = [
+                (State::Loading, "model_loading"),
+                (State::Unloading, "model_unloaded"),
+                (State::Unloaded, "model_unloaded"),
+            ];
+            let told = steps.map(|(state, reason)| {
+                match state {
+                    State::Loading => health.loading(name),
+                    State::Unloading => health.unloading(name),
+                    _ => health.unloaded(name),
+                }
+                assert_eq!(health.state(name), Some(state));
+                health.ready().err().map(|refusal| refusal.reason == reason)
+            });
+            health.running(name, Box::new(|| Duration::ZERO));
+            assert!(health.ready().is_ok());
+            told
+        };
+        assert_eq!(stage("other"), [None; 3]);
+        assert_eq!(stage("needed"), [Some(true); 3]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,7 +1,7 @@
 //! A socket that tells its connection's [`Activity`] when bytes arrive, so that a request's head can have a limit of its
 //! own beside the limit of idle time (OA-911).
 //!
-//! Owns: looking at the first two bytes. Refuses to know: everything after them. On HTTP/2 it is silent: there frames
+//! Owns: looking at the first two bytes, and the reset of a client that does not read. Refuses to know: everything after them. On HTTP/2 it is silent: there frames
 //! that belong to no request come and go, and hyper bounds heads by size.
 
 use std::io;
@@ -9,14 +9,41 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::server::TlsStream;
 
 use crate::activity::Activity;
+use crate::departures::Departures;
 
 /// A socket that is listened to.
 pub(crate) struct Heard<S> {
     socket: S,
     activity: Activity,
+    departures: Departures,
     version: Version,
+}
+
+/// A socket whose other side can be told that what is on its way will not come.
+pub(crate) trait Abort {
+    /// When it is dropped, it is reset.
+    fn abort(&self);
+}
+
+impl Abort for TcpStream {
+    fn abort(&self) {
+        // Where that is refused it closes as it always does.
+        let _ = self.set_zero_linger();
+    }
+}
+
+impl Abort for UnixStream {
+    fn abort(&self) {}
+}
+
+impl<S: Abort> Abort for TlsStream<S> {
+    fn abort(&self) {
+        self.get_ref().0.abort();
+    }
 }
 
 /// What the bytes so far say. No method of HTTP/1 begins like the preface of HTTP/2.
@@ -42,10 +69,11 @@ impl Version {
 }
 
 impl<S> Heard<S> {
-    pub(crate) fn new(socket: S, activity: Activity) -> Self {
+    pub(crate) fn new(socket: S, activity: Activity, departures: Departures) -> Self {
         Self {
             socket,
             activity,
+            departures,
             version: Version::Unknown,
         }
     }
@@ -74,12 +102,24 @@ impl<S: AsyncRead + Unpin> AsyncRead for Heard<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Heard<S> {
+impl<S: Abort> Heard<S> {
+    /// A client that has read nothing for too long is sent nothing more (TR-609).
+    fn check(&self) -> io::Result<()> {
+        if !self.departures.is_reset() {
+            return Ok(());
+        }
+        self.socket.abort();
+        Err(io::ErrorKind::ConnectionReset.into())
+    }
+}
+
+impl<S: AsyncWrite + Abort + Unpin> AsyncWrite for Heard<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        self.check()?;
         Pin::new(&mut self.socket).poll_write(cx, bytes)
     }
 
@@ -100,6 +140,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Heard<S> {
         cx: &mut Context<'_>,
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.check()?;
         Pin::new(&mut self.socket).poll_write_vectored(cx, bytes)
     }
 }

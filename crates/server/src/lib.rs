@@ -12,6 +12,7 @@ mod activity;
 pub mod allowance;
 pub mod auth;
 pub mod counting;
+mod departures;
 pub mod descriptors;
 pub mod drain;
 pub mod evergreen;

@@ -4,6 +4,7 @@
 //!
 //! ```text
 //!   accept ──► first byte (10 s) ──► TLS, if there is any (10 s) ──► HTTP ──► head 10 s, idle 75 s, or draining ──► told to finish ──► closed
+//!                                                                     ├─ an answer that nobody reads (60 s) ──► reset
 //!                                                                     └─ 101 ──► what the face handed over, to its end
 //! ```
 
@@ -24,9 +25,10 @@ use tokio::task::JoinSet;
 use tower::ServiceExt;
 
 use crate::activity::Activity;
+use crate::departures::Departures;
 use crate::drain::{Drain, Phase};
 use crate::handover::Handover;
-use crate::heard::Heard;
+use crate::heard::{Abort, Heard};
 use crate::metrics::Metrics;
 use crate::socket::{Accepted, Socket};
 use crate::tls::{self, Tls};
@@ -43,6 +45,8 @@ pub struct Config {
     pub handshake: Duration,
     /// A connection without a request for this long is closed.
     pub idle: Duration,
+    /// A client that reads nothing of its answer for this long has it cut.
+    pub stall: Duration,
     /// Bytes of a request's head.
     pub header_bytes: u32,
 }
@@ -54,6 +58,7 @@ impl Default for Config {
             streams_per_connection: 256,
             handshake: Duration::from_secs(10),
             idle: Duration::from_secs(75),
+            stall: Duration::from_secs(60),
             header_bytes: 64 * 1024,
         }
     }
@@ -183,7 +188,7 @@ async fn connection(accepted: Accepted, door: &Door) {
 /// TLS, if the listener speaks it. `hello`: the first byte looks like it.
 async fn secure<S>(socket: S, hello: bool, caller: Extensions, door: &Door)
 where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
 {
     let limit = door.config.handshake;
     let Some(tls) = &door.tls else {
@@ -217,7 +222,7 @@ fn with<T: Clone + Send + Sync + 'static>(mut extensions: Extensions, value: T) 
 /// Serves one connection: HTTP, then what a face has handed over, if it took the connection out of HTTP's hands.
 fn serve<S>(socket: S, caller: Extensions, door: &Door) -> impl Future<Output = ()> + Send
 where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
 {
     let handover = Handover::default();
     // Boxed, so that a long session does not hold the room that HTTP needed.
@@ -233,17 +238,18 @@ where
 /// Serves HTTP on one connection; each request carries the `caller` extensions.
 async fn http<S>(socket: S, caller: Extensions, door: &Door)
 where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
 {
     let activity = Activity::new();
-    let caller = with(caller, activity.clone());
+    let departures = Departures::new();
+    let caller = with(with(caller, activity.clone()), departures.clone());
     let router = door.router.clone();
     let service = hyper::service::service_fn(move |request: http::Request<Incoming>| {
         let mut request = request.map(Body::new);
         request.extensions_mut().extend(caller.clone());
         router.clone().oneshot(request)
     });
-    let heard = Heard::new(socket, activity.clone());
+    let heard = Heard::new(socket, activity.clone(), departures.clone());
     let serving = door
         .http
         .serve_connection_with_upgrades(TokioIo::new(heard), service);
@@ -254,6 +260,12 @@ where
         () = activity.idle_for(door.config.idle) => true,
         // Half a request cannot be answered.
         () = activity.late_head(door.config.handshake) => return,
+        () = departures.stalled(door.config.stall) => {
+            // Its next write is where the socket learns of it.
+            departures.reset();
+            let _ = tokio::time::timeout(GOODBYE, serving).await;
+            return;
+        }
     };
     serving.as_mut().graceful_shutdown();
     if told {

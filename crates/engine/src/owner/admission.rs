@@ -130,6 +130,7 @@ impl Owner {
             history: History::of(&request.prompt, &request.terms.sampling),
             steering,
             last_token_at: None,
+            untold: None,
         });
         self.numbers += 1;
         request.members.push(key);

@@ -11,6 +11,7 @@ use crate::scheduler::Key;
 impl Owner {
     /// Ends a sequence with what it has said. The last one of a request ends the request.
     pub(super) fn finish(&mut self, key: Key, finish: Finish) {
+        self.tell_untold(key);
         let sequence = &mut self.sequences[key];
         let (job, choice) = (sequence.job, sequence.choice);
         let mut text = String::new();
@@ -66,6 +67,7 @@ impl Owner {
     /// Ends a request with a fault. `sound`: its slots hold what they should, so their prefixes can be kept.
     pub(super) fn fault(&mut self, job: usize, fault: Fault, sound: bool) {
         for key in self.jobs[job].members.clone() {
+            self.tell_untold(key);
             self.report.finished.push(self.sequences[key].number);
             self.leave(key, sound);
         }

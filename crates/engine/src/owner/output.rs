@@ -48,16 +48,14 @@ impl Owner {
         } else {
             token
         };
+        let joins = !steered && self.joins(key);
         self.sequences[key].record(&sampled, context);
-        let tokens = vec![sampled];
-        self.emit_tokens(
-            key,
-            Tokens {
-                tokens,
-                text,
-                ..Tokens::default()
-            },
-        );
+        let tokens = Tokens {
+            tokens: vec![sampled],
+            text,
+            ..Tokens::default()
+        };
+        self.tell(key, tokens, joins);
         let by_end = (is_end && (!steered || lone)).then(|| vec![token]);
         let by_text = stop_text.map(|index| Stop::Text(self.terms(key).stop[index].clone()));
         let stop = by_tokens.or(by_end).map(Stop::Tokens).or(by_text);
@@ -288,6 +286,36 @@ impl Owner {
                     stop: None,
                 },
             );
+        }
+    }
+
+    /// Whether the token to be appended is told together with the one after it.
+    fn joins(&self, key: Key) -> bool {
+        let sequence = &self.sequences[key];
+        let output = sequence.tokens.len() - sequence.prompt_tokens;
+        sequence
+            .slot
+            .is_some_and(|slot| self.model.joins(slot, output))
+    }
+
+    /// Tells readers of tokens with those that were kept back before them, or keeps all of them back.
+    fn tell(&mut self, key: Key, tokens: Tokens, joins: bool) {
+        let untold = self.sequences[key].untold.take();
+        let tokens = match untold {
+            Some(earlier) => earlier.followed_by(tokens),
+            None => tokens,
+        };
+        if joins {
+            self.sequences[key].untold = Some(Box::new(tokens));
+        } else {
+            self.emit_tokens(key, tokens);
+        }
+    }
+
+    /// Tells readers of what was kept back: nothing follows it.
+    pub(super) fn tell_untold(&mut self, key: Key) {
+        if let Some(tokens) = self.sequences[key].untold.take() {
+            self.emit_tokens(key, *tokens);
         }
     }
 

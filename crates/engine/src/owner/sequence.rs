@@ -13,7 +13,7 @@ use sapwood_proto::steer::{Steer, Token};
 use sapwood_proto::time::Time;
 
 use super::SequenceId;
-use crate::api::Sampled;
+use crate::api::{Sampled, Tokens};
 use crate::model::Slot;
 use crate::outbox::Sender;
 use crate::ranking::Ranking;
@@ -151,6 +151,8 @@ pub(super) struct Sequence {
     pub(super) history: Option<History>,
     pub(super) steering: Option<Steering>,
     pub(super) last_token_at: Option<Time>,
+    /// Tokens that readers are told of together with the next one ([`crate::model::Model::joins`]).
+    pub(super) untold: Option<Box<Tokens>>,
 }
 
 impl Sequence {

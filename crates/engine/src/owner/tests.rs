@@ -6,6 +6,7 @@ mod harness;
 mod life;
 mod load;
 mod overlap;
+mod pieces;
 mod probe;
 mod scoring;
 mod steering;

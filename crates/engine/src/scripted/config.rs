@@ -3,6 +3,7 @@
 //! Owns: [`Config`] and its parts. Refuses to know: files; whoever reads one hands over the finished value.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use sapwood_proto::code::Code;
 use serde::Deserialize;
@@ -47,7 +48,7 @@ pub struct Config {
     pub batch_tokens: u32,
     /// Cells of the cache; not given: enough for every slot.
     pub cells: Option<u32>,
-    /// Tokens told together; 1 is what there is.
+    /// Tokens told together, 1 or more. Pauses and ends do not wait for them.
     pub tokens_per_chunk: u32,
     /// What requests may ask of the model, and the name of the parameter that asks for it (TR-1103). The engine plays
     /// scripts; what is asked beside them is done by the face that read the parameters.
@@ -114,14 +115,26 @@ impl Script {
     }
 }
 
-/// How text becomes tokens (TR-1106).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+/// How text becomes tokens (TR-1106), by its name in a configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(from = "String")]
 pub enum Tokenizer {
     /// Each byte is a token; 256 begins a turn, 257 ends it.
     Bytes,
     /// The same, and after them words with their leading space. Unknown words are spelled in bytes.
     Words,
+    /// Any other name is the path of a `tokenizer.json`, which no scripted model reads: [`Invalid::Tokenizer`].
+    File(PathBuf),
+}
+
+impl From<String> for Tokenizer {
+    fn from(name: String) -> Self {
+        match name.as_str() {
+            "bytes" => Self::Bytes,
+            "words" => Self::Words,
+            _ => Self::File(name.into()),
+        }
+    }
 }
 
 /// One case of script `steps`.
@@ -141,6 +154,8 @@ pub struct Rule {
 pub enum Step {
     /// Says this, by its tokens.
     Text(String),
+    /// Says this at once: one response, however many tokens it has.
+    Chunk(String),
     /// Says that many pseudo-random words.
     Tokens(u32),
     /// Waits so many milliseconds.
@@ -219,6 +234,13 @@ pub enum Invalid {
     /// A step names an error code that does not exist.
     #[error("{0:?} is no error code; one is {example:?}", example = Code::Internal.name())]
     Code(String),
+    /// A tokenizer of a file.
+    #[error(
+        "tokenizer {}: files of tokenizers are not read; \"bytes\" and \"words\" are built in, and a model from a GGUF \
+         file (backend = \"embedded\") brings its own",
+        .0.display()
+    )]
+    Tokenizer(PathBuf),
     /// A number is out of range.
     #[error("{field} must be {range}")]
     Range {

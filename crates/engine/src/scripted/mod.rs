@@ -191,6 +191,11 @@ impl Model for Scripted {
             Cue::Panic => panic!("the script says so"),
         }
     }
+
+    fn joins(&self, slot: Slot, output: usize) -> bool {
+        let sequence = self.slots.get(slot as usize).and_then(Option::as_ref);
+        sequence.is_some_and(|sequence| sequence.play.joins(output))
+    }
 }
 
 #[cfg(test)]

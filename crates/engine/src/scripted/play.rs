@@ -11,7 +11,7 @@ use regex::Regex;
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::Token;
 
-use super::config::{Config, Cut, Finish, Invalid, Script, Step};
+use super::config::{Config, Cut, Finish, Invalid, Script, Step, Tokenizer};
 use super::vocabulary::{END, ScriptedVocabulary};
 use crate::api::{CUT_CLOSE, CUT_RESET, Fault, Reason, Vocabulary};
 use crate::model::Opening;
@@ -31,6 +31,8 @@ pub(super) enum Cue {
 #[derive(Clone, Debug)]
 enum Part {
     Said(Arc<[Token]>),
+    /// Told as one, whatever the model's pieces are.
+    Chunk(Arc<[Token]>),
     /// So many words that follow from the key.
     Random {
         count: usize,
@@ -44,7 +46,7 @@ enum Part {
 impl Part {
     fn tokens(&self) -> usize {
         match self {
-            Self::Said(tokens) => tokens.len(),
+            Self::Said(tokens) | Self::Chunk(tokens) => tokens.len(),
             Self::Random { count, .. } => *count,
             Self::Pause(_) | Self::Last(_) => 0,
         }
@@ -58,6 +60,8 @@ pub(super) struct Play {
     first: Duration,
     /// Between two tokens; zero is no pace.
     pace: Duration,
+    /// Tokens told together; 1 or more.
+    per_chunk: usize,
     vocabulary: Arc<ScriptedVocabulary>,
 }
 
@@ -67,7 +71,9 @@ impl Play {
         let mut left = n;
         for part in &self.parts {
             match part {
-                Part::Said(tokens) if left < tokens.len() => return Cue::Token(tokens[left]),
+                Part::Said(tokens) | Part::Chunk(tokens) if left < tokens.len() => {
+                    return Cue::Token(tokens[left]);
+                }
                 Part::Random { count, key } if left < *count => {
                     return Cue::Token(self.vocabulary.word(mix(key ^ left as u64)));
                 }
@@ -76,6 +82,21 @@ impl Play {
             }
         }
         Cue::Token(END)
+    }
+
+    /// Whether the `n`-th output token is told together with the one after it. What is told together begins and ends
+    /// within one part, so that nothing waits for a pause or an end.
+    pub(super) fn joins(&self, n: usize) -> bool {
+        let mut left = n;
+        for part in &self.parts {
+            let tokens = part.tokens();
+            if left < tokens {
+                let whole = matches!(part, Part::Chunk(_));
+                return left + 1 < tokens && (whole || !(left + 1).is_multiple_of(self.per_chunk));
+            }
+            left -= tokens;
+        }
+        false
     }
 
     /// How long after the start the `n`-th output token is due: its pace and every pause before it.
@@ -134,6 +155,9 @@ impl Library {
         mut config: Config,
         vocabulary: Arc<ScriptedVocabulary>,
     ) -> Result<Self, Invalid> {
+        if let Some(Tokenizer::File(path)) = &config.tokenizer {
+            return Err(Invalid::Tokenizer(path.clone()));
+        }
         if !config.tokens_per_s.is_finite() || config.tokens_per_s < 0.0 {
             return Err(Invalid::Range {
                 field: "tokens_per_s",
@@ -146,10 +170,10 @@ impl Library {
                 range: "from 0 to 80",
             });
         }
-        if config.tokens_per_chunk != 1 {
+        if config.tokens_per_chunk == 0 {
             return Err(Invalid::Range {
                 field: "tokens_per_chunk",
-                range: "1",
+                range: "1 or more",
             });
         }
         let mut rules = Vec::new();
@@ -202,6 +226,7 @@ impl Library {
             parts,
             first: Duration::from_millis(self.config.ttft_ms),
             pace: self.pace,
+            per_chunk: self.config.tokens_per_chunk as usize,
             vocabulary: Arc::clone(&self.vocabulary),
         }
     }
@@ -220,6 +245,7 @@ impl Library {
         let parts = rule.steps.iter().zip(0..).filter_map(|(step, index)| {
             Some(match step {
                 Step::Text(text) => self.say(text),
+                Step::Chunk(text) => Part::Chunk(self.tokens(text)),
                 Step::Tokens(count) => Part::Random {
                     count: *count as usize,
                     key: self.key(opening, index),
@@ -243,7 +269,11 @@ impl Library {
     }
 
     fn say(&self, text: &str) -> Part {
-        Part::Said(self.vocabulary.tokenize(text, false).into())
+        Part::Said(self.tokens(text))
+    }
+
+    fn tokens(&self, text: &str) -> Arc<[Token]> {
+        self.vocabulary.tokenize(text, false).into()
     }
 
     /// What pseudo-random words follow from: configuration, request and place.

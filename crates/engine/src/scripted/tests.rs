@@ -242,6 +242,15 @@ fn a_configuration_that_makes_no_sense_is_refused() {
             r#"{"rules": [{"match": "(", "steps": []}]}"#,
             "the pattern \"(\" of a rule does not parse",
         ),
+        (
+            r#"{"tokens_per_chunk": 0}"#,
+            "tokens_per_chunk must be 1 or more",
+        ),
+        // TR-1106
+        (
+            r#"{"tokenizer": "models/tokenizer.json"}"#,
+            "tokenizer models/tokenizer.json: files of tokenizers are not read; \"bytes\" and \"words\"",
+        ),
     ];
     for (config, message) in cases {
         let error = Scripted::new(serde_json::from_str(config).unwrap())

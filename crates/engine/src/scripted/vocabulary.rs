@@ -63,13 +63,14 @@ pub struct ScriptedVocabulary {
 
 impl ScriptedVocabulary {
     pub(super) fn new(config: &Config) -> Self {
-        let tokenizer = config.tokenizer.unwrap_or(match config.script {
-            Script::Words | Script::Tokens => Tokenizer::Words,
-            Script::Echo | Script::Text | Script::Steps => Tokenizer::Bytes,
-        });
-        let count = match tokenizer {
-            Tokenizer::Bytes => 0,
-            Tokenizer::Words => config.vocab.clamp(WITH_WORDS_MIN, 1 << 20) - WORDS,
+        let words = match &config.tokenizer {
+            Some(tokenizer) => *tokenizer == Tokenizer::Words,
+            None => matches!(config.script, Script::Words | Script::Tokens),
+        };
+        let count = if words {
+            config.vocab.clamp(WITH_WORDS_MIN, 1 << 20) - WORDS
+        } else {
+            0
         };
         let mut vocabulary = Self {
             words: Vec::new(),

@@ -408,8 +408,14 @@ impl Infer {
 
 /// The shape under which an output is told: the declared one, as far as it says how elements lie.
 pub(super) fn shaped(signature: &Signature, declared: &[i64], tensor: &Tensor) -> Vec<i64> {
-    match fit(declared, tensor.data.len()) {
-        Some(shape) if signature.max_batch_size > 0 => [&[1], shape.as_slice()].concat(),
+    // Rows of a batch were put together as such.
+    let rows = match tensor.shape[..] {
+        [rows, _] if signature.max_batch_size > 0 && rows > 0 => rows,
+        _ => 1,
+    };
+    let each = usize::try_from(rows).map_or(0, |rows| tensor.data.len() / rows);
+    match fit(declared, each) {
+        Some(shape) if signature.max_batch_size > 0 => [&[rows], shape.as_slice()].concat(),
         Some(shape) => shape,
         None => tensor.shape.clone(),
     }

@@ -162,7 +162,7 @@ pub enum Refused {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Encoding {
     /// An encoding that generate does not know.
-    #[error("Unsupported content-encoding '{0}', supported: identity, gzip, deflate.")]
+    #[error("Unsupported content-encoding '{0}', supported: identity, gzip, deflate, zstd.")]
     Unknown(String),
     /// The reference decodes nothing.
     #[error("Unsupported content-encoding, only 'identity' is supported.")]

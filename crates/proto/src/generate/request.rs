@@ -250,12 +250,13 @@ impl Filling<'_> {
                 name: input.name.clone(),
             });
         }
-        let tensor = Reading {
+        let reading = Reading {
             input,
             lenient: signature.lenient,
             limits,
-        }
-        .tensor(value)?;
+        };
+        let batches = signature.max_batch_size > 0;
+        let (rows, tensor) = reading.tensor(value, batches)?;
         let bytes = tensor.data.bytes(input.datatype);
         if self.bytes + bytes > limits.input_bytes {
             return Err(Refused::TensorBytes {
@@ -266,8 +267,11 @@ impl Filling<'_> {
             });
         }
         self.bytes += bytes;
-        let batch = (signature.max_batch_size > 0).then_some(1);
-        let shape = batch.into_iter().chain(tensor.shape).collect();
+        let shape = batches
+            .then_some(rows)
+            .into_iter()
+            .chain(tensor.shape)
+            .collect();
         self.into.tensors.push((place, Tensor { shape, ..tensor }));
         Ok(())
     }
@@ -313,7 +317,8 @@ impl Reading<'_> {
         Ok(data)
     }
 
-    fn tensor(&self, value: &str) -> Result<Tensor, Refused> {
+    /// The tensor, and of how many rows it is; more than one only where there are `batches` (TR-1307).
+    fn tensor(&self, value: &str, batches: bool) -> Result<(i64, Tensor), Refused> {
         let input = self.input;
         if matches!(input.datatype, Datatype::Fp16 | Datatype::Bf16) {
             return Err(Refused::Half {
@@ -337,9 +342,11 @@ impl Reading<'_> {
             1
         };
         // TR-308: shapes are made for the outer level; what is nested has to be of one element each.
-        let shape = fit(&input.shape, count).filter(|_| count == data.len());
-        let shape = shape.ok_or_else(|| Refused::Shape(input.name.clone()))?;
-        Ok(Tensor { shape, data })
+        let one = fit(&input.shape, count).map(|shape| (1, shape));
+        let fitted = one.or_else(|| rows(&input.shape, count).filter(|_| batches));
+        let fitted = fitted.filter(|_| count == data.len());
+        let (rows, shape) = fitted.ok_or_else(|| Refused::Shape(input.name.clone()))?;
+        Ok((rows, Tensor { shape, data }))
     }
 
     /// JSON of this depth was let in: recursion is bounded.
@@ -435,6 +442,14 @@ impl Reading<'_> {
             datatype,
         })
     }
+}
+
+/// How many rows of a fixed shape so many elements are.
+fn rows(declared: &[i64], count: usize) -> Option<(i64, Vec<i64>)> {
+    let fixed = declared.iter().all(|size| *size > 0);
+    let each: i64 = declared.iter().product();
+    let count = i64::try_from(count).ok().filter(|_| fixed)?;
+    (count > 0 && count % each == 0).then(|| (count / each, declared.to_vec()))
 }
 
 /// A value's text without white space.

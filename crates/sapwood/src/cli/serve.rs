@@ -197,10 +197,21 @@ fn lines(config: &Config) -> Result<Option<Socket>, Failure> {
 
 /// Loads the models while the port already answers (OA-902). Ends only if one cannot be loaded.
 async fn load(kernel: Kernel, planned: Vec<Planned>, shared: Shared) -> Failure {
-    planned
-        .iter()
-        .for_each(|model| shared.health.loading(&model.name));
-    let loaded = serving::load(&kernel, planned, |name, engine, took| {
+    for model in &planned {
+        shared.health.loading(&model.name);
+        if !model.required {
+            shared.health.optional(&model.name);
+        }
+    }
+    let loaded = serving::load(&kernel, planned, |name, loaded, took| {
+        let engine = match loaded {
+            Ok(engine) => engine,
+            Err(failure) => {
+                shared.health.failed(name);
+                tracing::error!(model = name, %failure, "not loaded; the others serve without it");
+                return;
+            }
+        };
         shared.metrics.watch(engine.clone());
         shared.metrics.loaded_in(name, took);
         let watched = engine.clone();
@@ -236,6 +247,7 @@ fn server_config(config: &Config, local: bool, tls: Option<Arc<Tls>>) -> sapwood
             streams_per_connection: limits.streams_per_connection,
             handshake: limits.handshake.get(),
             idle: limits.idle.get(),
+            stall: limits.stall.get(),
             header_bytes: limits.header_bytes,
         },
         drain: drain::Config {
@@ -294,7 +306,7 @@ fn generate_face(
     let kernel = counted(kernel, shared, metrics::Face::Generate);
     let settings = generate::Config {
         metrics: config.metrics.triton,
-        ..config.generate.face(models?)
+        ..config.generate.face(models?)?
     };
     Ok(generate::face(shared.clone(), kernel, settings))
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use sapwood_proto::generate::{Datatype, Input, InputRole, Limits, Output, OutputRole, Signature};
-use sapwood_server::generate;
+use sapwood_server::generate::{self, Category, Forwarded, Restriction};
 use serde::{Deserialize, Serialize};
 
 use super::Model;
@@ -29,6 +29,18 @@ pub(crate) struct Generate {
     pub(crate) compat: Compat,
     /// The name that the server gives itself.
     pub(crate) metadata_name: String,
+    /// Headers whose names match this regular expression become parameters.
+    pub(crate) header_forward_pattern: Option<String>,
+    /// Parts of the protocol that need a header of their own, by the part's name.
+    pub(crate) restricted: BTreeMap<String, Restricted>,
+}
+
+/// The header that a part of the protocol needs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Restricted {
+    pub(crate) header: String,
+    pub(crate) value: String,
 }
 
 /// Whose behaviour holds.
@@ -54,6 +66,8 @@ impl Default for Generate {
             unknown_model_status: face.unknown_model_status,
             compat: Compat::Sapwood,
             metadata_name: face.metadata_name,
+            header_forward_pattern: None,
+            restricted: BTreeMap::new(),
         }
     }
 }
@@ -69,17 +83,45 @@ impl Generate {
                 "generate.grpc_requests_per_stream: must be 1 or more",
             ));
         }
-        if matches!(self.unknown_model_status, 400 | 404) {
-            return Ok(());
+        if !matches!(self.unknown_model_status, 400 | 404) {
+            return Err(Failure::usage(
+                "generate.unknown_model_status: must be 400 or 404",
+            ));
         }
-        Err(Failure::usage(
-            "generate.unknown_model_status: must be 400 or 404",
-        ))
+        self.forwarded()?;
+        self.restricted().map(|_| ())
+    }
+
+    fn forwarded(&self) -> Result<Option<Forwarded>, Failure> {
+        let pattern = self.header_forward_pattern.as_deref();
+        let forwarded = pattern.map(Forwarded::new).transpose();
+        forwarded.map_err(|why| Failure::usage(format!("generate.header_forward_pattern: {why}")))
+    }
+
+    fn restricted(&self) -> Result<BTreeMap<Category, Restriction>, Failure> {
+        let each = self.restricted.iter().map(|(name, said)| {
+            let wrong = |what: String| Failure::usage(format!("generate.restricted.{name}{what}"));
+            let category = Category::from_name(name).ok_or_else(|| {
+                let known = Category::ALL.map(|(known, _)| known).join(", ");
+                wrong(format!(": there are: {known}"))
+            })?;
+            let restriction = Restriction::new(&said.header, &said.value);
+            let restriction =
+                restriction.ok_or_else(|| wrong(".header: no header has such a name".into()))?;
+            Ok((category, restriction))
+        });
+        each.collect()
     }
 
     /// The face's settings, with what is said of single models.
-    pub(crate) fn face(&self, models: BTreeMap<String, generate::Model>) -> generate::Config {
-        generate::Config {
+    ///
+    /// # Errors
+    /// As [`Generate::check`].
+    pub(crate) fn face(
+        &self,
+        models: BTreeMap<String, generate::Model>,
+    ) -> Result<generate::Config, Failure> {
+        Ok(generate::Config {
             limits: Limits {
                 input_bytes: self.http_max_input_size,
                 new_tokens: self.new_tokens,
@@ -90,9 +132,11 @@ impl Generate {
             unknown_model_status: self.unknown_model_status,
             compat: self.compat == Compat::Triton,
             metadata_name: self.metadata_name.clone(),
+            forwarded: self.forwarded()?,
+            restricted: self.restricted()?,
             models,
             ..generate::Config::default()
-        }
+        })
     }
 }
 

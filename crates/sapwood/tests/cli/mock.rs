@@ -54,9 +54,14 @@ fn tr_1108_a_file_of_scripted_models_is_checked_and_told() {
             "scripted.controls.dance: there are: repeat",
         ),
         (
-            "mock = { tokens_per_chunk = 2 }".to_owned(),
-            "tokens_per_chunk must be 1",
+            "mock = { tokens_per_chunk = 0 }".to_owned(),
+            "tokens_per_chunk must be 1 or more",
         ),
+        (
+            "mock = { tokenizer = \"tokenizer.json\" }".to_owned(),
+            "files of tokenizers are not read; \"bytes\" and \"words\" are built in",
+        ),
+        ("required = \"often\"".to_owned(), "required"),
         (
             "mock = { script = \"steps\", rules = [{ match = \"(\", steps = [] }] }".to_owned(),
             "does not parse",
@@ -70,7 +75,7 @@ fn tr_1108_a_file_of_scripted_models_is_checked_and_told() {
         assert_eq!(ended.code, 2, "{keys}: {ended:?}");
         assert!(ended.err.contains(told), "{keys}: {ended:?}");
         assert!(
-            ended.err.contains("`m`") || told == "odd",
+            ended.err.contains("`m`") || ["odd", "required"].contains(&told),
             "{keys}: {ended:?}"
         );
     }

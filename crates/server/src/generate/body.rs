@@ -4,17 +4,16 @@
 //! Owns: [`Upload`]. Refuses to know: what is in it. Who closes a connection while a client still sends makes the client
 //! report a reset instead of our answer, so refused bodies are read too, within limits of bytes and time (D-35).
 
-use std::io::Read;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use bytes::BytesMut;
-use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
-use http::{HeaderMap, StatusCode, Version, header};
+use http::{HeaderMap, Version, header};
 use http_body_util::BodyExt;
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::{Encoding, Refused};
+use sapwood_proto::generate::Refused;
 
+use super::compression::Coding;
 use super::failure::Failure;
 use super::options::Config;
 
@@ -136,6 +135,13 @@ impl Upload {
         Ok(None)
     }
 
+    /// Reads what nobody needs and forgets it, as far as that is worth it.
+    pub(super) async fn discard(mut self, config: &Config) {
+        if !self.waits {
+            self.drain(config).await;
+        }
+    }
+
     /// Reads what is still to come and forgets it, as far as that is worth it, for a request that `failure` refuses.
     pub(super) async fn refuse(mut self, failure: Failure, config: &Config) -> Failure {
         if !self.waits {
@@ -156,64 +162,4 @@ impl Upload {
         };
         let _ = tokio::time::timeout(DRAIN_TIME, draining).await;
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Coding {
-    Identity,
-    Gzip,
-    Deflate,
-}
-
-impl Coding {
-    fn of(headers: &HeaderMap, style: Style, config: &Config) -> Result<Self, Failure> {
-        let Some(given) = headers.get(header::CONTENT_ENCODING) else {
-            return Ok(Self::Identity);
-        };
-        let given = given.to_str().unwrap_or("?").trim();
-        let coding = match given.to_ascii_lowercase().as_str() {
-            "" | "identity" => return Ok(Self::Identity),
-            "gzip" | "x-gzip" => Some(Self::Gzip),
-            "deflate" => Some(Self::Deflate),
-            _ => None,
-        };
-        let refuse = |encoding: Encoding| Failure::new(Code::InvalidRequest, encoding.to_string());
-        match (coding, style) {
-            (_, Style::Generate) if config.compat => Err(refuse(Encoding::IdentityOnly)),
-            (Some(coding), _) => Ok(coding),
-            (None, Style::Generate) => {
-                let shown: String = given.chars().take(64).collect();
-                Err(refuse(Encoding::Unknown(shown)))
-            }
-            (None, Style::Infer) => {
-                Err(refuse(Encoding::UnknownCompression).with_status(StatusCode::NOT_IMPLEMENTED))
-            }
-        }
-    }
-
-    /// The bytes within, at most `max` of them.
-    fn decode(self, bytes: &[u8], max: usize) -> Result<Bytes, Failure> {
-        let corrupt =
-            |name| move |_| Failure::new(Code::InvalidRequest, Encoding::Corrupt(name).to_string());
-        let decoded = match self {
-            Self::Identity => return Ok(Bytes::copy_from_slice(bytes)),
-            Self::Gzip => read(MultiGzDecoder::new(bytes), max).map_err(corrupt("gzip"))?,
-            // HTTP means the zlib format; the raw one is sent too.
-            Self::Deflate => read(ZlibDecoder::new(bytes), max)
-                .or_else(|_| read(DeflateDecoder::new(bytes), max))
-                .map_err(corrupt("deflate"))?,
-        };
-        if decoded.len() > max {
-            let bytes = decoded.len() as u64;
-            return Err(Refused::JsonBytes { bytes, max }.into());
-        }
-        Ok(decoded.into())
-    }
-}
-
-/// One byte more than `max` at most: enough to know that there are more.
-fn read(decoder: impl Read, max: usize) -> std::io::Result<Vec<u8>> {
-    let mut decoded = Vec::new();
-    decoder.take(max as u64 + 1).read_to_end(&mut decoded)?;
-    Ok(decoded)
 }

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::catalogue::{Catalogue, Found};
 use super::failure::Failure;
-use super::{function, scripted, text};
+use super::{batch, function, scripted, text};
 
 /// Responses as they come; the end is the final flag. Dropping it ends the work.
 pub(super) type Responses = BoxStream<'static, Result<Response, Failure>>;
@@ -51,6 +51,10 @@ impl Call {
             return function::begin(self, kernel, pieces);
         }
         let limits = &catalogue.config.limits;
+        let rows = self.mapped.rows(&self.found.signature, &self.found.name)?;
+        if let Some(rows) = rows {
+            return batch::begin(self, rows, catalogue);
+        }
         let settings = Settings::of(&self.found.signature, &self.mapped, limits)?;
         if self.found.model.controls.is_empty() {
             return text::begin(self, &settings, kernel);
@@ -99,6 +103,15 @@ pub(super) fn given<'a>(
     mapped.tensors.iter().find_map(|(place, tensor)| {
         let input = signature.inputs.get(*place)?;
         role(&input.role).then_some((&*input.name, tensor))
+    })
+}
+
+/// Whether a request asks for its responses as they come.
+pub(super) fn streams(found: &Found, mapped: &Mapped) -> bool {
+    let asked = given(&found.signature, mapped, |role| *role == InputRole::Stream);
+    asked.is_some_and(|(_, tensor)| match &tensor.data {
+        Data::Bool(list) => list.contains(&true),
+        _ => false,
     })
 }
 

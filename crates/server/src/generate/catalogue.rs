@@ -13,6 +13,7 @@ use super::failure::Failure;
 use super::function;
 use super::options::{Config, Model};
 use super::path::Target;
+use super::running::Running;
 use super::stats::Stats;
 use crate::health;
 use crate::shared::Shared;
@@ -26,6 +27,7 @@ pub(super) struct Catalogue {
     pub(super) kernel: Kernel,
     pub(super) config: Config,
     pub(super) stats: Stats,
+    pub(super) running: Arc<Running>,
     union: Arc<Signature>,
     usual: Arc<Model>,
     models: Vec<(String, Arc<Model>)>,
@@ -50,6 +52,7 @@ pub(super) struct Found {
 pub(super) enum State {
     Ready,
     Loading,
+    Unloading,
     Unavailable,
 }
 
@@ -58,6 +61,7 @@ impl State {
         match self {
             Self::Ready => "READY",
             Self::Loading => "LOADING",
+            Self::Unloading => "UNLOADING",
             Self::Unavailable => "UNAVAILABLE",
         }
     }
@@ -71,6 +75,7 @@ impl Catalogue {
             shared,
             kernel,
             config,
+            running: Arc::default(),
             union: Arc::new(Signature::union()),
             usual: Arc::new(Model::default()),
             models: models
@@ -104,7 +109,10 @@ impl Catalogue {
         match self.shared.health.state(name) {
             None | Some(health::State::Ok) => State::Ready,
             Some(health::State::Loading) => State::Loading,
-            Some(health::State::Stuck | health::State::Failed) => State::Unavailable,
+            Some(health::State::Unloading) => State::Unloading,
+            Some(health::State::Stuck | health::State::Failed | health::State::Unloaded) => {
+                State::Unavailable
+            }
         }
     }
 

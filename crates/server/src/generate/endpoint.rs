@@ -1,28 +1,31 @@
 //! What each route answers: generate and generate_stream here, the rest by those who know it.
 //!
-//! Owns: the order of the checks (TR-203), how responses become an answer (sections 5 and 6). Refuses to know: how models
-//! are found and what bodies mean.
+//! Owns: the order of the checks (TR-203), how responses become one answer (section 5). Refuses to know: how models are found,
+//! what bodies mean, and streams of events.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use futures::{Stream, StreamExt, stream};
+use futures::StreamExt;
 use http::request::Parts;
-use http::{Extensions, HeaderValue, Request, Response, StatusCode, header};
+use http::{Extensions, HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::{Head, Mapper, Refused, Signature, error_event};
+use sapwood_proto::generate::{Mapper, Refused};
 use tokio::time::Instant;
 
 use super::body::{Style, Upload};
 use super::burden::Burden;
 use super::call::{Call, Responses};
 use super::catalogue::{Catalogue, Found};
-use super::failure::{EVENTS, Failure, JSON};
+use super::compression::Packing;
+use super::failure::{Failure, JSON};
 use super::path::{Route, Target};
+use super::running::caller;
 use super::stats::Counting;
-use super::{infer, metadata, repository};
+use super::told::Told;
+use super::wishes::Wishes;
+use super::{events, infer, metadata, repository};
 use crate::patience::Deadline;
 
 /// JSON of more than this is read where it holds up nobody.
@@ -33,40 +36,32 @@ pub(super) async fn serve(catalogue: Arc<Catalogue>, request: Request<Body>) -> 
     let (parts, body) = request.into_parts();
     let upload = Upload::new(parts.version, &parts.headers, body);
     let answered = match Route::read(parts.uri.path()) {
-        None => {
-            refuse(
-                upload,
-                Failure::new(Code::NotFound, "Not Found"),
-                &catalogue,
-            )
-            .await
-        }
-        Some(route) if !route.takes(&parts.method) => {
-            let failure = Failure::new(Code::InvalidRequest, "Method Not Allowed")
-                .with_status(StatusCode::METHOD_NOT_ALLOWED);
-            let mut answer = upload.refuse(failure, &catalogue.config).await.answer();
-            let allow = HeaderValue::from_static(route.allow());
-            answer.headers_mut().insert(header::ALLOW, allow);
-            return answer;
-        }
-        Some(route) => {
+        None => Err(Failure::new(Code::NotFound, "Not Found")),
+        Some(route) => allowed(route, &parts, &catalogue),
+    };
+    match answered {
+        Ok(route) => {
             let burden = Burden::of(&catalogue, &route, &parts.headers);
             let mut answered = to(route, &catalogue, &parts, upload).await;
             if let (Ok(answer), Some(burden)) = (&mut answered, burden) {
                 burden.tell(answer.headers_mut());
             }
-            answered
+            answered.unwrap_or_else(|failure| failure.answer())
         }
-    };
-    answered.unwrap_or_else(|failure| failure.answer())
+        Err(failure) => upload.refuse(failure, &catalogue.config).await.answer(),
+    }
 }
 
-async fn refuse(
-    upload: Upload,
-    failure: Failure,
-    catalogue: &Catalogue,
-) -> Result<Response<Body>, Failure> {
-    Err(upload.refuse(failure, &catalogue.config).await)
+/// TR-203: who may come in, and how. The header `Allow` goes with the refusal of a method.
+fn allowed(route: Route, parts: &Parts, catalogue: &Catalogue) -> Result<Route, Failure> {
+    let restriction = catalogue.config.restricted.get(&route.category());
+    restriction.map_or(Ok(()), |restriction| restriction.check(&parts.headers))?;
+    if route.takes(&parts.method) {
+        return Ok(route);
+    }
+    let failure = Failure::new(Code::InvalidRequest, "Method Not Allowed")
+        .with_status(StatusCode::METHOD_NOT_ALLOWED);
+    Err(failure.with_header(header::ALLOW, HeaderValue::from_static(route.allow())))
 }
 
 async fn to(
@@ -77,26 +72,57 @@ async fn to(
 ) -> Result<Response<Body>, Failure> {
     match route {
         Route::Generate(target) => {
-            let (call, counting) = read(catalogue, &target, parts, upload).await?;
+            let (call, counting, wishes) = read(catalogue, &target, parts, upload).await?;
             let told = Told::of(&call);
-            let responses = call.begin(catalogue, false)?;
-            one(responses, counting).await.map(|response| {
-                let body = told.head.json(&told.signature, &response);
-                json(body)
-            })
+            let wanted = wishes.collect.then(|| told.signature.wanted(&call.mapped));
+            let responses = begin(catalogue, call, parts, false)?;
+            let response = match wanted {
+                Some(wanted) => collected(responses, counting, &told, &wanted).await?,
+                None => one(responses, counting).await?,
+            };
+            Ok(json(&parts.headers, told.json(&response)))
         }
         Route::GenerateStream(target) => {
-            let (call, counting) = read(catalogue, &target, parts, upload).await?;
+            let (call, counting, wishes) = read(catalogue, &target, parts, upload).await?;
             let told = Told::of(&call);
-            let responses = call.begin(catalogue, true)?;
-            events(responses, told, counting).await
+            let responses = begin(catalogue, call, parts, true)?;
+            events::answer(responses, told, counting, wishes).await
         }
         Route::Infer(target) => infer::answer(target, catalogue, parts, upload).await,
+        Route::InferStream(target) => infer::stream(target, catalogue, parts, upload).await,
+        Route::Request(id) => {
+            upload.discard(&catalogue.config).await;
+            cancel(catalogue, parts, &id)
+        }
         Route::Index | Route::Load(_) | Route::Unload(_) | Route::Repository => {
             repository::answer(route, catalogue, parts, upload).await
         }
         other => metadata::answer(other, catalogue, parts, upload).await,
     }
+}
+
+/// The responses of a call, which its sender may cancel by its id.
+pub(super) fn begin(
+    catalogue: &Catalogue,
+    call: Call,
+    parts: &Parts,
+    pieces: bool,
+) -> Result<Responses, Failure> {
+    let id = call.mapped.id.clone();
+    let responses = call.begin(catalogue, pieces)?;
+    let caller = caller(&parts.extensions);
+    Ok(catalogue.running.list(caller, id.as_deref(), responses))
+}
+
+/// TR-1311.
+fn cancel(catalogue: &Catalogue, parts: &Parts, id: &str) -> Result<Response<Body>, Failure> {
+    if !catalogue.running.cancel(caller(&parts.extensions), id) {
+        let message = "no request of this id is running";
+        return Err(Failure::new(Code::NotFound, message));
+    }
+    let mut answer = Response::new(Body::empty());
+    *answer.status_mut() = StatusCode::NO_CONTENT;
+    Ok(answer)
 }
 
 /// Everything that is checked before there is work.
@@ -105,8 +131,12 @@ async fn read(
     target: &Target,
     parts: &Parts,
     upload: Upload,
-) -> Result<(Call, Counting), Failure> {
+) -> Result<(Call, Counting, Wishes), Failure> {
     let config = &catalogue.config;
+    let wishes = match Wishes::of(&parts.headers) {
+        Ok(wishes) => wishes,
+        Err(failure) => return Err(upload.refuse(failure, config).await),
+    };
     let found = match catalogue.find(target) {
         Ok(found) => found,
         Err(failure) => return Err(upload.refuse(failure, config).await),
@@ -116,7 +146,10 @@ async fn read(
         .whole(&parts.headers, Style::Generate, config)
         .await?;
     let size = bytes.len();
-    let mapped = reading(&found, catalogue, size, move |mapper| mapper.map(&bytes)).await?;
+    let mut mapped = reading(&found, catalogue, size, move |mapper| mapper.map(&bytes)).await?;
+    if let Some(forwarded) = &config.forwarded {
+        forwarded.join(&parts.headers, &mut mapped);
+    }
     let unknown = &catalogue.shared.metrics.unknown_parameters;
     unknown.inc_by(mapped.unknown.into());
     let call = Call {
@@ -124,7 +157,7 @@ async fn read(
         mapped,
         deadline: deadline(&parts.extensions),
     };
-    Ok((call, counting))
+    Ok((call, counting, wishes))
 }
 
 /// When an answer has to be there: a moment before the gate gives its own, which is no answer of this face.
@@ -166,22 +199,6 @@ pub(super) async fn reading<T: Send + 'static>(
     Ok(read?)
 }
 
-/// What answers are written with.
-struct Told {
-    head: Head,
-    signature: Arc<Signature>,
-}
-
-impl Told {
-    fn of(call: &Call) -> Self {
-        let found = &call.found;
-        Self {
-            head: Head::new(call.mapped.id.as_deref(), &found.name, found.version),
-            signature: Arc::clone(&found.signature),
-        }
-    }
-}
-
 /// TR-504: exactly one response.
 pub(super) async fn one(
     mut responses: Responses,
@@ -205,93 +222,30 @@ pub(super) async fn one(
     }
 }
 
-fn json(body: Bytes) -> Response<Body> {
-    let mut answer = Response::new(Body::from(body));
-    answer.headers_mut().insert(header::CONTENT_TYPE, JSON);
-    answer
-}
-
-/// TR-602 to TR-604: the first thing that comes decides the status.
-async fn events(
+/// TR-1302: whatever responses there are, as one.
+async fn collected(
     mut responses: Responses,
-    told: Told,
     mut counting: Counting,
-) -> Result<Response<Body>, Failure> {
-    let first = match responses.next().await {
-        Some(Ok(response)) => Some(response),
-        Some(Err(failure)) if failure.early => return Err(failure),
-        Some(Err(failure)) if !failure.cut => return Ok(failure.stream()),
-        Some(Err(failure)) => return Ok(stream_of(stream::iter([Err(cut(&failure))]))),
-        None => {
-            counting.succeeded();
-            return Ok(stream_of(stream::empty()));
-        }
-    };
-    let sending = Sending {
-        responses,
-        told,
-        counting,
-        first,
-        over: false,
-    };
-    let events = stream::unfold(sending, |mut sending| async move {
-        let event = sending.next().await?;
-        Some((event, sending))
-    });
-    Ok(stream_of(events))
-}
-
-fn stream_of(events: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Response<Body> {
-    let mut answer = Response::new(Body::from_stream(events));
-    let headers = answer.headers_mut();
-    headers.insert(header::CONTENT_TYPE, EVENTS);
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    answer
-}
-
-/// A stream on its way. Dropped with the body, whose client has gone then (TR-608).
-struct Sending {
-    responses: Responses,
-    told: Told,
-    counting: Counting,
-    first: Option<sapwood_proto::generate::Response>,
-    over: bool,
-}
-
-impl Sending {
-    async fn next(&mut self) -> Option<io::Result<Bytes>> {
-        if self.over {
-            return None;
-        }
-        let response = match self.first.take() {
-            Some(first) => Some(Ok(first)),
-            None => self.responses.next().await,
-        };
-        match response {
-            Some(Ok(response)) => {
-                self.counting.responded();
-                Some(Ok(self.told.head.event(&self.told.signature, &response)))
-            }
-            Some(Err(failure)) => {
-                self.over = true;
-                if !failure.cut {
-                    return Some(Ok(error_event(&failure.message)));
-                }
-                // What was told before goes out first: an error drops whatever the connection still holds.
-                tokio::task::yield_now().await;
-                Some(Err(cut(&failure)))
-            }
-            None => {
-                self.over = true;
-                self.counting.succeeded();
-                None
-            }
-        }
+    told: &Told,
+    wanted: &[bool],
+) -> Result<sapwood_proto::generate::Response, Failure> {
+    let mut whole = sapwood_proto::generate::Response::nothing(&told.signature, wanted);
+    while let Some(response) = responses.next().await {
+        whole.collect(&told.signature, response?);
+        counting.responded();
     }
+    counting.succeeded();
+    Ok(whole)
 }
 
-/// D-11: the connection ends without the protocol's own end.
-fn cut(failure: &Failure) -> io::Error {
-    io::Error::other(failure.message.clone())
+/// A whole answer, in what the client likes to unpack (TR-1301).
+fn json(asked: &HeaderMap, body: Bytes) -> Response<Body> {
+    let (body, packing) = Packing::whole(asked, body);
+    let mut answer = Response::new(Body::from(body));
+    let headers = answer.headers_mut();
+    headers.insert(header::CONTENT_TYPE, JSON);
+    if let Some(packing) = packing {
+        headers.insert(header::CONTENT_ENCODING, packing.name());
+    }
+    answer
 }

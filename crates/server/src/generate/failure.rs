@@ -29,6 +29,8 @@ pub(super) struct Failure {
     pub(super) early: bool,
     /// The script cuts the transport (D-11).
     pub(super) cut: bool,
+    /// What else the client is told in the head.
+    header: Option<(HeaderName, HeaderValue)>,
 }
 
 impl Failure {
@@ -41,11 +43,18 @@ impl Failure {
             retry_after: None,
             early: true,
             cut: false,
+            header: None,
         }
     }
 
     pub(super) const fn with_status(mut self, status: StatusCode) -> Self {
         self.status = status;
+        self
+    }
+
+    /// With a header more.
+    pub(super) fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Self {
+        self.header = Some((name, value));
         self
     }
 
@@ -98,6 +107,9 @@ impl Failure {
             let wait = self.retry_after.unwrap_or(LEAST_WAIT).max(LEAST_WAIT);
             let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some((name, value)) = &self.header {
+            headers.insert(name, value.clone());
         }
         answer
     }

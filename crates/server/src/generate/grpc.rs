@@ -30,6 +30,7 @@ use tonic_prost::ProstCodec;
 
 use super::catalogue::Catalogue;
 use super::failure::Failure;
+use super::restricted::Category;
 use crate::refusal::{Refusal, is_grpc};
 
 /// The path of its methods.
@@ -71,6 +72,13 @@ fn not_grpc() -> Refusal {
 async fn answer(catalogue: Arc<Catalogue>, request: http::Request<Body>) -> http::Response<Body> {
     let path = request.uri().path().to_owned();
     let method = path.rsplit('/').next().unwrap_or_default();
+    let restriction = &catalogue
+        .config
+        .restricted
+        .get(&Category::of_method(method));
+    if let Some(Err(failure)) = restriction.map(|it| it.check_grpc(request.headers())) {
+        return status(&failure).into_http();
+    }
     match method {
         "ModelInfer" => {
             asked(request, |request| async move {

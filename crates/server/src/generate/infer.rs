@@ -1,30 +1,32 @@
 //! `infer` over HTTP: JSON with raw bytes behind it, both ways (section 8).
 //!
-//! Owns: its headers, what of it is refused for models with many responses, compressed answers (TR-807). Refuses to know:
+//! Owns: its headers, what of it is refused for models with many responses, and its form with an event for each response
+//! (TR-1310). Refuses to know:
 //! the forms of tensors (`proto::generate`).
 
-use std::io::Write;
+use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
-use flate2::Compression;
-use flate2::write::{GzEncoder, ZlibEncoder};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::{Data, Head, InputRole, Mapped};
+use sapwood_proto::generate::{Head, Infer, Mapped};
 
 use super::body::{Style, Upload};
-use super::call::{Call, given};
+use super::call::{Call, streams};
 use super::catalogue::{Catalogue, Found};
-use super::endpoint::{deadline, one, reading};
+use super::compression::Packing;
+use super::endpoint::{begin, deadline, one, reading};
+use super::events;
 use super::failure::{Failure, JSON};
 use super::path::Target;
+use super::stats::Counting;
+use super::told::Told;
+use super::wishes::Wishes;
 
 /// Where the JSON ends and raw bytes begin (TR-802).
 const LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
-/// Answers of fewer bytes are not worth compressing.
-const COMPRESSED_FROM: usize = 1_024;
 
 /// Answers one request.
 pub(super) async fn answer(
@@ -33,6 +35,44 @@ pub(super) async fn answer(
     parts: &Parts,
     upload: Upload,
 ) -> Result<Response<Body>, Failure> {
+    let (call, infer, counting) = read(target, catalogue, parts, upload).await?;
+    if gives_many(&call.found, &call.mapped, catalogue.config.compat) {
+        let message = "HTTP end point doesn't support models with decoupled transaction policy";
+        return Err(Failure::new(Code::Unimplemented, message));
+    }
+    let found = &call.found;
+    let head = Head::new(infer.mapped.id.as_deref(), &found.name, found.version);
+    let signature = Arc::clone(&found.signature);
+    let responses = begin(catalogue, call, parts, false)?;
+    let response = one(responses, counting).await?;
+    let (json, raw) = infer.answer(&head, &signature, &response);
+    Ok(told(&parts.headers, json, &raw))
+}
+
+/// Answers one request with an event for each response (TR-1310).
+pub(super) async fn stream(
+    target: Target,
+    catalogue: &Catalogue,
+    parts: &Parts,
+    upload: Upload,
+) -> Result<Response<Body>, Failure> {
+    let wishes = match Wishes::of(&parts.headers) {
+        Ok(wishes) => wishes,
+        Err(failure) => return Err(upload.refuse(failure, &catalogue.config).await),
+    };
+    let (call, _, counting) = read(target, catalogue, parts, upload).await?;
+    let told = Told::infer(&call);
+    let responses = begin(catalogue, call, parts, true)?;
+    events::answer(responses, told, counting, wishes).await
+}
+
+/// Everything that is checked before there is work.
+async fn read(
+    target: Target,
+    catalogue: &Catalogue,
+    parts: &Parts,
+    upload: Upload,
+) -> Result<(Call, Infer, Counting), Failure> {
     let config = &catalogue.config;
     let found = match catalogue.find(&target) {
         Ok(found) => found,
@@ -45,37 +85,23 @@ pub(super) async fn answer(
     let read = reading(&found, catalogue, bytes.len(), move |mapper| {
         mapper.infer(&bytes, length.as_deref())
     });
-    let infer = read.await?;
-    catalogue
-        .shared
-        .metrics
-        .unknown_parameters
-        .inc_by(infer.mapped.unknown.into());
-    if gives_many(&found, &infer.mapped, config.compat) {
-        let message = "HTTP end point doesn't support models with decoupled transaction policy";
-        return Err(Failure::new(Code::Unimplemented, message));
+    let mut infer = read.await?;
+    if let Some(forwarded) = &config.forwarded {
+        forwarded.join(&parts.headers, &mut infer.mapped);
     }
-    let head = Head::new(infer.mapped.id.as_deref(), &found.name, found.version);
-    let signature = std::sync::Arc::clone(&found.signature);
+    let unknown = &catalogue.shared.metrics.unknown_parameters;
+    unknown.inc_by(infer.mapped.unknown.into());
     let call = Call {
         found,
         mapped: infer.mapped.clone(),
         deadline: deadline(&parts.extensions),
     };
-    let responses = call.begin(catalogue, false)?;
-    let response = one(responses, counting).await?;
-    let (json, raw) = infer.answer(&head, &signature, &response);
-    Ok(told(&parts.headers, json, &raw))
+    Ok((call, infer, counting))
 }
 
 /// TR-806: what may give many responses is served where it is asked for one.
 pub(super) fn gives_many(found: &Found, mapped: &Mapped, compat: bool) -> bool {
-    let streams = given(&found.signature, mapped, |role| *role == InputRole::Stream);
-    let streams = streams.is_some_and(|(_, tensor)| match &tensor.data {
-        Data::Bool(list) => list.contains(&true),
-        _ => false,
-    });
-    streams || compat && found.signature.decoupled
+    streams(found, mapped) || compat && found.signature.decoupled
 }
 
 fn told(asked: &HeaderMap, json: Bytes, raw: &Bytes) -> Response<Body> {
@@ -87,46 +113,15 @@ fn told(asked: &HeaderMap, json: Bytes, raw: &Bytes) -> Response<Body> {
         true => json,
         false => [json, raw.clone()].concat().into(),
     };
-    let coding = coding(asked).filter(|_| whole.len() > COMPRESSED_FROM);
-    let packed = coding.and_then(|coding| Some((coding, pack(coding, &whole)?)));
-    let (coding, body) = match packed {
-        Some((coding, packed)) => (Some(coding), packed),
-        None => (None, whole),
-    };
+    let (body, packing) = Packing::whole(asked, whole);
     let mut answer = Response::new(Body::from(body));
     let headers = answer.headers_mut();
     headers.insert(header::CONTENT_TYPE, kind);
     if let Some(length) = length {
         headers.insert(LENGTH, HeaderValue::from(length));
     }
-    if let Some(coding) = coding {
-        headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static(coding));
+    if let Some(packing) = packing {
+        headers.insert(header::CONTENT_ENCODING, packing.name());
     }
     answer
-}
-
-/// The first of what we can do that the client lists.
-fn coding(asked: &HeaderMap) -> Option<&'static str> {
-    let lists = asked.get_all(header::ACCEPT_ENCODING).iter();
-    let texts = lists.filter_map(|list| list.to_str().ok());
-    texts
-        .flat_map(|list| list.split(','))
-        .filter(|item| !item.replace(' ', "").ends_with(";q=0"))
-        .find_map(|item| match item.split(';').next()?.trim() {
-            "gzip" => Some("gzip"),
-            "deflate" => Some("deflate"),
-            _ => None,
-        })
-}
-
-fn pack(coding: &str, bytes: &[u8]) -> Option<Bytes> {
-    let level = Compression::fast();
-    let packed = if coding == "gzip" {
-        let mut encoder = GzEncoder::new(Vec::new(), level);
-        encoder.write_all(bytes).and_then(|()| encoder.finish())
-    } else {
-        let mut encoder = ZlibEncoder::new(Vec::new(), level);
-        encoder.write_all(bytes).and_then(|()| encoder.finish())
-    };
-    packed.ok().map(Bytes::from)
 }

@@ -50,6 +50,10 @@ pub(super) async fn answer(
         Route::Model(target) => say(&model(&catalogue.find(&target)?)),
         Route::ModelReady(target) => model_ready(catalogue, &target)?,
         Route::Config(target) => say(&config(&catalogue.find(&target)?)),
+        Route::Schema(target) => {
+            let found = catalogue.find(&target)?;
+            say(&found.signature.schema(&found.name))
+        }
         Route::Stats(target) => say(&stats(catalogue, target.as_ref())?),
         Route::Trace if parts.method == Method::POST => {
             settings(upload, parts, catalogue, trace()).await?

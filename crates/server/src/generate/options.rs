@@ -6,6 +6,9 @@ use std::collections::BTreeMap;
 
 use sapwood_proto::generate::{Limits, Signature};
 
+use super::restricted::{Category, Restriction};
+use super::wishes::Forwarded;
+
 /// What can be set about this face.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -27,6 +30,10 @@ pub struct Config {
     pub metadata_name: String,
     /// The version that it gives itself.
     pub metadata_version: String,
+    /// What needs a header of its own (TR-210).
+    pub restricted: BTreeMap<Category, Restriction>,
+    /// Headers of requests whose names match become parameters (TR-1309).
+    pub forwarded: Option<Forwarded>,
     /// What is said of single models, by name; the others have the defaults.
     pub models: BTreeMap<String, Model>,
 }
@@ -43,6 +50,8 @@ impl Default for Config {
             metrics: true,
             metadata_name: "sapwood".into(),
             metadata_version: crate::VERSION.into(),
+            restricted: BTreeMap::new(),
+            forwarded: None,
             models: BTreeMap::new(),
         }
     }

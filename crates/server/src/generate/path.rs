@@ -6,6 +6,8 @@
 use http::Method;
 use percent_encoding::percent_decode_str;
 
+use super::restricted::Category;
+
 /// A model, and the version asked for, as digits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
@@ -26,6 +28,11 @@ pub(super) enum Route {
     Generate(Target),
     GenerateStream(Target),
     Infer(Target),
+    InferStream(Target),
+    /// What requests and answers of a model look like.
+    Schema(Target),
+    /// What runs under an id.
+    Request(String),
     Index,
     Load(String),
     Unload(String),
@@ -71,6 +78,7 @@ impl Route {
             }
             ["trace", "setting"] => Self::Trace,
             ["logging"] => Self::Logging,
+            ["requests", id] if !id.is_empty() => Self::Request((*id).into()),
             ["systemsharedmemory" | "cudasharedmemory", rest @ ..] => Self::Memory(match rest {
                 ["status"] | ["region", _, "status"] => MemoryAct::Status,
                 ["region", _, "register"] => MemoryAct::Register,
@@ -94,6 +102,8 @@ impl Route {
             ["generate"] => Self::Generate(target),
             ["generate_stream"] => Self::GenerateStream(target),
             ["infer"] => Self::Infer(target),
+            ["infer_stream"] => Self::InferStream(target),
+            ["schema"] => Self::Schema(target),
             ["trace", "setting"] if version.is_none() => Self::Trace,
             _ => return None,
         })
@@ -105,13 +115,36 @@ impl Route {
             Self::Generate(_)
             | Self::GenerateStream(_)
             | Self::Infer(_)
+            | Self::InferStream(_)
             | Self::Index
             | Self::Load(_)
             | Self::Unload(_)
             | Self::Repository
             | Self::Memory(MemoryAct::Register | MemoryAct::Unregister) => "POST",
             Self::Trace | Self::Logging => "GET, HEAD, POST",
+            Self::Request(_) => "DELETE",
             _ => "GET, HEAD",
+        }
+    }
+
+    /// What of the protocol it is a part of (TR-210).
+    pub(super) const fn category(&self) -> Category {
+        match self {
+            Self::Live | Self::Ready | Self::ModelReady(_) => Category::Health,
+            Self::Server | Self::Model(_) | Self::Schema(_) => Category::Metadata,
+            Self::Config(_) => Category::ModelConfig,
+            Self::Stats(_) => Category::Statistics,
+            Self::Index | Self::Load(_) | Self::Unload(_) | Self::Repository => {
+                Category::ModelRepository
+            }
+            Self::Trace => Category::Trace,
+            Self::Logging => Category::Logging,
+            Self::Memory(_) => Category::SharedMemory,
+            Self::Generate(_)
+            | Self::GenerateStream(_)
+            | Self::Infer(_)
+            | Self::InferStream(_)
+            | Self::Request(_) => Category::Inference,
         }
     }
 
@@ -180,6 +213,8 @@ mod tests {
                 "/v2/cudasharedmemory/region/a%20b/register",
                 Some(Route::Memory(MemoryAct::Register)),
             ),
+            ("/v2/requests/a%2Fb", Some(Route::Request("a/b".into()))),
+            ("/v2/requests/", None),
             ("/v2/health", None),
         ] {
             assert_eq!(Route::read(path), expect, "{path}");

@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::server::TlsStream;
 
-use crate::heard::Heard;
+use crate::heard::{Abort, Heard};
 
 /// The connection itself, as the listener has accepted it.
 pub(crate) struct Carrier(Box<dyn Connection>);
@@ -49,7 +49,7 @@ impl Carrier {
 /// What is below HTTP's wrappers, if it is of this type.
 fn taken<T>(upgraded: Upgraded) -> Result<(Carrier, Vec<u8>), Upgraded>
 where
-    T: Watched + AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    T: Watched + Abort + AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let parts = downcast::<TokioIo<Heard<T>>>(upgraded)?;
     let connection = parts.io.into_inner().into_inner();

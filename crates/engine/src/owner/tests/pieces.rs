@@ -1,0 +1,129 @@
+//! Models that play servers of larger pieces: what is told together, and that nothing waits for more than it should.
+
+use super::harness::{Bench, say};
+use crate::api::{Kind, Request};
+use crate::scripted::{Config as Script, Failure, Script as Kind2, Step, Tokenizer};
+
+/// The texts of the token events that a request gets, and how it ends.
+fn pieces(script: Script, request: Request) -> (Vec<String>, &'static str) {
+    let mut bench = Bench::new(script);
+    let mut handle = bench.submit(request);
+    bench.settle();
+    let (mut told, mut end) = (Vec::new(), "nothing");
+    while let Some(event) = handle.try_next() {
+        match event.kind {
+            Kind::Tokens(tokens) if tokens.text.is_empty() => {}
+            Kind::Tokens(tokens) => told.push(tokens.text.to_string()),
+            Kind::Finish(_) => {}
+            Kind::Usage(_) => end = "usage",
+            Kind::Fault(_) => end = "fault",
+        }
+    }
+    (told, end)
+}
+
+fn text(text: &str, tokens_per_chunk: u32) -> Script {
+    Script {
+        script: Kind2::Text,
+        text: text.into(),
+        tokenizer: Some(Tokenizer::Bytes),
+        tokens_per_chunk,
+        ..Script::default()
+    }
+}
+
+fn steps(steps: Vec<Step>, tokens_per_chunk: u32) -> Script {
+    Script {
+        script: Kind2::Steps,
+        rules: vec![crate::scripted::Rule {
+            pattern: None,
+            steps,
+        }],
+        ..text("", tokens_per_chunk)
+    }
+}
+
+#[test]
+fn tr_1104_tokens_are_told_by_as_many_as_the_script_says() {
+    let short = |max_tokens| Request {
+        max_tokens: Some(max_tokens),
+        ..say("x")
+    };
+    for (script, request, expect) in [
+        (
+            text("abcdefg", 1),
+            say("x"),
+            &["a", "b", "c", "d", "e", "f", "g"][..],
+        ),
+        (text("abcdefg", 3), say("x"), &["abc", "def", "g"]),
+        (text("abcdefg", 100), say("x"), &["abcdefg"]),
+        // What ends early is told as far as it came.
+        (text("abcdefg", 3), short(5), &["abc", "de"]),
+        (text("abcdefg", 100), short(5), &["abcde"]),
+    ] {
+        assert_eq!(
+            pieces(script, request),
+            (expect.iter().map(ToString::to_string).collect(), "usage")
+        );
+    }
+}
+
+/// A chunk is one piece, and so is what stands before a pause or an error.
+#[test]
+fn tr_1105_a_chunk_is_told_at_once_as_it_is() {
+    let say_text = |text: &str| Step::Text(text.into());
+    let chunk = |text: &str| Step::Chunk(text.into());
+    let error = Step::Error(Failure {
+        code: "internal".into(),
+        message: String::new(),
+    });
+    for (script, expect, end) in [
+        (
+            steps(
+                vec![chunk("one two"), say_text("ab"), chunk("\u{fc}\u{1f375}")],
+                1,
+            ),
+            &["one two", "a", "b", "\u{fc}\u{1f375}"][..],
+            "usage",
+        ),
+        (
+            steps(vec![say_text("abc"), Step::SleepMs(20), say_text("de")], 2),
+            &["ab", "c", "de"],
+            "usage",
+        ),
+        (
+            steps(vec![say_text("abc"), error.clone()], 2),
+            &["ab", "c"],
+            "fault",
+        ),
+        (steps(vec![chunk("abc"), error], 1), &["abc"], "fault"),
+    ] {
+        assert_eq!(
+            pieces(script, say("x")),
+            (expect.iter().map(ToString::to_string).collect(), end)
+        );
+    }
+}
+
+/// A request that fails while tokens of it were kept back: they are told.
+#[test]
+fn tokens_that_were_kept_back_come_before_the_fault_of_a_sibling() {
+    let mut bench = Bench::new(text("abcdefg", 100));
+    let request = Request {
+        timeout: Some(std::time::Duration::from_millis(4)),
+        ..say("x")
+    };
+    let mut handle = bench.submit(request);
+    bench.settle();
+    let mut told = String::new();
+    let mut faults = 0;
+    while let Some(event) = handle.try_next() {
+        match event.kind {
+            Kind::Tokens(tokens) => told.push_str(&tokens.text),
+            Kind::Fault(_) => faults += 1,
+            _ => {}
+        }
+    }
+    assert_eq!(faults, 1);
+    assert!("abcdefg".starts_with(&told) && !told.is_empty(), "{told}");
+}

@@ -1,0 +1,311 @@
+//! Several rows as one request, and several responses as one (TR-1302, TR-1307).
+//!
+//! Owns: how a request of a batch falls into requests of one row each, how their responses are put together, and what
+//! becomes of many responses where a client wants one. Refuses to know: what computes them.
+
+use std::ops::Range;
+
+use super::answer::Response;
+use super::refused::Refused;
+use super::request::Mapped;
+use super::signature::{OutputRole, Signature};
+use super::tensor::{Data, Strings, Tensor};
+
+impl Mapped {
+    /// The rows of a batch, each as a request of its own; `None` where there is one row. An input of one row is every
+    /// row's.
+    ///
+    /// # Errors
+    /// More rows than the model takes, none, or inputs that have different numbers of them.
+    pub fn rows(&self, signature: &Signature, model: &str) -> Result<Option<Vec<Self>>, Refused> {
+        if signature.max_batch_size == 0 {
+            return Ok(None);
+        }
+        let sizes = self.tensors.iter().map(|(_, tensor)| tensor.rows());
+        let rows = sizes.clone().find(|rows| *rows != 1).unwrap_or(1);
+        let refused = |what: String| {
+            let id = self.shown_id();
+            Err(Refused::Infer(format!("[request id: {id}] {what}")))
+        };
+        if sizes.clone().any(|size| size != 1 && size != rows) {
+            return refused(format!(
+                "inputs of model '{model}' differ in their batch-size"
+            ));
+        }
+        let most = signature.max_batch_size;
+        match usize::try_from(rows) {
+            Ok(1) => Ok(None),
+            Ok(count) if count > 1 && rows <= i64::from(most) => {
+                let each = (0..count).map(|row| self.row(row, count));
+                Ok(Some(each.collect()))
+            }
+            _ => refused(format!(
+                "inference request batch-size must be from 1 to {most} for '{model}'"
+            )),
+        }
+    }
+
+    fn row(&self, row: usize, count: usize) -> Self {
+        let tensors = self.tensors.iter().map(|(place, tensor)| {
+            let mine = if usize::try_from(tensor.rows()) == Ok(count) {
+                tensor.row(row, count)
+            } else {
+                tensor.clone()
+            };
+            (*place, mine)
+        });
+        Self {
+            tensors: tensors.collect(),
+            ..self.clone()
+        }
+    }
+}
+
+impl Response {
+    /// What a request gets that gets nothing: its outputs, without elements.
+    #[must_use]
+    pub fn nothing(signature: &Signature, wanted: &[bool]) -> Self {
+        let outputs = signature.outputs.iter().enumerate();
+        let outputs = outputs.filter(|(place, _)| wanted.get(*place) == Some(&true));
+        Self {
+            outputs: outputs
+                .map(|(place, output)| (place, Tensor::flat(Data::empty(output.datatype))))
+                .collect(),
+            parameters: Vec::new(),
+        }
+    }
+
+    /// TR-1302: a later response of the same request joins. Text goes on where it ended, other outputs get more elements,
+    /// of parameters the last one stays.
+    pub fn collect(&mut self, signature: &Signature, later: Self) {
+        let is_text = |place: usize| {
+            let output = signature.outputs.get(place);
+            output.is_some_and(|output| output.role == OutputRole::Text)
+        };
+        self.join(later.outputs, |place, mine, more| {
+            match (&mut *mine, &more) {
+                (Data::Bytes(texts), Data::Bytes(more)) if is_text(place) => {
+                    *texts = continued(texts, more);
+                }
+                _ => mine.append(more),
+            }
+        });
+        for (name, value) in later.parameters {
+            self.parameters.retain(|(mine, _)| *mine != name);
+            self.parameters.push((name, value));
+        }
+    }
+
+    /// TR-1307: the responses of the rows of a batch as one, in their order.
+    #[must_use]
+    pub fn of_rows(rows: Vec<Self>) -> Self {
+        let count = rows.len().max(1);
+        let mut whole = Self::default();
+        for row in rows {
+            whole.join(row.outputs, |_, mine, more| mine.append(more));
+            for (name, value) in row.parameters {
+                if !whole.parameters.iter().any(|(mine, _)| *mine == name) {
+                    whole.parameters.push((name, value));
+                }
+            }
+        }
+        for (_, tensor) in &mut whole.outputs {
+            let each = tensor.data.len() / count;
+            let sizes = [count, each].map(|size| i64::try_from(size).unwrap_or(i64::MAX));
+            tensor.shape = sizes.to_vec();
+        }
+        whole
+    }
+
+    fn join(&mut self, later: Vec<(usize, Tensor)>, mut join: impl FnMut(usize, &mut Data, Data)) {
+        for (place, tensor) in later {
+            let mine = self.outputs.iter_mut().find(|(mine, _)| *mine == place);
+            match mine {
+                Some((_, mine)) => {
+                    join(place, &mut mine.data, tensor.data);
+                    mine.shape = vec![i64::try_from(mine.data.len()).unwrap_or(i64::MAX)];
+                }
+                None => self.outputs.push((place, tensor)),
+            }
+        }
+        self.outputs.sort_by_key(|(place, _)| *place);
+    }
+}
+
+/// Each text with what follows it; one that had nothing before begins here.
+fn continued(texts: &Strings, more: &Strings) -> Strings {
+    let (mut before, mut after) = (texts.iter(), more.iter());
+    let longest = texts.len().max(more.len());
+    let mut whole = Strings::default();
+    for _ in 0..longest {
+        let parts = [before.next(), after.next()].map(Option::unwrap_or_default);
+        whole.push(&parts.concat());
+    }
+    whole
+}
+
+impl Tensor {
+    /// Of a model that takes batches.
+    fn rows(&self) -> i64 {
+        self.shape.first().copied().unwrap_or(1)
+    }
+
+    fn row(&self, row: usize, count: usize) -> Self {
+        let each = self.data.len() / count;
+        let mut shape = self.shape.clone();
+        if let Some(rows) = shape.first_mut() {
+            *rows = 1;
+        }
+        Self {
+            shape,
+            data: self.data.part(row * each..(row + 1) * each),
+        }
+    }
+}
+
+impl Data {
+    /// More elements of the same kind; those of another are left out, and a signature has only one.
+    fn append(&mut self, more: Self) {
+        match (self, more) {
+            (Self::Bool(list), Self::Bool(more)) => list.extend(more),
+            (Self::Int(list), Self::Int(more)) => list.extend(more),
+            (Self::Uint(list), Self::Uint(more)) => list.extend(more),
+            (Self::Float(list), Self::Float(more)) => list.extend(more),
+            (Self::Bytes(list), Self::Bytes(more)) => more.iter().for_each(|text| list.push(text)),
+            _ => {}
+        }
+    }
+
+    /// These elements, all of which there are.
+    fn part(&self, range: Range<usize>) -> Self {
+        match self {
+            Self::Bool(list) => Self::Bool(list[range].to_vec()),
+            Self::Int(list) => Self::Int(list[range].to_vec()),
+            Self::Uint(list) => Self::Uint(list[range].to_vec()),
+            Self::Float(list) => Self::Float(list[range].to_vec()),
+            Self::Bytes(list) => {
+                let texts = list.iter().skip(range.start);
+                Self::Bytes(texts.take(range.len()).collect())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Limits, Mapper, Parameter};
+    use super::*;
+
+    fn batching(max_batch_size: u32) -> Signature {
+        Signature {
+            max_batch_size,
+            ..Signature::union()
+        }
+    }
+
+    fn rows(signature: &Signature, body: &str) -> Result<Option<Vec<Mapped>>, Refused> {
+        let mapper = Mapper {
+            model: "m",
+            signature,
+            known: &[],
+            strict: false,
+            limits: &Limits::default(),
+        };
+        mapper.map(body.as_bytes())?.rows(signature, "m")
+    }
+
+    #[test]
+    fn tr_1307_a_batch_falls_into_its_rows() {
+        let signature = batching(3);
+        let body = r#"{"id":"a","text_input":["x","y"],"max_tokens":4,"top_p":[0.1,0.2],"n":2}"#;
+        let rows = rows(&signature, body).unwrap().unwrap();
+        let place = |name| signature.input(name).unwrap();
+        for (row, text, top_p) in [(0, "x", 0.1), (1, "y", 0.2)] {
+            let row: &Mapped = &rows[row];
+            let data = |name| &row.tensor(place(name)).unwrap().data;
+            assert_eq!(data("text_input"), &Tensor::texts([text]).data);
+            assert_eq!(data("max_tokens"), &Data::Int(vec![4]));
+            assert_eq!(data("top_p"), &Data::Float(vec![top_p]));
+            assert_eq!(row.tensor(place("text_input")).unwrap().shape, [1, 1]);
+            assert_eq!(row.id.as_deref(), Some("a"));
+            assert_eq!(row.parameter("n"), Some(&Parameter::Int(2)));
+        }
+    }
+
+    #[test]
+    fn tr_1307_a_batch_has_its_limit() {
+        let one = r#"{"text_input":["x"]}"#;
+        let three = r#"{"text_input":["x","y","z"]}"#;
+        let four = r#"{"text_input":["x","y","z","a"]}"#;
+        let uneven = r#"{"text_input":["x","y"],"max_tokens":[1,2,3]}"#;
+        let size =
+            "[request id: <id_unknown>] inference request batch-size must be from 1 to 3 for 'm'";
+        let differ = "[request id: <id_unknown>] inputs of model 'm' differ in their batch-size";
+        let shape = "The schema can not convert input 'text_input' to tensor with proper shape";
+        for (most, body, expect) in [
+            (3, one, Ok(1)),
+            (3, three, Ok(3)),
+            (3, four, Err(size)),
+            (3, uneven, Err(differ)),
+            (3, r#"{"text_input":[]}"#, Err(shape)),
+            (0, one, Ok(1)),
+            (0, three, Err(shape)),
+        ] {
+            let told = rows(&batching(most), body);
+            let told = told.map(|rows| rows.map_or(1, |rows| rows.len()));
+            let expect = expect.map_err(str::to_owned);
+            assert_eq!(
+                told.map_err(|refused| refused.to_string()),
+                expect,
+                "{body}"
+            );
+        }
+    }
+
+    fn response(texts: &[&str], tokens: &[u64], parameter: i64) -> Response {
+        let signature = Signature::union();
+        let place = |name| signature.output(name).unwrap();
+        Response {
+            outputs: vec![
+                (place("text_output"), Tensor::texts(texts.iter().copied())),
+                (
+                    place("num_output_tokens"),
+                    Tensor::flat(Data::Uint(tokens.to_vec())),
+                ),
+            ],
+            parameters: vec![("p".into(), Parameter::Int(parameter))],
+        }
+    }
+
+    #[test]
+    fn tr_1302_texts_go_on_and_other_outputs_get_longer() {
+        let signature = Signature::union();
+        let mut whole = response(&["a", "x"], &[1, 1], 1);
+        whole.collect(&signature, response(&["b", ""], &[2, 0], 2));
+        assert_eq!(whole, response(&["ab", "x"], &[1, 1, 2, 0], 2));
+        let mut none = Response::nothing(&signature, &signature.wanted(&Mapped::default()));
+        assert!(
+            none.outputs
+                .iter()
+                .all(|(_, tensor)| tensor.data.is_empty())
+        );
+        none.collect(&signature, response(&["a"], &[1], 1));
+        let text = none.outputs.first().map(|(_, tensor)| tensor.clone());
+        assert_eq!(text, Some(Tensor::texts(["a"])));
+    }
+
+    #[test]
+    fn tr_1307_responses_of_rows_stand_in_their_order() {
+        let rows = vec![
+            response(&["a", "b"], &[1, 2], 1),
+            response(&["c", "d"], &[3, 4], 2),
+        ];
+        let whole = Response::of_rows(rows);
+        let expect = response(&["a", "b", "c", "d"], &[1, 2, 3, 4], 1);
+        for ((place, tensor), (same, wanted)) in whole.outputs.iter().zip(&expect.outputs) {
+            assert_eq!((place, &tensor.data), (same, &wanted.data));
+            assert_eq!(tensor.shape, [2, 2]);
+        }
+        assert_eq!(whole.parameters, expect.parameters);
+    }
+}

@@ -1,0 +1,59 @@
+//! Requests of several rows: each runs as a sequence of its own, and all of them end together (TR-1307).
+//!
+//! Owns: how rows run beside each other, and the mark of each in a stream. Refuses to know: how a request falls into rows
+//! (`proto::generate`).
+
+use futures::future::try_join_all;
+use futures::stream::{self, select_all};
+use futures::{FutureExt, StreamExt};
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::{Mapped, Parameter, Response};
+
+use super::call::{Call, Responses, streams};
+use super::catalogue::Catalogue;
+use super::failure::Failure;
+
+/// Which row an event is of.
+const INDEX: &str = "batch_index";
+
+/// The responses of every row: as they come, or as one.
+///
+/// # Errors
+/// Of the first row that is refused; then none has begun.
+pub(super) fn begin(
+    call: Call,
+    rows: Vec<Mapped>,
+    catalogue: &Catalogue,
+) -> Result<Responses, Failure> {
+    let streams = streams(&call.found, &call.mapped);
+    let each = rows.into_iter().map(|mapped| {
+        let row = Call {
+            found: call.found.clone(),
+            mapped,
+            deadline: call.deadline,
+        };
+        row.begin(catalogue, false)
+    });
+    let each: Vec<Responses> = each.collect::<Result<_, _>>()?;
+    if !streams {
+        let whole = try_join_all(each.into_iter().map(only));
+        let whole = whole.map(|rows| rows.map(Response::of_rows));
+        return Ok(stream::once(whole).boxed());
+    }
+    let marked = (0..).zip(each).map(|(row, responses)| {
+        let marked = responses.map(move |response| {
+            let mut response = response?;
+            let mark = (INDEX.into(), Parameter::Int(row));
+            response.parameters.push(mark);
+            Ok(response)
+        });
+        marked.boxed()
+    });
+    Ok(select_all(marked).boxed())
+}
+
+/// Without a stream a row has one response.
+async fn only(mut responses: Responses) -> Result<Response, Failure> {
+    let none = || Failure::new(Code::Internal, "a row of the batch has no response").late();
+    responses.next().await.ok_or_else(none)?
+}

@@ -1,0 +1,310 @@
+//! Compressed bodies, both ways (TR-209, TR-807, TR-1301).
+//!
+//! Owns: [`Coding`], what a request's body is written in; [`Packing`], what an answer's may be written in; [`Packer`], which
+//! packs events one by one. Refuses to know: limits of bodies and where they come from.
+
+use std::io::{self, Read, Write};
+
+use axum::body::Bytes;
+use flate2::Compression;
+use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
+use flate2::write::{GzEncoder, ZlibEncoder};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use ruzstd::decoding::StreamingDecoder;
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::{Encoding, Refused};
+
+use super::body::Style;
+use super::failure::Failure;
+use super::options::Config;
+
+/// Answers of fewer bytes are not worth compressing.
+const COMPRESSED_FROM: usize = 1_024;
+/// Memory that any frame of zstd may ask for; RFC 9659 allows no more over HTTP.
+const WINDOW_MAX: u64 = 8 << 20;
+
+/// What the body of a request is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Coding {
+    Identity,
+    Gzip,
+    Deflate,
+    Zstd,
+}
+
+impl Coding {
+    /// As the headers say.
+    ///
+    /// # Errors
+    /// What nobody here reads, and everything but identity where the reference's behaviour is wanted.
+    pub(super) fn of(headers: &HeaderMap, style: Style, config: &Config) -> Result<Self, Failure> {
+        let Some(given) = headers.get(header::CONTENT_ENCODING) else {
+            return Ok(Self::Identity);
+        };
+        let given = given.to_str().unwrap_or("?").trim();
+        let coding = match given.to_ascii_lowercase().as_str() {
+            "" | "identity" => return Ok(Self::Identity),
+            "gzip" | "x-gzip" => Some(Self::Gzip),
+            "deflate" => Some(Self::Deflate),
+            "zstd" => Some(Self::Zstd),
+            _ => None,
+        };
+        let refuse = |encoding: Encoding| Failure::new(Code::InvalidRequest, encoding.to_string());
+        match (coding, style) {
+            (_, Style::Generate) if config.compat => Err(refuse(Encoding::IdentityOnly)),
+            (Some(coding), _) => Ok(coding),
+            (None, Style::Generate) => {
+                let shown: String = given.chars().take(64).collect();
+                Err(refuse(Encoding::Unknown(shown)))
+            }
+            (None, Style::Infer) => {
+                let failure = refuse(Encoding::UnknownCompression);
+                let read = HeaderValue::from_static("gzip, deflate, zstd");
+                Err(failure
+                    .with_status(StatusCode::NOT_IMPLEMENTED)
+                    .with_header(header::ACCEPT_ENCODING, read))
+            }
+        }
+    }
+
+    /// The bytes within, at most `max` of them.
+    ///
+    /// # Errors
+    /// More than that, or what is not in this coding.
+    pub(super) fn decode(self, bytes: &[u8], max: usize) -> Result<Bytes, Failure> {
+        let corrupt =
+            |name| move |_| Failure::new(Code::InvalidRequest, Encoding::Corrupt(name).to_string());
+        let decoded = match self {
+            Self::Identity => return Ok(Bytes::copy_from_slice(bytes)),
+            Self::Gzip => read(MultiGzDecoder::new(bytes), max).map_err(corrupt("gzip"))?,
+            // HTTP means the zlib format; the raw one is sent too.
+            Self::Deflate => read(ZlibDecoder::new(bytes), max)
+                .or_else(|_| read(DeflateDecoder::new(bytes), max))
+                .map_err(corrupt("deflate"))?,
+            Self::Zstd => zstd(bytes, max).map_err(corrupt("zstd"))?,
+        };
+        if decoded.len() > max {
+            let bytes = decoded.len() as u64;
+            return Err(Refused::JsonBytes { bytes, max }.into());
+        }
+        Ok(decoded.into())
+    }
+}
+
+/// One byte more than `max` at most: enough to know that there are more.
+fn read(decoder: impl Read, max: usize) -> io::Result<Vec<u8>> {
+    let mut decoded = Vec::new();
+    decoder.take(max as u64 + 1).read_to_end(&mut decoded)?;
+    Ok(decoded)
+}
+
+/// Frames, one behind the other.
+fn zstd(mut bytes: &[u8], max: usize) -> io::Result<Vec<u8>> {
+    let mut decoded = Vec::new();
+    while !bytes.is_empty() && decoded.len() <= max {
+        // A frame says how much memory it wants, and gets no more than its content could be.
+        let window = window(bytes).filter(|window| *window <= WINDOW_MAX.max(max as u64));
+        window.ok_or(io::ErrorKind::InvalidData)?;
+        let frame = StreamingDecoder::new(&mut bytes).map_err(io::Error::other)?;
+        let left = max + 1 - decoded.len();
+        frame.take(left as u64).read_to_end(&mut decoded)?;
+    }
+    Ok(decoded)
+}
+
+/// The memory that the frame at the beginning asks for (RFC 8878, 3.1.1.1). `None`: no frame begins there.
+fn window(bytes: &[u8]) -> Option<u64> {
+    let descriptor = *bytes.strip_prefix(&[0x28, 0xb5, 0x2f, 0xfd])?.first()?;
+    let rest = bytes.get(5..)?;
+    if descriptor & 0x20 == 0 {
+        let (exponent, mantissa) = (rest.first()? >> 3, u64::from(rest.first()? & 7));
+        let base = 1_u64 << (10 + u32::from(exponent));
+        return Some(base + base / 8 * mantissa);
+    }
+    // One segment: as much as its content, whose size stands behind the dictionary's number.
+    let dictionary = [0, 1, 2, 4][usize::from(descriptor & 3)];
+    let width = [1, 2, 4, 8][usize::from(descriptor >> 6)];
+    let field = rest.get(dictionary..dictionary + width)?;
+    let number = field
+        .iter()
+        .rev()
+        .fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+    Some(if width == 2 { number + 256 } else { number })
+}
+
+/// What an answer may be written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Packing {
+    Gzip,
+    Deflate,
+}
+
+impl Packing {
+    /// The first of what we can do that the client lists.
+    pub(super) fn of(asked: &HeaderMap) -> Option<Self> {
+        let lists = asked.get_all(header::ACCEPT_ENCODING).iter();
+        let texts = lists.filter_map(|list| list.to_str().ok());
+        texts.flat_map(|list| list.split(',')).find_map(|item| {
+            let mut parts = item.split(';').map(str::trim);
+            let packing = match parts.next()? {
+                "gzip" | "x-gzip" => Self::Gzip,
+                "deflate" => Self::Deflate,
+                _ => return None,
+            };
+            let weight = parts.find_map(|part| part.strip_prefix("q="));
+            let refused = weight.is_some_and(|weight| weight.trim().parse() == Ok(0.0));
+            (!refused).then_some(packing)
+        })
+    }
+
+    /// As it stands in headers.
+    pub(super) const fn name(self) -> HeaderValue {
+        HeaderValue::from_static(match self {
+            Self::Gzip => "gzip",
+            Self::Deflate => "deflate",
+        })
+    }
+
+    /// A whole body in it, where the client lists something and that is worth it.
+    pub(super) fn whole(asked: &HeaderMap, body: Bytes) -> (Bytes, Option<Self>) {
+        let packing = Self::of(asked).filter(|_| body.len() > COMPRESSED_FROM);
+        let packed = packing.and_then(|packing| {
+            let mut packer = Packer::new(packing);
+            let (head, tail) = (packer.write(&body)?, packer.end()?);
+            Some((Bytes::from([head, tail].concat()), Some(packing)))
+        });
+        packed.unwrap_or((body, None))
+    }
+}
+
+/// Packs what goes out piece by piece.
+#[derive(Debug)]
+pub(super) enum Packer {
+    Gzip(GzEncoder<Vec<u8>>),
+    Deflate(ZlibEncoder<Vec<u8>>),
+}
+
+impl Packer {
+    pub(super) fn new(packing: Packing) -> Self {
+        let level = Compression::fast();
+        match packing {
+            Packing::Gzip => Self::Gzip(GzEncoder::new(Vec::new(), level)),
+            Packing::Deflate => Self::Deflate(ZlibEncoder::new(Vec::new(), level)),
+        }
+    }
+
+    /// What goes out with certainty, once this is in. Nothing is written anywhere that could fail.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Option<Bytes> {
+        self.encoder().write_all(bytes).ok()?;
+        Some(self.take())
+    }
+
+    /// The same, and nothing of it stays behind: a client can read all of it.
+    pub(super) fn event(&mut self, bytes: &[u8]) -> Option<Bytes> {
+        self.encoder().write_all(bytes).ok()?;
+        self.encoder().flush().ok()?;
+        Some(self.take())
+    }
+
+    /// The last bytes.
+    pub(super) fn end(&mut self) -> Option<Bytes> {
+        match self {
+            Self::Gzip(encoder) => encoder.try_finish(),
+            Self::Deflate(encoder) => encoder.try_finish(),
+        }
+        .ok()?;
+        Some(self.take())
+    }
+
+    fn encoder(&mut self) -> &mut dyn Write {
+        match self {
+            Self::Gzip(encoder) => encoder,
+            Self::Deflate(encoder) => encoder,
+        }
+    }
+
+    fn take(&mut self) -> Bytes {
+        let out = match self {
+            Self::Gzip(encoder) => encoder.get_mut(),
+            Self::Deflate(encoder) => encoder.get_mut(),
+        };
+        std::mem::take(out).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tr_807_the_client_chooses_what_an_answer_is_written_in() {
+        for (asked, expect) in [
+            ("gzip", Some(Packing::Gzip)),
+            ("br, deflate;q=0.5, gzip", Some(Packing::Deflate)),
+            ("gzip;q=0, deflate", Some(Packing::Deflate)),
+            ("gzip; q=0.0", None),
+            ("zstd, br", None),
+            ("", None),
+        ] {
+            let value = asked.parse().unwrap();
+            let headers: HeaderMap = [(header::ACCEPT_ENCODING, value)].into_iter().collect();
+            assert_eq!(Packing::of(&headers), expect, "{asked}");
+        }
+        assert_eq!(Packing::of(&HeaderMap::new()), None);
+    }
+
+    /// Each event can be read as soon as it is there.
+    #[test]
+    fn tr_1301_events_are_packed_one_by_one() {
+        for packing in [Packing::Gzip, Packing::Deflate] {
+            let mut packer = Packer::new(packing);
+            let mut sent = Vec::new();
+            let mut said = String::new();
+            for event in ["data: 1\n\n", "data: 2\n\n", "data: 3\n\n"] {
+                sent.extend(packer.event(event.as_bytes()).unwrap());
+                said.push_str(event);
+                // There is no end yet: what is there is read, and then the bytes end too soon.
+                let mut seen = Vec::new();
+                let read = match packing {
+                    Packing::Gzip => MultiGzDecoder::new(&sent[..]).read_to_end(&mut seen),
+                    Packing::Deflate => ZlibDecoder::new(&sent[..]).read_to_end(&mut seen),
+                };
+                assert!(read.is_err() || packing == Packing::Deflate);
+                assert_eq!(String::from_utf8(seen).unwrap(), said);
+            }
+            sent.extend(packer.end().unwrap());
+            let coding = match packing {
+                Packing::Gzip => Coding::Gzip,
+                Packing::Deflate => Coding::Deflate,
+            };
+            assert_eq!(coding.decode(&sent, 1_000).unwrap(), said);
+        }
+    }
+
+    #[test]
+    fn tr_209_frames_of_zstd_are_read_within_the_limit_and_within_their_memory() {
+        let level = ruzstd::encoding::CompressionLevel::Fastest;
+        let pack = |text: &str| ruzstd::encoding::compress_to_vec(text.as_bytes(), level);
+        let two = [pack("one "), pack("two")].concat();
+        assert_eq!(Coding::Zstd.decode(&two, 7).unwrap(), "one two");
+        assert!(Coding::Zstd.decode(&two, 6).is_err());
+        assert!(Coding::Zstd.decode(&two[..two.len() - 1], 7).is_err());
+        assert!(Coding::Zstd.decode(b"no frame", 7).is_err());
+        // (descriptor and what follows it, the memory that it asks for)
+        for (bytes, asked) in [
+            (&[0x00, 0x00][..], Some(1 << 10)),
+            (&[0x00, 0x58], Some(2 << 20)),
+            (&[0x00, 0x6b], Some((8 << 20) + 3 * (1 << 20))),
+            (&[0x20, 7], Some(7)),
+            (&[0x60, 1, 1], Some(256 + 257)),
+            (&[0xa1, 9, 0, 0, 0, 1], Some(1 << 24)),
+            (&[0x20], None),
+            (&[], None),
+        ] {
+            let frame = [&[0x28, 0xb5, 0x2f, 0xfd], bytes].concat();
+            assert_eq!(window(&frame), asked, "{bytes:?}");
+        }
+        let greedy = [0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xf8, 1, 0, 0];
+        assert!(Coding::Zstd.decode(&greedy, 1 << 20).is_err());
+    }
+}

@@ -1,0 +1,186 @@
+//! Responses as server-sent events (section 6), and what a request may ask of them beside that (TR-1301, TR-1304).
+//!
+//! Owns: what decides the status, the events and their order, pings, packed streams. Refuses to know: what is computed.
+//!
+//! ```text
+//!   responses ─► events ─► pings in silence, if wished for ─► packed, if wished for ─► the answer's body
+//! ```
+
+use std::io;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use futures::stream::BoxStream;
+use futures::{FutureExt, Stream, StreamExt, stream};
+use http::{HeaderValue, Response, header};
+use sapwood_proto::generate::error_event;
+use tokio::time::timeout;
+
+use super::call::Responses;
+use super::compression::{Packer, Packing};
+use super::failure::{EVENTS, Failure};
+use super::stats::Counting;
+use super::told::Told;
+use super::wishes::Wishes;
+
+/// What a stream says that has nothing to say (TR-1304).
+const PING: Bytes = Bytes::from_static(b": ping\n\n");
+
+/// The events of a request, as they go to its client.
+type Events = BoxStream<'static, io::Result<Bytes>>;
+
+/// TR-602 to TR-604: the first thing that comes decides the status.
+///
+/// # Errors
+/// What was refused before a model began.
+pub(super) async fn answer(
+    mut responses: Responses,
+    told: Told,
+    mut counting: Counting,
+    wishes: Wishes,
+) -> Result<Response<Body>, Failure> {
+    let first = match wishes.ping {
+        None => Some(responses.next().await),
+        Some(silence) => timeout(silence, responses.next()).await.ok(),
+    };
+    let begun = first.is_some();
+    let first = match first.flatten() {
+        Some(Err(failure)) if failure.early => return Err(failure),
+        Some(Err(failure)) if !failure.cut => return Ok(failure.stream()),
+        Some(Err(failure)) => return Ok(stream_of(stream::iter([Err(cut(&failure))]))),
+        None if begun => {
+            counting.succeeded();
+            let end = told.end().map(Ok);
+            return Ok(stream_of(stream::iter(end)));
+        }
+        Some(Ok(response)) => Some(Ok(response)),
+        None => None,
+    };
+    let sending = Sending {
+        responses,
+        told,
+        counting,
+        ahead: first,
+        over: false,
+    };
+    let events = stream::unfold(sending, |mut sending| async move {
+        let event = sending.next().await?;
+        Some((event, sending))
+    });
+    if wishes == Wishes::default() {
+        return Ok(stream_of(events));
+    }
+    let mut events = events.boxed();
+    if let Some(silence) = wishes.ping {
+        events = pinging(events, silence, !begun);
+    }
+    let Some(packing) = wishes.packing else {
+        return Ok(stream_of(events));
+    };
+    let mut answer = stream_of(packed(events, packing));
+    let headers = answer.headers_mut();
+    headers.insert(header::CONTENT_ENCODING, packing.name());
+    Ok(answer)
+}
+
+fn stream_of(events: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Response<Body> {
+    let mut answer = Response::new(Body::from_stream(events));
+    let headers = answer.headers_mut();
+    headers.insert(header::CONTENT_TYPE, EVENTS);
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    answer
+}
+
+/// A comment wherever nothing was said for so long; `silent`: that is so already.
+fn pinging(events: Events, silence: Duration, silent: bool) -> Events {
+    let pinging = stream::unfold((events, silent), move |(mut events, silent)| async move {
+        if silent {
+            return Some((Ok(PING), (events, false)));
+        }
+        // Nothing is lost where the wait ends first: the event is still to come.
+        match timeout(silence, events.next()).await {
+            Ok(event) => Some((event?, (events, false))),
+            Err(_elapsed) => Some((Ok(PING), (events, false))),
+        }
+    });
+    pinging.boxed()
+}
+
+/// Each event packed, with nothing left behind in the packer.
+fn packed(events: Events, packing: Packing) -> Events {
+    let begin = Some((events, Packer::new(packing)));
+    let packed = stream::unfold(begin, |state| async move {
+        let (mut events, mut packer) = state?;
+        let failed = || io::Error::other("packing failed");
+        match events.next().await {
+            Some(Ok(event)) => {
+                let event = packer.event(&event).ok_or_else(failed);
+                Some((event, Some((events, packer))))
+            }
+            Some(Err(error)) => Some((Err(error), None)),
+            None => Some((packer.end().ok_or_else(failed), None)),
+        }
+    });
+    packed.boxed()
+}
+
+/// A stream on its way. Dropped with the body, whose client has gone then (TR-608).
+struct Sending {
+    responses: Responses,
+    told: Told,
+    counting: Counting,
+    /// What has been looked at already.
+    ahead: Option<Result<sapwood_proto::generate::Response, Failure>>,
+    over: bool,
+}
+
+impl Sending {
+    async fn next(&mut self) -> Option<io::Result<Bytes>> {
+        if self.over {
+            return None;
+        }
+        let response = match self.ahead.take() {
+            Some(ahead) => Some(ahead),
+            None => self.responses.next().await,
+        };
+        match response {
+            Some(Ok(response)) => Some(Ok(self.event(&response))),
+            Some(Err(failure)) => {
+                self.over = true;
+                if !failure.cut {
+                    return Some(Ok(error_event(&failure.message)));
+                }
+                // What was told before goes out first: an error drops whatever the connection still holds.
+                tokio::task::yield_now().await;
+                Some(Err(cut(&failure)))
+            }
+            None => {
+                self.over = true;
+                self.counting.succeeded();
+                self.told.end().map(Ok)
+            }
+        }
+    }
+
+    fn event(&mut self, response: &sapwood_proto::generate::Response) -> Bytes {
+        self.counting.responded();
+        if !self.told.marks_the_last() {
+            return self.told.event(response, false);
+        }
+        // An end that is at hand is told with the response before it; no response waits for one.
+        let behind = self.responses.next().now_or_never();
+        let last = matches!(behind, Some(None));
+        if last {
+            self.over = true;
+            self.counting.succeeded();
+        }
+        self.ahead = behind.flatten();
+        self.told.event(response, last)
+    }
+}
+
+/// D-11: the connection ends without the protocol's own end.
+fn cut(failure: &Failure) -> io::Error {
+    io::Error::other(failure.message.clone())
+}

@@ -1,0 +1,83 @@
+//! How the responses of a request are written: as generate's flat objects, or as answers of infer (TR-502, TR-1310).
+//!
+//! Owns: [`Told`]. Refuses to know: when a response is sent.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use sapwood_proto::generate::{
+    Data, Head, Infer, OutputRole, Parameter, Response, Signature, Tensor,
+};
+
+use super::call::Call;
+
+/// The mark of the response that ends a request.
+const FINAL: &str = "triton_final_response";
+
+/// What answers are written with.
+pub(super) struct Told {
+    head: Head,
+    pub(super) signature: Arc<Signature>,
+    infer: Option<Infer>,
+    /// The text output of a text model, if the request gets it: clients of infer wait for a last payload of it.
+    text: Option<usize>,
+}
+
+impl Told {
+    pub(super) fn of(call: &Call) -> Self {
+        let found = &call.found;
+        Self {
+            head: Head::new(call.mapped.id.as_deref(), &found.name, found.version),
+            signature: Arc::clone(&found.signature),
+            infer: None,
+            text: None,
+        }
+    }
+
+    /// The same in the form of infer, without raw bytes.
+    pub(super) fn infer(call: &Call) -> Self {
+        let found = &call.found;
+        let wanted = found.signature.wanted(&call.mapped);
+        let outputs = found.signature.outputs.iter();
+        let text = outputs
+            .zip(wanted)
+            .position(|(output, wanted)| wanted && output.role == OutputRole::Text);
+        Self {
+            infer: Some(Infer::default()),
+            text: text.filter(|_| found.text && found.model.controls.is_empty()),
+            ..Self::of(call)
+        }
+    }
+
+    /// The whole answer as JSON.
+    pub(super) fn json(&self, response: &Response) -> Bytes {
+        self.head.json(&self.signature, response)
+    }
+
+    /// Whether responses say which of them is the last.
+    pub(super) const fn marks_the_last(&self) -> bool {
+        self.infer.is_some()
+    }
+
+    /// One event.
+    pub(super) fn event(&self, response: &Response, last: bool) -> Bytes {
+        let Some(infer) = &self.infer else {
+            return self.head.event(&self.signature, response);
+        };
+        let mut response = response.clone();
+        let mark = (FINAL.into(), Parameter::Bool(last));
+        response.parameters.push(mark);
+        let (json, _) = infer.answer(&self.head, &self.signature, &response);
+        [b"data: ", &json[..], b"\n\n"].concat().into()
+    }
+
+    /// What is told where the end comes alone.
+    pub(super) fn end(&self) -> Option<Bytes> {
+        let empty = Tensor::flat(Data::Bytes([&b""[..]].into_iter().collect()));
+        let response = Response {
+            outputs: vec![(self.text?, empty)],
+            parameters: Vec::new(),
+        };
+        Some(self.event(&response, true))
+    }
+}

@@ -1,0 +1,160 @@
+//! What a request asks for in its headers, beyond the protocol (section 13): nothing, unless it says so.
+//!
+//! Owns: the names of these headers and what they may hold. Refuses to know: how a wish is granted.
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName};
+use regex::Regex;
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::{Mapped, Parameter};
+
+use super::compression::Packing;
+use super::failure::Failure;
+
+/// All responses of `/generate` as one (TR-1302).
+const COLLECT: &str = "sapwood-collect";
+/// A stream that can be come back to (TR-1303).
+const RESUME: &str = "sapwood-resume";
+/// Seconds of silence after which a stream says that it lives (TR-1304).
+const KEEPALIVE: &str = "sapwood-keepalive";
+/// A stream may be compressed (TR-1301).
+const COMPRESS: &str = "sapwood-compress-stream";
+/// Who is silent for longer has no need of pings.
+const SILENCE_MAX: u64 = 3_600;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wishes {
+    pub(super) collect: bool,
+    pub(super) resume: bool,
+    /// A comment after so long a silence.
+    pub(super) ping: Option<Duration>,
+    /// What a stream is written in.
+    pub(super) packing: Option<Packing>,
+}
+
+impl Wishes {
+    /// What the headers say.
+    ///
+    /// # Errors
+    /// `invalid-request` for a time that is none.
+    pub(super) fn of(headers: &HeaderMap) -> Result<Self, Failure> {
+        let on = |name: &str| headers.get(name).is_some_and(|value| value == "1");
+        let ping = headers.get(KEEPALIVE).map(|value| {
+            let seconds = value
+                .to_str()
+                .ok()
+                .and_then(|text| text.trim().parse().ok());
+            let seconds = seconds.filter(|seconds| (1..=SILENCE_MAX).contains(seconds));
+            seconds.map(Duration::from_secs).ok_or_else(|| {
+                let message =
+                    format!("header '{KEEPALIVE}' must be seconds, from 1 to {SILENCE_MAX}");
+                Failure::new(Code::InvalidRequest, message)
+            })
+        });
+        Ok(Self {
+            collect: on(COLLECT),
+            resume: on(RESUME),
+            ping: ping.transpose()?,
+            packing: on(COMPRESS).then(|| Packing::of(headers)).flatten(),
+        })
+    }
+}
+
+/// Which headers of requests become parameters (TR-1309): those whose names match.
+#[derive(Clone, Debug)]
+pub struct Forwarded(Regex);
+
+impl Forwarded {
+    /// Those whose names, in lower case, have a match of this regular expression.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn new(pattern: &str) -> Result<Self, String> {
+        let regex = Regex::new(pattern).map_err(|error| error.to_string())?;
+        Ok(Self(regex))
+    }
+
+    /// Adds them to the parameters of a request. What the request says itself counts first.
+    pub(super) fn join(&self, headers: &HeaderMap, mapped: &mut Mapped) {
+        // Names of headers are lower-case here.
+        let matching = |name: &&HeaderName| self.0.is_match(name.as_str());
+        for name in headers.keys().filter(matching) {
+            let value = headers.get(name).and_then(|value| value.to_str().ok());
+            if let Some(value) = value.filter(|_| mapped.parameter(name.as_str()).is_none()) {
+                let value = Parameter::Text(value.into());
+                mapped.parameters.push((name.as_str().into(), value));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(list: &[(&'static str, &'static str)]) -> HeaderMap {
+        let pairs = list.iter().map(|(name, value)| {
+            (
+                HeaderName::from_static(name),
+                http::HeaderValue::from_static(value),
+            )
+        });
+        pairs.collect()
+    }
+
+    /// TR-1301, TR-1302, TR-1303
+    #[test]
+    fn tr_1304_wishes_are_granted_to_who_has_them() {
+        assert_eq!(Wishes::of(&HeaderMap::new()).unwrap(), Wishes::default());
+        let all = headers(&[
+            ("sapwood-collect", "1"),
+            ("sapwood-resume", "1"),
+            ("sapwood-keepalive", "15"),
+            ("sapwood-compress-stream", "1"),
+            ("accept-encoding", "gzip"),
+        ]);
+        let expect = Wishes {
+            collect: true,
+            resume: true,
+            ping: Some(Duration::from_secs(15)),
+            packing: Some(Packing::Gzip),
+        };
+        assert_eq!(Wishes::of(&all).unwrap(), expect);
+        // A client that unpacks does not ask for packed streams by that alone, nor one that cannot by the other.
+        for one in [
+            ("accept-encoding", "gzip"),
+            ("sapwood-compress-stream", "1"),
+        ] {
+            assert_eq!(Wishes::of(&headers(&[one])).unwrap(), Wishes::default());
+        }
+        for wrong in ["0", "-1", "3601", "soon", "1.5"] {
+            let wrong = headers(&[("sapwood-keepalive", wrong)]);
+            assert_eq!(Wishes::of(&wrong).unwrap_err().code, Code::InvalidRequest);
+        }
+    }
+
+    #[test]
+    fn tr_1309_headers_that_match_become_parameters_behind_those_of_the_body() {
+        let mut mapped = Mapped::default();
+        mapped
+            .parameters
+            .push(("x-tenant".into(), Parameter::Text("body".into())));
+        let headers = headers(&[
+            ("x-tenant", "header"),
+            ("x-user", "anna"),
+            ("authorization", "Bearer x"),
+        ]);
+        Forwarded::new("^x-").unwrap().join(&headers, &mut mapped);
+        assert!(Forwarded::new("(").is_err());
+        let text = |name| match mapped.parameter(name) {
+            Some(Parameter::Text(text)) => Some(text.as_str()),
+            _ => None,
+        };
+        assert_eq!(
+            (text("x-tenant"), text("x-user"), text("authorization")),
+            (Some("body"), Some("anna"), None)
+        );
+    }
+}

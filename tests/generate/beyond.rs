@@ -1,0 +1,335 @@
+//! What requests may ask for beyond the protocol, and get only then (section 13).
+
+use std::io::Read;
+
+use flate2::read::{GzDecoder, ZlibDecoder};
+use sapwood_engine::scripted::{Script, Step};
+use sapwood_proto::generate::Signature;
+use sapwood_server::generate::{Config, Forwarded, Model};
+use sapwood_tests::http::{Answer, Wire, head, post};
+use sapwood_tests::{Faces, Running, key, spawned, until};
+use serde_json::{Value, json};
+
+use super::{ask, demo, error, kernel, parrot, playing, script, steps};
+
+const ONE: &str = "/v2/models/demo/generate";
+const STREAM: &str = "/v2/models/demo/generate_stream";
+
+async fn with(server: &Running, path: &str, headers: &[&str], body: &str) -> Answer {
+    let mut wire = Wire::connect(server.address).await;
+    wire.ask(post(path, headers, body.as_bytes())).await
+}
+
+fn unpacked(coding: &str, bytes: &[u8]) -> String {
+    let mut text = String::new();
+    match coding {
+        "gzip" => GzDecoder::new(bytes).read_to_string(&mut text),
+        _ => ZlibDecoder::new(bytes).read_to_string(&mut text),
+    }
+    .unwrap();
+    text
+}
+
+#[tokio::test]
+async fn tr_1301_answers_are_packed_from_a_kibibyte_on_and_streams_on_request() {
+    let server = demo().await;
+    let long = "green tea ".repeat(200);
+    let body = json!({"text_input": long}).to_string();
+    for coding in ["gzip", "deflate"] {
+        let accept = format!("accept-encoding: br, {coding}");
+        let answer = with(&server, ONE, &[&accept], &body).await;
+        let head = answer.head.header("content-encoding");
+        assert_eq!(head.as_deref(), Some(coding));
+        let told: Value = serde_json::from_str(&unpacked(coding, &answer.body)).unwrap();
+        assert_eq!(told["text_output"], long);
+        let short = with(&server, ONE, &[&accept], r#"{"text_input":"x"}"#).await;
+        assert_eq!(short.head.header("content-encoding"), None);
+        assert_eq!(short.json()["text_output"], "x");
+        // A stream needs both headers.
+        let body = r#"{"text_input":"one two three","stream":true}"#;
+        let plain = with(&server, STREAM, &[&accept], body).await;
+        assert_eq!(plain.head.header("content-encoding"), None);
+        let wish = "sapwood-compress-stream: 1";
+        let packed = with(&server, STREAM, &[&accept, wish], body).await;
+        let head = packed.head.header("content-encoding");
+        assert_eq!(head.as_deref(), Some(coding));
+        assert_eq!(unpacked(coding, &packed.body), plain.text());
+        // Each event goes out by itself, and the end of the packing.
+        assert_eq!(packed.chunks.len(), plain.chunks.len() + 1);
+    }
+}
+
+#[tokio::test]
+async fn tr_1302_many_responses_are_one_where_that_is_asked_for() {
+    let server = demo().await;
+    let collect = ["sapwood-collect: 1"];
+    let body = r#"{"text_input":"one two three","stream":true,"return_num_output_tokens":true}"#;
+    assert_eq!(with(&server, ONE, &[], body).await.told().0, 500);
+    let answer = with(&server, ONE, &collect, body).await.json();
+    assert_eq!(answer["text_output"], "one two three");
+    let tokens = answer["num_output_tokens"].as_array().unwrap();
+    let sum: u64 = tokens.iter().map(|count| count.as_u64().unwrap()).sum();
+    assert!(
+        tokens.len() > 1 && sum == 4,
+        "the end is a token too: {answer}"
+    );
+    let server = parrot(|_| {}).await;
+    let path = "/v2/models/parrot/generate";
+    let ask = async |members: &str| {
+        let body = format!(r#"{{"QUESTION":"x","LIVE":true,{members}}}"#);
+        with(&server, path, &collect, &body).await
+    };
+    assert_eq!(ask(r#""TIMES":3"#).await.json()["ANSWER"], "xxx");
+    assert_eq!(ask(r#""TIMES":0"#).await.json()["ANSWER"], json!([]));
+    let failed = ask(r#""TIMES":2,"BREAK":true"#).await;
+    assert_eq!(
+        (failed.told().0, error(&failed)),
+        (500, "the parrot is tired".into())
+    );
+}
+
+/// A ping lets the head go out; what goes wrong afterwards is an event.
+#[tokio::test]
+async fn tr_1304_a_silent_stream_pings_where_that_is_asked_for() {
+    let failure = sapwood_engine::scripted::Failure {
+        code: "internal".into(),
+        message: "tired".into(),
+    };
+    let server = playing(vec![Step::SleepMs(1_500), Step::Error(failure)]).await;
+    let path = "/v2/models/m/generate_stream";
+    let body = r#"{"text_input":"x","stream":true}"#;
+    let silent = with(&server, path, &[], body).await;
+    assert_eq!(silent.told().0, 500);
+    let answer = with(&server, path, &["sapwood-keepalive: 1"], body).await;
+    assert_eq!(answer.told().0, 200);
+    assert_eq!(answer.text(), ": ping\n\ndata: {\"error\":\"tired\"}\n\n");
+    let wrong = with(&server, path, &["sapwood-keepalive: soon"], body).await;
+    assert_eq!(wrong.told().0, 400);
+    assert_eq!(
+        error(&wrong),
+        "header 'sapwood-keepalive' must be seconds, from 1 to 3600"
+    );
+    // Who speaks in time is not interrupted.
+    let server = demo().await;
+    let answer = with(&server, STREAM, &["sapwood-keepalive: 1"], body).await;
+    assert!(!answer.text().contains("ping"));
+}
+
+async fn batching() -> Running {
+    let model = Model {
+        signature: Some(Signature {
+            max_batch_size: 3,
+            ..Signature::union()
+        }),
+        ..Model::default()
+    };
+    let config = Config {
+        models: [("demo".to_owned(), model)].into(),
+        ..Config::default()
+    };
+    Running::generating(kernel(&[("demo", script(Script::Words))]), config).await
+}
+
+#[tokio::test]
+async fn tr_1307_rows_of_a_batch_are_elements_and_events_say_whose_they_are() {
+    let server = batching().await;
+    let body = r#"{"text_input":["one two","three","four five six"],"max_tokens":2,"return_num_input_tokens":true}"#;
+    let answer = ask(&server, ONE, body).await.json();
+    assert_eq!(
+        answer["text_output"],
+        json!(["one two", "three", "four five"])
+    );
+    assert_eq!(answer["num_input_tokens"].as_array().unwrap().len(), 3);
+    // A row may have values of its own, and one prompt is not a batch.
+    let body = r#"{"text_input":["one two","one two"],"max_tokens":[1,2]}"#;
+    let answer = ask(&server, ONE, body).await.json();
+    assert_eq!(answer["text_output"], json!(["one", "one two"]));
+    let answer = ask(&server, ONE, r#"{"text_input":"one"}"#).await.json();
+    assert_eq!(answer["text_output"], "one");
+    let body = r#"{"text_input":["one two","three"],"stream":true}"#;
+    let mut texts = [String::new(), String::new()];
+    for event in ask(&server, STREAM, body).await.events() {
+        let row = usize::try_from(event["batch_index"].as_u64().unwrap()).unwrap();
+        texts[row].push_str(event["text_output"].as_str().unwrap());
+    }
+    assert_eq!(texts, ["one two", "three"]);
+    let whole = ask(&server, STREAM, r#"{"text_input":["a","b"]}"#).await;
+    let [event] = &whole.events()[..] else {
+        panic!("without a stream there is one event: {}", whole.text())
+    };
+    assert_eq!(event["text_output"], json!(["a", "b"]));
+    let many = ask(&server, ONE, r#"{"text_input":["a","b","c","d"]}"#).await;
+    let told =
+        "[request id: <id_unknown>] inference request batch-size must be from 1 to 3 for 'demo'";
+    assert_eq!((many.told().0, error(&many).as_str()), (400, told));
+    let body = json!({"inputs": [
+        {"name": "text_input", "shape": [2, 1], "datatype": "BYTES", "data": ["one", "two"]},
+        {"name": "max_tokens", "shape": [1, 1], "datatype": "INT32", "data": [4]}]});
+    let answer = ask(&server, "/v2/models/demo/infer", &body.to_string()).await;
+    let output = &answer.json()["outputs"][0];
+    assert_eq!(
+        (&output["shape"], &output["data"]),
+        (&json!([2, 1]), &json!(["one", "two"]))
+    );
+}
+
+/// Headers that the operator lets through are parameters like others: here they ask a scripted model to fail.
+#[tokio::test]
+async fn tr_1309_headers_are_parameters_where_the_operator_says_so() {
+    let mut answers = Vec::new();
+    for forwarded in [None, Some(Forwarded::new("^k").unwrap())] {
+        let model = Model {
+            signature: Some(super::parrot_signature()),
+            controls: [(sapwood_server::generate::Control::Code, "kind".into())].into(),
+            ..Model::default()
+        };
+        let config = Config {
+            forwarded,
+            models: [("parrot".to_owned(), model)].into(),
+            ..Config::default()
+        };
+        let kernel = kernel(&[("parrot", script(Script::Echo))]);
+        let server = Running::generating(kernel, config).await;
+        let infer = r#"{"inputs":[{"name":"QUESTION","shape":[1,1],"datatype":"BYTES","data":["x"]},
+            {"name":"LIVE","shape":[1,1],"datatype":"BOOL","data":[false]}]}"#;
+        for (path, body) in [
+            (
+                "/v2/models/parrot/generate",
+                r#"{"QUESTION":"x","LIVE":false}"#,
+            ),
+            ("/v2/models/parrot/infer", infer),
+        ] {
+            let answer = with(&server, path, &["Kind: strange", "other: 1"], body).await;
+            answers.push(answer.told().0);
+        }
+    }
+    assert_eq!(answers, [200, 200, 400, 400]);
+}
+
+/// TR-607
+#[tokio::test]
+async fn tr_1310_infer_may_be_streamed() {
+    let server = demo().await;
+    let path = "/v2/models/demo/infer_stream";
+    let ask = async |stream: bool| {
+        let body = json!({"id": "7", "inputs": [
+            {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["one two"]},
+            {"name": "stream", "shape": [1], "datatype": "BOOL", "data": [stream]}]});
+        with(&server, path, &[], &body.to_string()).await
+    };
+    let answer = ask(true).await;
+    assert_eq!(answer.told().1, "text/event-stream; charset=utf-8");
+    let events = answer.events();
+    let told: Vec<_> = events
+        .iter()
+        .map(|event| {
+            assert_eq!(
+                (&event["id"], &event["model_name"]),
+                (&json!("7"), &json!("demo"))
+            );
+            let output = &event["outputs"][0];
+            assert_eq!(output["datatype"], "BYTES");
+            let last = event["parameters"]["triton_final_response"].as_bool();
+            (output["data"][0].as_str().unwrap(), last.unwrap())
+        })
+        .collect();
+    let text: String = told.iter().map(|(text, _)| *text).collect();
+    assert_eq!(text, "one two");
+    let last: Vec<bool> = told.iter().map(|(_, last)| *last).collect();
+    assert_eq!(last.iter().filter(|last| **last).count(), 1, "{told:?}");
+    assert_eq!(last.last(), Some(&true));
+    let [event] = &ask(false).await.events()[..] else {
+        panic!("there is one event")
+    };
+    assert_eq!(event["parameters"], json!({"triton_final_response": true}));
+    let refused = with(&server, path, &[], r#"{"inputs":[]}"#).await;
+    assert_eq!(
+        (refused.told().0, refused.told().1.as_str()),
+        (400, "application/json")
+    );
+}
+
+#[tokio::test]
+async fn tr_1311_a_running_request_is_cancelled_by_its_id() {
+    let engine = spawned(steps(vec![Step::Text("a".into()), Step::Hang(true)]));
+    let kernel = sapwood_kernel::Kernel::new();
+    kernel
+        .add(sapwood_kernel::model("m", engine.clone()))
+        .unwrap();
+    let keys = vec![key("anna", "sesame"), key("ben", "barley")];
+    let faces = Faces::default();
+    let server = Running::start_faces(Default::default(), kernel, faces, keys).await;
+    let (anna, ben) = (
+        "authorization: Bearer sesame",
+        "authorization: Bearer barley",
+    );
+    let mut delete = Wire::connect(server.address).await;
+    let path = "/v2/requests/a%2F1";
+    let mut deleting = async |key: &str| {
+        let answer = delete.ask(head("DELETE", path, &[key])).await;
+        answer.told().0
+    };
+    assert_eq!(deleting(anna).await, 404);
+    let mut streams = Wire::connect(server.address).await;
+    let body = br#"{"id":"a/1","text_input":"x","stream":true}"#;
+    streams
+        .send(post("/v2/models/m/generate_stream", &[anna], body))
+        .await;
+    assert_eq!(streams.head().await.status, 200);
+    assert!(
+        streams
+            .chunk()
+            .await
+            .unwrap()
+            .starts_with(b"data: {\"id\":\"a/1\"")
+    );
+    assert_eq!(deleting(ben).await, 404, "it is not his");
+    assert_eq!(deleting(anna).await, 204);
+    let last = streams.chunk().await.unwrap();
+    assert_eq!(last, b"data: {\"error\":\"Request was cancelled\"}\n\n");
+    assert_eq!(
+        streams.chunk().await,
+        Some(Vec::new()),
+        "the stream ends well"
+    );
+    until("the sequence is gone", || {
+        engine.stats().requests_running.get() == 0
+    })
+    .await;
+    let mut one = Wire::connect(server.address).await;
+    let body = br#"{"id":"a/1","text_input":"x"}"#;
+    one.send(post("/v2/models/m/generate", &[anna], body)).await;
+    until("it runs", || engine.stats().requests_running.get() == 1).await;
+    assert_eq!(deleting(anna).await, 204);
+    let answer = one.answer().await;
+    assert_eq!(
+        (answer.told().0, error(&answer)),
+        (400, "Request was cancelled".into())
+    );
+    let code = answer.head.header("sapwood-error");
+    assert_eq!(code.as_deref(), Some("cancelled"));
+    let get = Wire::connect(server.address)
+        .await
+        .ask(head("GET", path, &[anna]))
+        .await;
+    assert_eq!(get.head.header("allow").as_deref(), Some("DELETE"));
+}
+
+#[tokio::test]
+async fn tr_1312_a_model_says_what_its_requests_look_like() {
+    let server = parrot(|_| {}).await;
+    let mut wire = Wire::connect(server.address).await;
+    let schema = wire.get("/v2/models/parrot/schema").await.json();
+    let many =
+        json!({"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "boolean"}}]});
+    assert_eq!(schema["properties"]["LIVE"], many);
+    assert!(schema["$defs"]["response"]["properties"]["ANSWER"].is_object());
+    let versioned = wire.get("/v2/models/parrot/versions/1/schema").await;
+    assert_eq!(versioned.json(), schema);
+    let missing = wire.get("/v2/models/nobody/schema").await;
+    assert_eq!(missing.told().0, 400);
+    let function = demo().await;
+    let mut wire = Wire::connect(function.address).await;
+    let schema = wire.get("/v2/models/concat/schema").await.json();
+    assert_eq!(schema["title"], "concat");
+}

@@ -1,0 +1,51 @@
+//! What a scripted model's configuration does to the responses of this face.
+
+use sapwood_engine::scripted::{self, Script, Step};
+use sapwood_server::generate::Config;
+use sapwood_tests::Running;
+use serde_json::Value;
+
+use super::{ask, kernel, playing, script};
+
+fn texts(events: &[Value]) -> Vec<&str> {
+    let texts = events.iter().map(|event| event["text_output"].as_str());
+    texts.map(Option::unwrap).collect()
+}
+
+#[tokio::test]
+async fn tr_1105_a_chunk_is_one_response_as_it_is() {
+    let chunk = "one chunk, however many tokens";
+    let server = playing(vec![
+        Step::Text("ab".into()),
+        Step::Chunk(chunk.into()),
+        Step::Text("c".into()),
+    ])
+    .await;
+    let body = r#"{"text_input":"x","stream":true,"return_num_output_tokens":true}"#;
+    let answer = ask(&server, "/v2/models/m/generate_stream", body).await;
+    let events = answer.events();
+    // The end has an event of its own, because it has a number to tell.
+    assert_eq!(texts(&events), ["a", "b", chunk, "c", ""]);
+    assert_eq!(events[2]["num_output_tokens"], chunk.len());
+    let whole = ask(&server, "/v2/models/m/generate", r#"{"text_input":"x"}"#).await;
+    assert_eq!(whole.json()["text_output"], format!("ab{chunk}c"));
+}
+
+#[tokio::test]
+async fn tr_1104_a_response_has_as_many_tokens_as_the_script_says() {
+    let config = scripted::Config {
+        tokens_per_chunk: 4,
+        ..script(Script::Tokens)
+    };
+    let server = Running::generating(kernel(&[("m", config)]), Config::default()).await;
+    let body =
+        r#"{"text_input":"x","stream":true,"max_tokens":10,"return_num_output_tokens":true}"#;
+    let answer = ask(&server, "/v2/models/m/generate_stream", body).await;
+    let events = answer.events();
+    let tokens: Vec<_> = events
+        .iter()
+        .map(|event| event["num_output_tokens"].as_u64().unwrap())
+        .collect();
+    assert_eq!(tokens.iter().sum::<u64>(), 10);
+    assert_eq!(tokens[..2], [4, 4], "{tokens:?}");
+}
