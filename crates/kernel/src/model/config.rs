@@ -23,7 +23,7 @@ use crate::name::{Mime, Name};
 const STOPS_MAX: usize = 16;
 const STOP_BYTES_MAX: usize = 256;
 const TOP_LOGPROBS_MAX: u32 = 20;
-/// A bias of this and below forbids, where JSON is read (D-20).
+/// A bias of this and below forbids, where clients write it so (D-20).
 const FORBIDDING: f32 = -100.0;
 
 /// What is set. Everything else takes the model's default. Ranges are those of [`api`](sapwood_engine::api) and are
@@ -89,6 +89,16 @@ impl GenerateConfig {
     #[must_use]
     pub fn into_chunk(self) -> Chunk {
         Chunk::empty().with_mime(Mime::JSON).with_inner(self)
+    }
+
+    /// A bias as clients mean it who write -100 for a token that must not come (D-20).
+    #[must_use]
+    pub const fn bias(written: f32) -> f32 {
+        if written <= FORBIDDING {
+            f32::NEG_INFINITY
+        } else {
+            written
+        }
     }
 
     /// Reads the fields. A name is accepted in snake or camel case; `null` means not set.
@@ -321,14 +331,7 @@ fn logit_bias(value: &Value) -> Result<Arc<[(Token, f32)]>> {
                 |x| (-100.0..=100.0).contains(&x),
                 "-100 to 100",
             )?;
-            Ok((
-                id,
-                if bias <= FORBIDDING {
-                    f32::NEG_INFINITY
-                } else {
-                    bias
-                },
-            ))
+            Ok((id, GenerateConfig::bias(bias)))
         })
         .collect()
 }

@@ -27,8 +27,6 @@ use super::failure::Failure;
 
 /// Chunks that are joined into one response where several choices are told together.
 const JOINED_MAX: usize = 64;
-/// A bias of this and below forbids a token (D-20).
-const FORBIDDING: f32 = -100.0;
 
 /// What the model is asked.
 pub(super) enum Prompt {
@@ -96,6 +94,10 @@ struct Telling {
     wanted: Vec<bool>,
     /// Something beside the text is told.
     more: bool,
+    /// Tokens are counted.
+    counts: bool,
+    /// Log-probabilities are read.
+    logprobs: bool,
     stream: bool,
     id: String,
     choices: Vec<Choice>,
@@ -147,6 +149,8 @@ impl Telling {
         }
         Self {
             run,
+            counts: tokens,
+            logprobs,
             more: tokens || told(&[OutputRole::FinishReason, OutputRole::NumInputTokens]),
             signature,
             wanted,
@@ -248,20 +252,11 @@ impl Telling {
 
     /// What else belongs to the text that is there has come too.
     fn is_whole_step(&self) -> bool {
-        let reads = |role: OutputRole| {
-            let pairs = self.signature.outputs.iter().zip(&self.wanted);
-            pairs
-                .into_iter()
-                .any(|(output, wanted)| *wanted && output.role == role)
-        };
-        let logprobs = reads(OutputRole::Logprobs)
-            || reads(OutputRole::TokenLogprobs)
-            || reads(OutputRole::CumulativeLogprob);
-        let counts = logprobs || reads(OutputRole::NumOutputTokens);
-        !counts
+        !self.counts
             || self.choices.len() > 1
             || self.choices.iter().all(|choice| {
-                choice.tokens > 0 && (!logprobs || choice.logprobs.len() >= choice.tokens as usize)
+                choice.tokens > 0
+                    && (!self.logprobs || choice.logprobs.len() >= choice.tokens as usize)
             })
     }
 
@@ -401,13 +396,6 @@ fn args(call: &Call, settings: &Settings, prompt: &Prompt, logprobs: bool) -> Ar
 fn config(call: &Call, settings: &Settings, prompt: &Prompt, logprobs: bool) -> GenerateConfig {
     let templated = call.found.model.template_raw_prompts;
     let tokens = settings.stop_token_ids.iter();
-    let forbids = |bias: f32| {
-        if bias <= FORBIDDING {
-            f32::NEG_INFINITY
-        } else {
-            bias
-        }
-    };
     let biases = settings.logit_bias.iter();
     GenerateConfig {
         max_tokens: settings.max_tokens,
@@ -424,7 +412,9 @@ fn config(call: &Call, settings: &Settings, prompt: &Prompt, logprobs: bool) -> 
         stop_sequences: tokens.map(|token| vec![*token]).collect(),
         ignore_eos: settings.ignore_eos,
         top_logprobs: logprobs.then(|| settings.top_logprobs.unwrap_or(0)),
-        logit_bias: biases.map(|(id, bias)| (*id, forbids(*bias))).collect(),
+        logit_bias: biases
+            .map(|(id, bias)| (*id, GenerateConfig::bias(*bias)))
+            .collect(),
         n: settings.choices,
         // Here lower goes first, there higher.
         priority: Some(i32::try_from(settings.priority.saturating_neg()).unwrap_or(i32::MIN)),
