@@ -11,3 +11,7 @@ pub mod lmtp;
 pub mod measure;
 pub mod report;
 pub mod scripted;
+
+/// As the command `sapwood` has it; the anchors, which are processes of the same program, have it too.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -27,10 +27,6 @@ use sapwood_benches::report::Report;
 use serde_json::json;
 use tokio::net::TcpListener;
 
-/// As the command `sapwood` has it.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// What is measured: name, payload, window, and the least ratio to the bare echo that passes the gate.
 const CASES: [(&str, usize, usize, f64); 4] = [
     ("32 B, window 16", 32, 16, 0.8),

@@ -19,6 +19,7 @@ use std::time::Duration;
 use bytestring::ByteString;
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::{Steer, Token};
+use smallvec::SmallVec;
 
 /// Reason of a fault: end the transport in order, but without the protocol's own end.
 pub const CUT_CLOSE: &str = "cut_close";
@@ -200,7 +201,7 @@ pub struct Tokens {
     /// The choice's last bytes of text, this many, are void.
     pub withdrawn: u32,
     /// The tokens, in order. Empty when only held-back text is released.
-    pub tokens: Vec<Sampled>,
+    pub tokens: SmallVec<[Sampled; 1]>,
     /// Whole characters, never the beginning of a stop string; often empty.
     pub text: ByteString,
 }
@@ -214,13 +215,11 @@ impl Tokens {
     }
 }
 
-/// One token of an output.
+/// One token of an output. Its bytes are the vocabulary's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
     /// Its id.
     pub id: Token,
-    /// Its bytes; may be part of a character. Empty for special tokens.
-    pub bytes: bytes::Bytes,
     /// Natural logarithm of its probability over the whole vocabulary, after bias and masks, before temperature
     /// (D-22). NaN if not asked for.
     pub logprob: f32,

@@ -80,8 +80,8 @@ struct Shared {
     queue: SegQueue<Event>,
     /// How many events the reader may have taken by now: those of whole steps.
     shown: AtomicU64,
-    /// Token events that were published and not yet read, per choice.
-    unread: Box<[AtomicU32]>,
+    /// Token events that were read, per choice. Only the reader writes it.
+    read: Box<[AtomicU32]>,
     quota: u32,
     wish: AtomicU8,
     /// The owner waits for room.
@@ -96,7 +96,7 @@ pub(crate) fn outbox(choices: u32, quota: u32, bell: Arc<Bell>) -> (Sender, Hand
     let shared = Arc::new(Shared {
         queue: SegQueue::new(),
         shown: AtomicU64::new(0),
-        unread: (0..choices.max(1)).map(|_| AtomicU32::new(0)).collect(),
+        read: (0..choices.max(1)).map(|_| AtomicU32::new(0)).collect(),
         quota: quota.max(1),
         wish: AtomicU8::new(GO_ON),
         parked: AtomicBool::new(false),
@@ -114,6 +114,7 @@ pub(crate) fn outbox(choices: u32, quota: u32, bell: Arc<Bell>) -> (Sender, Hand
         shared,
         step: 0,
         published: 0,
+        told: vec![0; choices.max(1) as usize].into(),
     };
     (sender, handle)
 }
@@ -124,15 +125,18 @@ pub(crate) struct Sender {
     shared: Arc<Shared>,
     step: u64,
     published: u64,
+    /// Token events that were published, per choice.
+    told: Box<[u32]>,
 }
 
 impl Sender {
     /// Whether the choice may produce another token event.
     pub(crate) fn has_room(&self, choice: u32) -> bool {
-        self.shared
-            .unread
-            .get(choice as usize)
-            .is_some_and(|unread| unread.load(Ordering::SeqCst) < self.shared.quota)
+        let choice = choice as usize;
+        let counts = self.told.get(choice).zip(self.shared.read.get(choice));
+        counts.is_some_and(|(told, read)| {
+            told.wrapping_sub(read.load(Ordering::SeqCst)) < self.shared.quota
+        })
     }
 
     /// Asks the reader to ring when it has made room. Look at [`Sender::has_room`] again afterwards: the reader may
@@ -152,10 +156,10 @@ impl Sender {
     /// Appends an event; the reader neither sees it nor is woken before [`Sender::wake`] or [`Sender::end`].
     pub(crate) fn publish(&mut self, event: Event) {
         self.step = event.step;
-        if let (Kind::Tokens(_), Some(unread)) =
-            (&event.kind, self.shared.unread.get(event.choice as usize))
+        if let (Kind::Tokens(_), Some(told)) =
+            (&event.kind, self.told.get_mut(event.choice as usize))
         {
-            unread.fetch_add(1, Ordering::AcqRel);
+            *told = told.wrapping_add(1);
         }
         self.shared.queue.push(event);
         self.published += 1;
@@ -233,17 +237,23 @@ impl Handle {
 
     /// The next event if it is there, without waiting.
     pub fn try_next(&mut self) -> Option<Event> {
-        if self.taken == self.shared.shown.load(Ordering::Acquire) {
+        let shown = self.shared.shown.load(Ordering::Acquire);
+        if self.taken == shown {
             return None;
         }
         let event = self.shared.queue.pop()?;
         self.taken += 1;
-        if let (Kind::Tokens(_), Some(unread)) =
-            (&event.kind, self.shared.unread.get(event.choice as usize))
+        if let (Kind::Tokens(_), Some(read)) =
+            (&event.kind, self.shared.read.get(event.choice as usize))
         {
-            let left = unread.fetch_sub(1, Ordering::SeqCst) - 1;
-            // Half a quota of slack, so that a slow reader is not woken and parked for every single token.
-            if left <= self.shared.quota / 2 && self.shared.parked.swap(false, Ordering::SeqCst) {
+            let count = read.load(Ordering::Relaxed).wrapping_add(1);
+            // Before `parked` is looked at: the owner sets that and then looks here.
+            read.store(count, Ordering::SeqCst);
+            // Half a quota of slack, so that the owner is not woken and parked for every single token.
+            if shown - self.taken <= u64::from(self.shared.quota / 2)
+                && self.shared.parked.load(Ordering::SeqCst)
+                && self.shared.parked.swap(false, Ordering::SeqCst)
+            {
                 self.shared.bell.ring();
             }
         }

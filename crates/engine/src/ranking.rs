@@ -102,6 +102,10 @@ impl Ranking {
             return best;
         }
         best.push((self.first(), self.logprob(0)));
+        if k == 1 {
+            // The walk over the others is not free to begin.
+            return best;
+        }
         best.extend(
             self.others()
                 .take(k - 1)

@@ -24,14 +24,18 @@ pub(crate) struct Text {
 
 impl Text {
     /// Adds a token's bytes as they are, if nothing is held back and nothing can be: then they are the text to show,
-    /// without a copy. `None`: they have to be pushed.
-    pub(crate) fn pass(&mut self, bytes: &Bytes, stops: &[String]) -> Option<ByteString> {
-        if !stops.is_empty() || !self.unfinished.is_empty() || !self.held.is_empty() {
-            return None;
+    /// without a copy.
+    ///
+    /// # Errors
+    /// The bytes, which have to be pushed.
+    pub(crate) fn pass(&mut self, bytes: Bytes, stops: &[String]) -> Result<ByteString, Bytes> {
+        let waits = !self.unfinished.is_empty() || !self.held.is_empty();
+        if waits || !stops.is_empty() || std::str::from_utf8(&bytes).is_err() {
+            return Err(bytes);
         }
-        let text = ByteString::try_from(bytes.clone()).ok()?;
+        let text = ByteString::try_from(bytes).unwrap_or_default();
         self.shown += text.len() as u64;
-        Some(text)
+        Ok(text)
     }
 
     /// Adds bytes and appends to `out` what may be shown. If a stop text is complete, gives its index among `stops`;

@@ -2,10 +2,10 @@
 //!
 //! Owns: what every appended token goes through, sampled or forced. Refuses to know: where it came from.
 
-use bytes::Bytes;
 use bytestring::ByteString;
 use sapwood_proto::steer::{Post, Token};
 use sapwood_proto::time::Time;
+use smallvec::{SmallVec, smallvec};
 
 use super::Owner;
 use super::gather::Lone;
@@ -39,7 +39,7 @@ impl Owner {
             ..self.sampled(token)
         };
         let hidden = is_end || by_tokens.is_some();
-        let (text, stop_text) = self.push_text(key, &sampled.bytes, hidden);
+        let (text, stop_text) = self.push_text(key, token, hidden);
         self.count_token(key, now);
         let steered = self.sequences[key].steering.is_some();
         // Under a steerer, an end that is not the end stands as a space in the context (AI-804).
@@ -51,7 +51,7 @@ impl Owner {
         let joins = !steered && self.joins(key);
         self.sequences[key].record(&sampled, context);
         let tokens = Tokens {
-            tokens: vec![sampled],
+            tokens: smallvec![sampled],
             text,
             ..Tokens::default()
         };
@@ -122,7 +122,7 @@ impl Owner {
         now: Time,
     ) {
         let mut text = String::new();
-        let mut forced = Vec::with_capacity(tokens.len());
+        let mut forced = SmallVec::with_capacity(tokens.len());
         for &token in tokens {
             if self.is_full(key) {
                 break;
@@ -197,7 +197,8 @@ impl Owner {
         let (mut text, mut shown) = (Text::default(), String::new());
         for sampled in output {
             // None of them stopped it then, so none is looked for now.
-            text.push(&sampled.bytes, &self.terms(key).stop, false, &mut shown);
+            let bytes = self.vocabulary.bytes(sampled.id);
+            text.push(&bytes, &self.terms(key).stop, false, &mut shown);
         }
         (text, shown)
     }
@@ -207,7 +208,7 @@ impl Owner {
     pub(super) fn push_text(
         &mut self,
         key: Key,
-        bytes: &Bytes,
+        token: Token,
         hidden: bool,
     ) -> (ByteString, Option<usize>) {
         let sequence = &mut self.sequences[key];
@@ -215,36 +216,30 @@ impl Owner {
         if hidden {
             return (ByteString::new(), None);
         }
-        if let Some(text) = sequence.text.pass(bytes, &terms.stop) {
-            return (text, None);
-        }
+        let bytes = match sequence.text.pass(self.vocabulary.bytes(token), &terms.stop) {
+            Ok(text) => return (text, None),
+            Err(bytes) => bytes,
+        };
         // The token being appended counts: a stop may be complete with the last token of the minimum.
         let stopping = sequence.appended + 1 >= terms.min_tokens;
         let mut out = String::new();
-        let stop = sequence.text.push(bytes, &terms.stop, stopping, &mut out);
+        let stop = sequence.text.push(&bytes, &terms.stop, stopping, &mut out);
         (out.into(), stop)
     }
 
     /// A token of the vocabulary, about which nothing was asked.
     pub(super) fn sampled(&self, token: Token) -> Sampled {
-        let special = self.vocabulary.is_special(token);
-        let bytes = if special {
-            Bytes::new()
-        } else {
-            self.vocabulary.bytes(token)
-        };
         Sampled {
             id: token,
-            bytes,
             logprob: f32::NAN,
             top: Vec::new(),
-            special,
+            special: self.vocabulary.is_special(token),
             forced: false,
         }
     }
 
     fn push_forced_text(&mut self, key: Key, token: Token, out: &mut String) {
-        let bytes = self.sampled(token).bytes;
+        let bytes = self.vocabulary.bytes(token);
         let sequence = &mut self.sequences[key];
         let terms = &self.jobs[sequence.job].terms;
         sequence.text.push(&bytes, &terms.stop, false, out);

@@ -9,6 +9,7 @@
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
+use smallvec::smallvec;
 
 use super::Owner;
 use super::gather::{Logits, Outcome, ask, unsampleable};
@@ -97,7 +98,7 @@ impl Owner {
             top,
             ..self.sampled(token)
         };
-        let (text, _) = self.push_text(key, &sampled.bytes, false);
+        let (text, _) = self.push_text(key, token, false);
         self.count_token(key, now);
         let (job, choice) = (self.sequences[key].job, self.sequences[key].choice);
         match self.outgoing.last_mut() {
@@ -115,7 +116,7 @@ impl Owner {
                 job,
                 choice,
                 Kind::Tokens(Tokens {
-                    tokens: vec![sampled],
+                    tokens: smallvec![sampled],
                     text,
                     ..Tokens::default()
                 }),

@@ -275,7 +275,7 @@ impl Owner {
             self.emit_tokens(
                 born,
                 Tokens {
-                    tokens: said,
+                    tokens: said.into(),
                     text: shown.into(),
                     ..Tokens::default()
                 },

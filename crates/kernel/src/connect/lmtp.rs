@@ -262,7 +262,7 @@ impl Answer {
             }
             if self.want.inner {
                 let tokens = Tokens {
-                    tokens: vec![self.sampled(id, item)],
+                    tokens: [self.sampled(id, item)].into_iter().collect(),
                     ..Tokens::default()
                 };
                 chunks.push(Chunk::empty().with_inner(tokens));
@@ -299,7 +299,6 @@ impl Answer {
         top.truncate(self.alternatives as usize);
         Sampled {
             id,
-            bytes: Bytes::new(),
             logprob: item.logprob.filter(|_| !raw).unwrap_or(f32::NAN),
             top,
             special: false,

@@ -138,7 +138,7 @@ impl Answer {
         }
     }
 
-    fn tokens(&mut self, choice: u32, tokens: Tokens) -> Result<()> {
+    fn tokens(&mut self, choice: u32, mut tokens: Tokens) -> Result<()> {
         if !tokens.tokens.is_empty() {
             self.first_token.get_or_insert_with(Instant::now);
             if let Some(payer) = &self.asked.payer {
@@ -146,18 +146,15 @@ impl Answer {
             }
         }
         let before = self.ready.len();
-        let text = tokens.text.clone();
+        let inner = self.asked.want.inner;
+        let text = if inner {
+            tokens.text.clone()
+        } else {
+            std::mem::take(&mut tokens.text)
+        };
         self.parse(choice, |markup, out| markup.push(text, out))?;
-        // Shared rather than copied; alone with the chunk again once this is over.
-        let tokens = Arc::new(tokens);
-        if self.asked.want.inner {
-            if self.ready.len() == before {
-                self.text(choice, Port::MAIN, Text::new());
-            }
-            // The first chunk of the step carries what the step sampled.
-            if let Some(chunk) = self.ready.get_mut(before) {
-                chunk.inner = Some(Arc::clone(&tokens) as _);
-            }
+        if inner && self.ready.len() == before {
+            self.text(choice, Port::MAIN, Text::new());
         }
         if self.wants.tokens && !tokens.tokens.is_empty() {
             let mut data = BytesMut::with_capacity(4 * tokens.tokens.len());
@@ -172,6 +169,10 @@ impl Answer {
                 let line = self.logprob_line(choice, token);
                 self.push(choice, Port::LOGPROBS, Mime::NDJSON, json_line(&line));
             }
+        }
+        // The first chunk of the step carries what the step sampled.
+        if let Some(chunk) = self.ready.get_mut(before).filter(|_| inner) {
+            chunk.inner = Some(Arc::new(tokens));
         }
         Ok(())
     }
@@ -214,7 +215,6 @@ impl Answer {
 
     /// Text with the role on its first chunk.
     fn text(&mut self, choice: u32, port: Port, text: Text) {
-        let role = self.role.clone();
         let Ok(state) = self.choice(choice) else {
             return;
         };
@@ -225,7 +225,7 @@ impl Answer {
         };
         let first = !std::mem::replace(begun, true);
         let mut chunk = Chunk::text(text).on(port).with_choice(choice);
-        chunk.meta = first.then_some(role);
+        chunk.meta = first.then(|| Arc::clone(&self.role));
         self.ready.push_back(chunk);
     }
 
@@ -254,6 +254,7 @@ impl Answer {
 
     fn logprob_line(&self, choice: u32, token: &api::Sampled) -> Value {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let bytes = self.asked.vocabulary.bytes(token.id);
         let top: Vec<Value> = token
             .top
             .iter()
@@ -264,8 +265,8 @@ impl Answer {
             .collect();
         json!({
             "token_id": token.id,
-            "text": text(&token.bytes),
-            "bytes": token.bytes.to_vec(),
+            "text": text(&bytes),
+            "bytes": bytes.to_vec(),
             "logprob": token.logprob,
             "top": top,
             "choice": choice,
