@@ -197,7 +197,10 @@ async fn conversation(
         input.end(&text("")).unwrap();
         assert!(reader.next().await.is_none());
         let last = session.call(request("twice", &[("text", &first)], &["response"]))?;
-        let last = last.output("response").unwrap().read().whole().await?;
+        let last = last.output("response").unwrap().read();
+        let last = last.whole().await?;
+        // Whatever the cut took of the leave-taking, everything was there.
+        session.close().await?;
         Ok((got, String::from_utf8(last).unwrap()))
     };
     Some(talk.await)

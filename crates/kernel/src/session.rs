@@ -312,7 +312,7 @@ pub struct Outgoing {
 impl Outgoing {
     /// The connection was cut, which is no leave-taking even of a client that has said its last word (EV-940). To drop
     /// this instead leaves that open.
-    pub fn cut(mut self) {
+    pub fn cut(&mut self) {
         self.leave(Live::lost);
     }
 

@@ -216,7 +216,10 @@ impl Owner {
         if hidden {
             return (ByteString::new(), None);
         }
-        let bytes = match sequence.text.pass(self.vocabulary.bytes(token), &terms.stop) {
+        let bytes = match sequence
+            .text
+            .pass(self.vocabulary.bytes(token), &terms.stop)
+        {
             Ok(text) => return (text, None),
             Err(bytes) => bytes,
         };

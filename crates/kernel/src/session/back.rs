@@ -121,6 +121,8 @@ pub struct Connections {
     /// A new one, which begins once everything of the old one has been dealt with.
     next: Option<Next>,
     dealt_with: bool,
+    /// The current one has come to its end in good order, and what it gave before is dealt with first.
+    ending: bool,
     door: Arc<Door>,
 }
 
@@ -136,6 +138,7 @@ impl Connections {
             current: Some(first),
             next: None,
             dealt_with: false,
+            ending: false,
             door,
         };
         (connections, back)
@@ -168,6 +171,10 @@ impl Stream for Connections {
     type Item = Result<Message, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if std::mem::take(&mut self.ending) {
+            let now = self.link.now();
+            self.link.with(|live| live.end_of_input(now));
+        }
         if !self.change(cx) {
             return Poll::Pending;
         }
@@ -180,6 +187,12 @@ impl Stream for Connections {
                 self.current = None;
                 let now = self.link.now();
                 self.link.with(|live| live.lost(now));
+                Poll::Pending
+            }
+            // Another one may follow: the door stays open for as long as the session lives.
+            Poll::Ready(None) => {
+                (self.current, self.ending) = (None, true);
+                cx.waker().wake_by_ref();
                 Poll::Pending
             }
             polled => polled.map(|item| {

@@ -116,11 +116,10 @@ where
     fn poll_incoming(&mut self, cx: &mut Context<'_>) -> bool {
         // The chore `Resume` wakes this task.
         let paused = |live: &mut Live| live.machine().inbound_paused();
-        let waiting = self.intake.is_waiting();
         if self.link.with(paused) {
             return false;
         }
-        let more = self.intake.poll(cx) || waiting;
+        let more = self.intake.poll(cx);
         if !self.intake.is_waiting() {
             return more;
         }

@@ -34,8 +34,11 @@ impl<I: Stream<Item = Result<Message, Status>>> Intake<I> {
         }
     }
 
-    /// Takes what is there, up to a batch. `true`: there may be more.
+    /// Takes what is there, up to a batch, once the last batch is gone. `true`: there may be more.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.is_waiting() {
+            return true;
+        }
         let mut bytes = 0;
         while self.taken.len() < MESSAGES && bytes < BYTES {
             let Some(incoming) = &mut self.incoming else {

@@ -89,7 +89,7 @@ pub(super) async fn pump(link: Link, mut incoming: Incoming, back: Option<Back>)
             .await
         {
             Some(again) => incoming = again,
-            None => return link.abort(cut),
+            None => return link.with(|live| live.machine().forgotten(cut)),
         }
     }
 }
@@ -148,6 +148,11 @@ fn take(link: &Link, item: Option<Result<Message, Status>>) -> bool {
         // A server that drains has sent all it had: an answer that came whole must not fail for the goodbye behind it.
         Some(Err(status)) if &*status.reason == Reason::GoingAway.name() => {
             link.with(|live| live.machine().farewell(status, now));
+            false
+        }
+        // A socket is let in before it is looked at.
+        Some(Err(status)) if &*status.reason == Reason::NoSession.name() => {
+            link.with(|live| live.machine().forgotten(status));
             false
         }
         Some(Err(status)) => {

@@ -46,6 +46,8 @@ pub struct Live {
     half_closed: bool,
     /// Which connection is the session's, counted from 0 (EV-941).
     connection: u64,
+    /// It was lost for sure, and not perhaps let go by the peer.
+    cut: bool,
     woken: Wakers,
 }
 
@@ -67,6 +69,7 @@ impl Live {
             closed: None,
             half_closed: false,
             connection: 0,
+            cut: false,
             woken: Wakers::new(),
         }
     }
@@ -215,8 +218,17 @@ impl Live {
 
     /// The connection is lost. The owner learns of the new time-out, or of the end.
     pub fn lost(&mut self, now: Time) {
+        self.cut = true;
         self.machine.lost(now);
         self.woken.extend(self.owner.take());
+    }
+
+    /// The connection gives nothing more, in good order: the peer's last word. Of a connection that was cut since it means
+    /// nothing; who comes back says it again (EV-940).
+    pub fn end_of_input(&mut self, now: Time) {
+        if !(self.cut && self.machine.is_down()) {
+            self.machine.end_of_input(now);
+        }
     }
 
     /// The transport was let go, and cannot say whether the connection was lost. A peer that has said its last word before
@@ -226,6 +238,7 @@ impl Live {
             self.machine.abort(gone());
         }
         self.lost(now);
+        self.cut = false;
     }
 
     /// A new connection takes over; whoever serves the old one learns of it. Its number, if the session is not over.
@@ -235,13 +248,14 @@ impl Live {
             return None;
         }
         self.connection += 1;
+        // Said on the connection that is lost; on the new one it is the last word again, not the first.
+        self.half_closed = false;
         self.woken.extend(self.transport.take());
         Some(self.connection)
     }
 
     /// The new connection stands.
     pub fn returned(&mut self, now: Time) {
-        self.half_closed = false;
         self.machine.returned(now);
         self.flush();
     }

@@ -16,13 +16,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::Session;
 use super::have::Have;
 use super::leaves::{Leaf, Wanted};
 use super::outbound::action_bytes;
 use super::port::{ActionKey, NodeKey, Side};
 use super::reserved::{HAVE, RESUME};
 use super::store::{Kind, Owner, Piece, Producer, Store};
+use super::{Phase, Session};
 use crate::evergreen::{
     Action, Chunk, Fragment, Manners, Message, Metadata, Param, Payload, Reason, Status,
 };
@@ -119,6 +119,20 @@ impl Session {
         if self.side == Side::Client
             && let Err(status) = self.say_hello(now)
         {
+            self.abort(status);
+        }
+    }
+
+    /// The other side does not know the session any more. With every action answered and our last word said, that is how
+    /// it ends; if anything was still to come, it ends with `status`.
+    pub fn forgotten(&mut self, status: Status) {
+        let said = self
+            .resume
+            .as_ref()
+            .is_some_and(|resume| resume.half_closed);
+        if said && self.phase == Phase::Open && self.actions.len() == 0 {
+            self.half_close();
+        } else {
             self.abort(status);
         }
     }

@@ -60,6 +60,24 @@ fn hello(more: Vec<Action>) -> Vec<Message> {
     vec![resume, more]
 }
 
+/// An action with all it needs, which gives `hello` as `r`.
+fn echo() -> Message {
+    let text = Fragment {
+        id: "t".into(),
+        last: true,
+        chunk: Some(Chunk {
+            metadata: Some(Arc::new(Metadata::of("text/plain"))),
+            payload: Some(Payload::Data("hello".into())),
+        }),
+        ..Fragment::default()
+    };
+    Message {
+        fragments: [text].into_iter().collect(),
+        actions: vec![action("echo", &[("text", "t")], &[("response", "r")])],
+        ..Message::default()
+    }
+}
+
 /// The content of a node, as it comes.
 async fn content(outgoing: &mut Outgoing, node: &str) -> String {
     let mut text = String::new();
@@ -185,6 +203,49 @@ async fn ev_941_a_session_says_in_which_dialect_it_speaks_now() {
     }
     let info: Value = serde_json::from_str(&content(&mut second, "j").await).unwrap();
     assert_eq!(info["dialect"], "websocket-json");
+}
+
+/// EV-109, EV-943
+#[tokio::test(start_paused = true)]
+async fn ev_940_who_was_cut_after_its_last_word_is_let_in_and_gets_the_rest() {
+    // Whether the loss, and the last word, are noticed before the new connection comes.
+    for (lost, heard) in [(false, true), (true, true), (true, false), (false, false)] {
+        let (session, mut first) = resumable();
+        let (mut send, incoming) = connection();
+        let (connections, back) = session.connections(incoming);
+        let mut task = Box::pin(session.run(connections, futures::stream::pending()));
+        send.send(Ok(echo())).await.unwrap();
+        assert!(futures::poll!(&mut task).is_pending());
+        drop(send);
+        if heard {
+            // Once to hear the end, once because what came before it goes first.
+            assert!(futures::poll!(&mut task).is_pending());
+            assert!(futures::poll!(&mut task).is_pending());
+            assert!(first.link.with(|live| live.machine().is_half_closed()));
+        }
+        if lost {
+            first.cut();
+            assert!(futures::poll!(&mut task).is_pending());
+        }
+        let (mut send, incoming) = connection();
+        let mut second = back.connect(Dialect::Grpc, incoming).unwrap();
+        for message in hello(Vec::new()) {
+            send.send(Ok(message)).await.unwrap();
+        }
+        drop(send);
+        let task = tokio::spawn(task);
+        let mut told = String::new();
+        while let Some(message) = second.next().await {
+            for fragment in message.unwrap().fragments {
+                if let Some(Payload::Data(data)) = fragment.chunk.and_then(|chunk| chunk.payload) {
+                    told += &format!("{}={} ", fragment.id, str::from_utf8(&data).unwrap());
+                }
+            }
+        }
+        let have = "{\"nodes\":{\"t\":1,\"h\":1},\"actions\":1}";
+        assert_eq!(told, format!("theirs={have} r=hello "), "{lost} {heard}");
+        assert!(task.await.unwrap().is_none(), "{lost} {heard}");
+    }
 }
 
 /// EV-109
