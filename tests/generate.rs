@@ -2,6 +2,7 @@
 //!
 //! Owns: what its tests share: a server with a parrot, and how it is asked. Refuses to know: the rest of the house.
 
+mod abuse;
 mod beyond;
 mod bodies;
 mod client;

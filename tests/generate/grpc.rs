@@ -26,6 +26,8 @@ impl Grpc {
     pub(super) async fn connect(server: &Running) -> Self {
         let address = format!("http://{}", server.address);
         let channel = Channel::from_shared(address).unwrap();
+        // What is not read soon holds up whoever sends it.
+        let channel = channel.initial_stream_window_size(Some(1 << 16));
         let channel = channel.connect().await.unwrap();
         let most = usize::MAX;
         Self(tonic::client::Grpc::new(channel).max_encoding_message_size(most))

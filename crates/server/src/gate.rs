@@ -21,6 +21,7 @@ use crate::activity::Activity;
 use crate::auth::Caller;
 use crate::departures::Departures;
 use crate::drain::Phase;
+use crate::metrics::Face;
 use crate::patience::{Arriving, Deadline};
 use crate::refusal::{Refusal, is_grpc};
 use crate::request_id::{self, RequestId};
@@ -79,16 +80,17 @@ pub(crate) async fn pass(
             .headers_mut()
             .insert(CONNECTION, HeaderValue::from_static("close"));
     }
+    let face: Option<Face> = answer.extensions().get().copied();
     trail.note(|entry| {
-        entry.face = answer.extensions().get().copied();
+        entry.face = face;
         entry.status = answer.status().as_u16();
         entry.grpc = grpc_status(answer.headers());
     });
     answer.map(|body| {
         let body = Body::new(Trailed::new(body, trail, in_flight));
         match departures {
-            // Over gRPC a session decides for itself how long its client may take nothing.
-            Some(departures) if !is_grpc(&asked) => {
+            // A session over gRPC decides for itself how long its client may take nothing.
+            Some(departures) if !(is_grpc(&asked) && face == Some(Face::Evergreen)) => {
                 let metrics = Arc::clone(&gate.shared.metrics);
                 departures.watching(body, version < http::Version::HTTP_2, metrics)
             }
