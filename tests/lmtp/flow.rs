@@ -314,3 +314,42 @@ async fn lm_604_streams_join_between_steps() {
     assert_eq!(told(&stream(&mut second, 1).await).1, "length");
     assert!(!owner.is_empty(), "the first goes on");
 }
+
+/// Whoever has asked for much does not shut out who asks for little.
+#[tokio::test]
+async fn lm_608_waiting_streams_of_connections_take_turns() {
+    let (mut owner, server) = stepped(sapwood_engine::scripted::Config {
+        parallel: 1,
+        ..parrot()
+    })
+    .await;
+    let (mut many, mut one) = (client(&server).await, client(&server).await);
+    for id in 0..4 {
+        many.say(&generate(id, r#","max_tokens":1"#)).await;
+    }
+    for socket in [&mut many, &mut one] {
+        socket.say("X {}").await;
+        assert_eq!(message(socket).await.0, "MSG");
+    }
+    one.say(&generate(9, r#","max_tokens":1"#)).await;
+    one.say("X {}").await;
+    assert_eq!(message(&mut one).await.0, "MSG");
+    let open = server
+        .shared
+        .metrics
+        .streams_open
+        .with_label_values(&["lmtp"]);
+    let mut now = 0;
+    // The first of the many, and then the one.
+    while open.get() > 3 {
+        owner.step(Time::from_millis(now));
+        now += 1;
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(told(&stream(&mut one, 9).await).1, "length");
+    while open.get() > 0 {
+        owner.step(Time::from_millis(now));
+        now += 1;
+        tokio::task::yield_now().await;
+    }
+}

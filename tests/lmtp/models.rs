@@ -1,8 +1,10 @@
 //! Which models there are, and what is said of them.
 
 use sapwood_kernel::Kernel;
+use sapwood_server::auth::Fingerprint;
 use serde_json::{Value, json};
 
+use super::transports::http;
 use super::{chatter, client, kernel, message, of_parrot, parrot, stepped, stream, told};
 use sapwood_tests::{Running, spawned};
 
@@ -55,6 +57,51 @@ async fn lm_331_a_model_says_what_it_is() {
         (word.as_str(), &items[0]["code"]),
         ("MSG", &json!("model_not_found"))
     );
+}
+
+#[tokio::test]
+async fn lm_951_a_tokenizer_says_what_it_is_and_where_it_is_to_be_had() {
+    let server = of_parrot().await;
+    let mut socket = client(&server).await;
+    socket
+        .say(r#"MODEL_INFO {"stream_id":1,"model":"parrot"}"#)
+        .await;
+    let facts = message(&mut socket).await.1[0]["model_info"]["tokenizer"].clone();
+    for (key, value) in [
+        ("kind", json!("bytes")),
+        ("vocab_size", json!(258)),
+        ("bos", json!(256)),
+        ("eos", json!([257])),
+        ("add_bos", json!(true)),
+        ("special", json!([[256, "<s>"], [257, "</s>"]])),
+        ("url", json!("/lmtp/tokenizer/parrot")),
+    ] {
+        assert_eq!(facts[key], value, "{key}");
+    }
+    let (head, body) = http(&server, "GET /lmtp/tokenizer/parrot", "").await;
+    assert!(head.starts_with("http/1.1 200"), "{head}");
+    let digest = Fingerprint::of(&body).to_string();
+    assert_eq!(facts["sha256"], json!(digest), "of the file's bytes");
+    assert!(head.contains(&format!("etag: \"{digest}\"")), "{head}");
+    let file: Value = serde_json::from_str(&body).unwrap();
+    let vocabulary = file["model"]["vocab"].as_object().unwrap();
+    assert_eq!(vocabulary.len(), 258);
+    for (shown, token) in [("A", 65), ("Ġ", 32), ("Ċ", 10), ("ÿ", 255), ("</s>", 257)] {
+        assert_eq!(vocabulary[shown], json!(token));
+    }
+    let known = format!("GET /lmtp/tokenizer/parrot\nif-none-match: \"{digest}\"");
+    assert!(
+        http(&server, &known, "")
+            .await
+            .0
+            .starts_with("http/1.1 304")
+    );
+    let unknown = http(&server, "GET /lmtp/tokenizer/nobody", "").await.0;
+    assert!(unknown.starts_with("http/1.1 404"), "{unknown}");
+    // Words have none that is known.
+    let words = super::with_config(kernel("m", spawned(chatter())), Default::default()).await;
+    let none = http(&words, "GET /lmtp/tokenizer/m", "").await.0;
+    assert!(none.starts_with("http/1.1 404"), "{none}");
 }
 
 #[tokio::test]

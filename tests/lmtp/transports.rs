@@ -137,7 +137,7 @@ async fn over_a_bridge(server: &Running) -> Vec<Value> {
 }
 
 /// Sends a request over a connection of its own; the head of the answer, and its body.
-async fn http(server: &Running, head: &str, body: &str) -> (String, String) {
+pub(super) async fn http(server: &Running, head: &str, body: &str) -> (String, String) {
     let mut tcp = TcpStream::connect(server.address).await.unwrap();
     let length = body.len();
     let text = format!(
@@ -355,6 +355,63 @@ async fn lm_108_keys_are_asked_for_before_the_upgrade() {
         assert!(head.starts_with("http/1.1 401"), "{head}");
         let (head, _) = http(&server, "POST /lmtp\nauthorization: Bearer secret", "X {}").await;
         assert!(head.starts_with("http/1.1 200"), "{head}");
+    }
+}
+
+/// LM-505: whoever is cut off hears why, and whose key still stands hears nothing.
+#[tokio::test]
+async fn lm_108_a_key_that_is_revoked_ends_its_connections() {
+    let (mut owner, engine) = by_hand(parrot());
+    let (anna, ben) = (key("anna", "one"), key("ben", "two"));
+    let kernel = kernel("parrot", engine);
+    let keys = vec![anna, ben.clone()];
+    let server = Running::start(kernel, Default::default(), keys).await;
+    let mut cut = Socket::open(&server, "/lmtp", &[("authorization", "Bearer one")])
+        .await
+        .unwrap();
+    let mut other = Socket::open(&server, "/lmtp", &[("authorization", "Bearer two")])
+        .await
+        .unwrap();
+    let ask = r#"GENERATE {"model":"parrot","prompt":[7],"stream_id":1}"#;
+    for socket in [&mut cut, &mut other] {
+        socket.say(ask).await;
+        socket.say("X {}").await;
+        assert_eq!(message(socket).await.0, "MSG");
+    }
+    // Under the same name, with another secret.
+    server.shared.auth.replace(vec![key("anna", "new"), ben]);
+    let (said, close) = cut.rest().await;
+    let Some(Said::Text(last)) = said.last() else {
+        panic!("no last words: {said:?}");
+    };
+    assert!(last.contains(r#""code":"insufficient_scope""#), "{last}");
+    assert_eq!(close.map(|(code, _)| code), Some(1008));
+    while !owner.is_empty() {
+        owner.step(sapwood_proto::time::Time::ZERO);
+    }
+    assert_eq!(told(&stream(&mut other, 1).await).1, "stop");
+}
+
+/// A message for each item, and no list.
+#[tokio::test]
+async fn lm_114_items_may_be_objects() {
+    let server = of_parrot().await;
+    let ask = r#"GENERATE {"model":"parrot","prompt":[7],"stream_id":1}"#;
+    for (head, before) in [
+        ("POST /lmtp?items=object", ""),
+        (
+            "POST /lmtp?a&items=object\naccept: text/event-stream",
+            "data: ",
+        ),
+    ] {
+        let (head, body) = http(&server, head, ask).await;
+        assert!(head.starts_with("http/1.1 200"), "{head}");
+        let items = body.lines().filter_map(|line| line.strip_prefix(before));
+        let items = items.filter_map(|line| line.strip_prefix("TOKEN "));
+        let items: Vec<Value> = items
+            .map(|item| serde_json::from_str(item).unwrap())
+            .collect();
+        assert_eq!(told(&items), (vec![7, 257], "stop".to_owned()), "{body}");
     }
 }
 

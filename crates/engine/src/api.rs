@@ -364,6 +364,11 @@ pub trait Vocabulary: Send + Sync + 'static {
     /// Whether the token is a control token.
     fn is_special(&self, token: Token) -> bool;
 
+    /// What a control token is called, where that is known.
+    fn name(&self, _token: Token) -> Option<String> {
+        None
+    }
+
     /// Whether the token ends a generation.
     fn is_end(&self, token: Token) -> bool;
 

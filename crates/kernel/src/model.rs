@@ -122,7 +122,8 @@ fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> Request {
     request.timeout = call
         .deadline
         .map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    request.caller = call.payer.as_ref().map_or(0, |payer| payer.turn());
+    let turn = call.payer.as_ref().map_or(0, |payer| payer.turn());
+    request.caller = if turn == 0 { config.turn } else { turn };
     config.apply(&mut request);
     request
 }

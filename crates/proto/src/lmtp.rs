@@ -32,7 +32,7 @@ pub use features::{Feature, Features};
 pub use limits::Limits;
 pub use lines::{Line, Lines};
 pub use message::{Finish, Generate, Id, Item, Score};
-pub use model::{Load, Model, Models, Tokenizer, Vocabulary};
+pub use model::{Ends, Load, Model, Models, Tokenizer, Vocabulary};
 pub use port::{
     Carrier, Close, Config, Output, Piece, Start, Stats, Status, StreamKey, Unreadable, Work,
 };

@@ -13,6 +13,7 @@ use percent_encoding::percent_decode_str;
 use sapwood_proto::code::Code;
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
+use tokio::sync::watch;
 
 use crate::allowance::Allowance;
 use crate::refusal::Refusal;
@@ -144,6 +145,8 @@ pub struct Caller {
     pub scopes: Scopes,
     /// What its calls of models are charged to.
     pub allowance: Option<Arc<Allowance>>,
+    /// Which key it has shown; `None` if it needed none, or has shown a certificate.
+    pub fingerprint: Option<Fingerprint>,
 }
 
 impl Caller {
@@ -170,6 +173,8 @@ pub struct Auth {
     keys: RwLock<Arc<[Key]>>,
     metrics_public: bool,
     query_key: bool,
+    /// Told whenever other keys are put in force.
+    replaced: watch::Sender<()>,
 }
 
 impl Auth {
@@ -180,6 +185,7 @@ impl Auth {
             keys: RwLock::new(keys.into()),
             metrics_public,
             query_key: false,
+            replaced: watch::Sender::default(),
         }
     }
 
@@ -234,6 +240,25 @@ impl Auth {
             .keys
             .write()
             .unwrap_or_else(std::sync::PoisonError::into_inner) = keys.into();
+        self.replaced.send_replace(());
+    }
+
+    /// Resolves when the key of `caller` may call functions no more; never for whoever has shown none (LM-108).
+    pub(crate) async fn revoked(&self, caller: &Caller) {
+        let Some(fingerprint) = caller.fingerprint else {
+            return std::future::pending().await;
+        };
+        let mut replaced = self.replaced.subscribe();
+        loop {
+            let keys = self.keys();
+            let mut keys = keys.iter();
+            let stands =
+                keys.any(|key| key.fingerprint == fingerprint && key.scopes.has(Scope::Infer));
+            // Its sender is ours.
+            if !stands || replaced.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     fn keys(&self) -> Arc<[Key]> {
@@ -265,6 +290,7 @@ impl Auth {
                 name,
                 scopes,
                 allowance: None,
+                fingerprint: None,
             });
         }
         let caller = presented(headers)
@@ -303,6 +329,7 @@ fn certified(keys: &[Key], subject: &Subject) -> Caller {
         name: Arc::clone(&subject.0),
         scopes: key.map_or_else(|| [Scope::Infer].into_iter().collect(), |key| key.scopes),
         allowance: key.and_then(|key| key.allowance.clone()),
+        fingerprint: None,
     }
 }
 
@@ -331,6 +358,7 @@ fn matching(keys: &[Key], secret: &str) -> Option<Caller> {
         name: Arc::clone(&key.name),
         scopes: key.scopes,
         allowance: key.allowance.clone(),
+        fingerprint: Some(key.fingerprint),
     })
 }
 

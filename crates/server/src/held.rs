@@ -216,6 +216,7 @@ mod tests {
             name: name.into(),
             scopes: Scopes::ALL,
             allowance: None,
+            fingerprint: None,
         });
         extensions.insert(Peer(SocketAddr::new(address.parse().unwrap(), 7)));
         Visitor::of(&extensions)

@@ -18,6 +18,7 @@ mod post;
 mod refusals;
 mod socket;
 mod tally;
+mod tokenizer;
 mod words;
 mod work;
 mod works;
@@ -25,6 +26,7 @@ mod works;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::routing::get;
 use sapwood_kernel::Kernel;
 use sapwood_proto::lmtp::Limits;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -90,9 +92,13 @@ impl Lmtp {
         let drain = self.0.shared.drain.clone();
         let sockets: Arc<dyn Protocol> = Arc::new(Sockets(Arc::clone(&self.0)));
         let upgrades = reception::route(vec![Arc::clone(&sockets)], reception::PATIENT, drain);
+        let house = Arc::clone(&self.0);
+        let tokenizers = get(move |name, request| tokenizer::answer(house, name, request));
         Face {
             name: metrics::Face::Lmtp,
-            routes: Router::new().route("/lmtp", upgrades.post(post::handler(&self.0))),
+            routes: Router::new()
+                .route("/lmtp", upgrades.post(post::handler(&self.0)))
+                .route("/lmtp/tokenizer/{name}", tokenizers),
             root: Some(sockets),
             descriptors: Vec::new(),
             services: Vec::new(),

@@ -117,6 +117,12 @@ impl api::Vocabulary for Vocabulary {
             .is_some_and(|kind| kind.control)
     }
 
+    fn name(&self, token: Token) -> Option<String> {
+        let kind = self.kinds.get(token as usize)?;
+        let piece = kind.control.then(|| self.model.piece(token, true))?;
+        Some(String::from_utf8_lossy(&piece).into_owned())
+    }
+
     fn is_end(&self, token: Token) -> bool {
         self.kinds.get(token as usize).is_some_and(|kind| kind.end)
     }

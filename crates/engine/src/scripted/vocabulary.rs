@@ -205,6 +205,14 @@ impl Vocabulary for ScriptedVocabulary {
         token == BEGIN || token == END
     }
 
+    fn name(&self, token: Token) -> Option<String> {
+        match token {
+            BEGIN => Some("<s>".to_owned()),
+            END => Some("</s>".to_owned()),
+            _ => None,
+        }
+    }
+
     fn is_end(&self, token: Token) -> bool {
         token == END
     }

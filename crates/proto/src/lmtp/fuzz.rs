@@ -36,7 +36,10 @@ impl Models for Shelf {
             tokenizer: Some(Tokenizer {
                 kind: "bytes".to_owned(),
                 vocab_size: 258,
+                ends: None,
                 sha256: "9f".to_owned(),
+                special: Vec::new(),
+                url: None,
             }),
             version: "0.1.0".to_owned(),
         };

@@ -39,8 +39,28 @@ pub struct Tokenizer {
     pub kind: String,
     /// How many ids it has.
     pub vocab_size: u32,
-    /// The digest of its file, in hex.
+    /// Its tokens at both ends of a text, if that is known.
+    #[serde(flatten)]
+    pub ends: Option<Ends>,
+    /// The digest of its file, in hex; without one, of the vocabulary itself.
     pub sha256: String,
+    /// The control tokens and what they are called; at most 256.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub special: Vec<(Token, String)>,
+    /// Where its file is to be had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+}
+
+/// What a tokenizer puts around a text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Ends {
+    /// The token that begins one.
+    pub bos: Option<Token>,
+    /// The tokens that end one.
+    pub eos: Vec<Token>,
+    /// Whether the first is put there if nobody says otherwise.
+    pub add_bos: bool,
 }
 
 /// The models by the names that clients may use (LM-321).

@@ -14,6 +14,8 @@ const OPENING: &[u8] = b"TOKEN [";
 
 #[derive(Debug, Default)]
 pub(super) struct Outbound {
+    /// Each item is a message, and no list (LM-114).
+    bare: bool,
     /// Messages that grow no more.
     whole: VecDeque<BytesMut>,
     /// The TOKEN message that the next item joins, without its end; empty if there is none.
@@ -23,12 +25,22 @@ pub(super) struct Outbound {
 }
 
 impl Outbound {
+    pub(super) fn new(bare: bool) -> Self {
+        Self {
+            bare,
+            ..Self::default()
+        }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.whole.is_empty() && self.open.is_empty()
     }
 
     /// Adds the item that `write` writes to the open message, or begins the next.
     pub(super) fn item(&mut self, max: usize, write: impl FnOnce(&mut BytesMut)) {
+        if self.bare {
+            return self.alone(OPENING, write);
+        }
         let max = max.min(FRAME_BYTES_MAX);
         let held = self.open.len();
         self.open.put_slice(if held == 0 { OPENING } else { b"," });
@@ -58,12 +70,17 @@ impl Outbound {
         self.alone(b"MSG [", write);
     }
 
-    /// A message that is no TOKEN.
+    /// A message of one item, which begins so, up to the list.
     pub(super) fn alone(&mut self, opening: &[u8], write: impl FnOnce(&mut BytesMut)) {
         self.end_items();
         let mut message = BytesMut::from(opening);
+        if self.bare {
+            message.truncate(opening.len() - 1);
+        }
         write(&mut message);
-        message.put_u8(b']');
+        if !self.bare {
+            message.put_u8(b']');
+        }
         self.bytes += message.len();
         self.whole.push_back(message);
     }

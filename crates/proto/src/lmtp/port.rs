@@ -35,6 +35,8 @@ pub struct Config {
     pub strict_parameters: bool,
     /// Whether the items of one step share a message; off gives one item per message (LM-601).
     pub coalesce: bool,
+    /// Whether each item is a message of its own, as an object instead of a list (LM-114).
+    pub bare: bool,
     /// Whether a malformed message ends the connection, as at the reference server (LM-201).
     pub close_on_malformed: bool,
     /// What may be negotiated of version 2.
@@ -51,6 +53,7 @@ impl Default for Config {
             default_model: None,
             strict_parameters: false,
             coalesce: true,
+            bare: false,
             close_on_malformed: false,
             features: Features::BUILT,
             negotiated: false,

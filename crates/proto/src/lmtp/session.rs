@@ -117,6 +117,7 @@ impl Session {
         } else {
             Features::NONE
         };
+        let outbound = Outbound::new(config.bare);
         Self {
             config,
             phase: Phase::Open,
@@ -131,7 +132,7 @@ impl Session {
             buffers: Buffers::default(),
             masks: Masks::default(),
             admitted: 0,
-            outbound: Outbound::default(),
+            outbound,
             events: VecDeque::new(),
             parked: None,
             malformed: 0,

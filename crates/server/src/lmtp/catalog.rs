@@ -6,12 +6,14 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use bytes::Bytes;
 use sapwood_engine::api::Vocabulary;
 use sapwood_kernel::{Facts, Kernel, Name};
-use sapwood_proto::lmtp::{self, Load, Model, Models, Reason, Tokenizer};
+use sapwood_proto::lmtp::{self, Ends, Load, Model, Models, Reason, Tokenizer};
 use sapwood_proto::steer::Token;
 use sha2::{Digest, Sha256};
 
+use super::tokenizer;
 use super::words::Words;
 use crate::allowance::Allowance;
 use crate::health::{Health, State};
@@ -28,7 +30,13 @@ pub(super) struct Catalog {
 }
 
 /// What was gathered, and of which facts.
-type Known = (Arc<Facts>, Arc<Model>);
+#[derive(Clone)]
+struct Known {
+    of: Arc<Facts>,
+    model: Arc<Model>,
+    /// The file of its tokenizer, if there is one.
+    file: Option<Bytes>,
+}
 
 impl Catalog {
     pub(super) fn new(kernel: Kernel, shared: &Shared) -> Self {
@@ -48,7 +56,7 @@ impl Catalog {
         }
     }
 
-    fn model(&self, name: &str) -> Result<(Name, Arc<Model>), Reason> {
+    fn model(&self, name: &str) -> Result<(Name, Known), Reason> {
         let function = self.kernel.get(name).map_err(|_| Reason::ModelNotFound)?;
         let spec = function.spec();
         let Some(facts) = &spec.facts else {
@@ -60,17 +68,28 @@ impl Catalog {
             });
         };
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some((of, model)) = known.get(&spec.name)
-            && Arc::ptr_eq(of, facts)
+        if let Some(found) = known.get(&spec.name)
+            && Arc::ptr_eq(&found.of, facts)
         {
-            return Ok((spec.name.clone(), Arc::clone(model)));
+            return Ok((spec.name.clone(), found.clone()));
         }
         drop(known);
-        let model = Arc::new(describe(facts));
-        let entry = (Arc::clone(facts), Arc::clone(&model));
+        let (model, file) = describe(&spec.name, facts);
+        let found = Known {
+            of: Arc::clone(facts),
+            model: Arc::new(model),
+            file,
+        };
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        known.insert(spec.name.clone(), entry);
-        Ok((spec.name.clone(), model))
+        known.insert(spec.name.clone(), found.clone());
+        Ok((spec.name.clone(), found))
+    }
+
+    /// The file of a model's tokenizer, and its digest.
+    pub(super) fn tokenizer(&self, name: &str) -> Option<(Bytes, String)> {
+        let (_, known) = self.model(name).ok()?;
+        let tokenizer = known.model.tokenizer.as_ref()?;
+        Some((known.file?, tokenizer.sha256.clone()))
     }
 
     fn is_loading(&self, name: &str) -> bool {
@@ -89,13 +108,13 @@ pub(super) struct Permitted<'a> {
 
 impl Models for Permitted<'_> {
     fn find(&self, name: &str) -> Result<Arc<Model>, Reason> {
-        let (name, model) = self.catalog.model(name)?;
+        let (name, known) = self.catalog.model(name)?;
         let limits = self.allowance.as_ref().map(|allowance| allowance.limits());
         let models = limits.and_then(|limits| limits.models.as_ref());
         if models.is_some_and(|models| !models.contains(&name)) {
             return Err(Reason::InsufficientScope);
         }
-        Ok(model)
+        Ok(known.model)
     }
 
     fn vocabulary(&self, name: &str) -> Option<Arc<dyn lmtp::Vocabulary>> {
@@ -119,25 +138,45 @@ impl Models for Permitted<'_> {
     }
 }
 
-/// What MODEL_INFO says of a model.
-fn describe(facts: &Facts) -> Model {
+/// What MODEL_INFO says of a model, and the file of its tokenizer, if there is one.
+fn describe(name: &Name, facts: &Facts) -> (Model, Option<Bytes>) {
     let Facts { info, vocabulary } = facts;
-    let tokens = 0..info.vocabulary_tokens;
-    Model {
+    let size = info.vocabulary_tokens;
+    let eos: Vec<_> = (0..size)
+        .filter(|&token| vocabulary.is_end(token))
+        .collect();
+    let special = (0..size).filter_map(|token| Some((token, vocabulary.name(token)?)));
+    let kind = kind(&**vocabulary, size);
+    let file = (kind == "bytes")
+        .then(|| tokenizer::file(&**vocabulary, size))
+        .flatten();
+    let beginning = vocabulary.beginning();
+    let model = Model {
         constructor: format!("sapwood:{} {}", info.architecture, info.description),
         model_type: info.architecture.clone(),
-        vocab_size: info.vocabulary_tokens,
+        vocab_size: size,
         max_context: info.context_tokens as usize,
-        bos: vocabulary.beginning(),
-        eos: tokens.filter(|&token| vocabulary.is_end(token)).collect(),
+        bos: beginning,
+        eos: eos.clone(),
         // A model elsewhere is served in tokens alone (LM-712).
         tokenizer: vocabulary.has_text().then(|| Tokenizer {
-            kind: kind(&**vocabulary, info.vocabulary_tokens).to_owned(),
-            vocab_size: info.vocabulary_tokens,
-            sha256: digest(&**vocabulary, info.vocabulary_tokens),
+            kind: kind.to_owned(),
+            vocab_size: size,
+            ends: Some(Ends {
+                bos: beginning,
+                eos,
+                add_bos: beginning.is_some(),
+            }),
+            sha256: match &file {
+                Some(file) => hex(Sha256::digest(file)),
+                None => digest(&**vocabulary, size),
+            },
+            special: special.take(SPECIAL_MAX).collect(),
+            url: file.is_some().then(|| tokenizer::url(name)),
         }),
         version: crate::VERSION.to_owned(),
-    }
+    };
+    (model, file)
 }
 
 /// How text becomes tokens, as the order of the vocabulary shows it: bytes come first where they, or they and whole words, are
@@ -167,12 +206,15 @@ fn digest(vocabulary: &dyn Vocabulary, size: u32) -> String {
         digest.update(length.to_le_bytes());
         digest.update(&bytes);
     }
-    digest
-        .finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    hex(digest.finalize())
 }
 
+fn hex(digest: impl AsRef<[u8]>) -> String {
+    let digits = digest.as_ref().iter().map(|byte| format!("{byte:02x}"));
+    digits.collect()
+}
+
+/// Control tokens that are told by name (LM-951).
+const SPECIAL_MAX: usize = 256;
 /// The most that a vocabulary of bytes has, its control tokens included.
 const BYTES_AND_CONTROL: u32 = 512;

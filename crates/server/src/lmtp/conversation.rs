@@ -17,18 +17,19 @@ use bytes::Bytes;
 use bytestring::ByteString;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use sapwood_proto::lmtp::{self, Carrier, Close, Output, Session, StreamKey, Unreadable};
+use sapwood_proto::lmtp::{self, Close, Output, Session, StreamKey, Unreadable};
 use sapwood_proto::time::Time;
 use tokio::sync::oneshot;
 use tokio::time::{Sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::held::{self, Estate, Nowhere, Place};
-use super::house::House;
+use super::house::{Guest, House};
 use super::tally::Tally;
 use super::work::Work;
 use super::works::Works;
 use crate::allowance::Allowance;
+use crate::auth::Caller;
 use crate::drain::Phase;
 use crate::held::Visitor;
 use crate::trail;
@@ -96,6 +97,8 @@ pub(super) struct Conversation {
     session: Session,
     works: Works,
     tally: Tally,
+    /// In whose turn its streams wait.
+    turn: u64,
     /// Whose it is, where a client can come back.
     visitor: Option<Visitor>,
     /// Its place among those that can be come back to.
@@ -112,23 +115,22 @@ pub(super) struct Conversation {
     timer: Option<Pin<Box<Sleep>>>,
     /// What of the drain comes next.
     drain: Option<(Phase, BoxFuture<'static, ()>)>,
+    /// Resolves when its key is no longer good.
+    revoked: Option<BoxFuture<'static, ()>>,
 }
 
 impl Conversation {
-    pub(super) fn new(
-        house: &Arc<House>,
-        carrier: Carrier,
-        negotiated: bool,
-        allowance: Option<Arc<Allowance>>,
-        visitor: Option<Visitor>,
-    ) -> Self {
+    pub(super) fn new(house: &Arc<House>, guest: Guest) -> Self {
         let shared = &house.shared;
+        let session = house.open(&guest);
+        let allowance = guest.caller.as_ref();
         Self {
-            allowance,
-            session: house.open(carrier, negotiated, visitor.is_some()),
+            allowance: allowance.and_then(|caller| caller.allowance.clone()),
+            session,
             works: Works::new(),
             tally: Tally::begin(&shared.metrics, &shared.drain),
-            visitor,
+            turn: house.turn(),
+            visitor: guest.visitor,
             place: None,
             coming: None,
             apart: false,
@@ -136,6 +138,9 @@ impl Conversation {
             heard_all: false,
             timer: None,
             drain: Some(await_phase(house, Phase::Refusing)),
+            revoked: guest
+                .caller
+                .and_then(|caller| await_revocation(house, caller)),
             house: Arc::clone(house),
         }
     }
@@ -344,7 +349,7 @@ impl Conversation {
             match output {
                 Output::Start(start) => {
                     let stream = start.stream;
-                    let work = Work::new(&self.house.kernel, *start);
+                    let work = Work::new(&self.house.kernel, *start, self.turn);
                     self.works.begin(stream, work, self.tally.open());
                 }
                 Output::Cancel(stream) => self.works.cancel(stream),
@@ -399,6 +404,12 @@ impl Conversation {
                 self.drain = None;
                 self.close(Close::SHUTDOWN, "drain");
             }
+        }
+        if let Some(revoked) = &mut self.revoked
+            && revoked.poll_unpin(cx).is_ready()
+        {
+            self.revoked = None;
+            self.close(Close::REVOKED, "revoked");
         }
         let Some(at) = self.session.wake_at() else {
             self.timer = None;
@@ -458,6 +469,13 @@ impl Drop for Conversation {
 fn await_phase(house: &House, phase: Phase) -> (Phase, BoxFuture<'static, ()>) {
     let drain = house.shared.drain.clone();
     (phase, async move { drain.reached(phase).await }.boxed())
+}
+
+/// When the key of a caller is no longer good (LM-108).
+fn await_revocation(house: &House, caller: Caller) -> Option<BoxFuture<'static, ()>> {
+    caller.fingerprint?;
+    let auth = Arc::clone(&house.shared.auth);
+    Some(async move { auth.revoked(&caller).await }.boxed())
 }
 
 /// How often everything is looked at before others get their turn.

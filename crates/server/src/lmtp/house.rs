@@ -3,6 +3,7 @@
 //! Owns: [`House`]: the models, the limits, the places for connections. Refuses to know: transports.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytestring::ByteString;
 use sapwood_kernel::Kernel;
@@ -15,6 +16,8 @@ use tokio::time::Instant;
 use super::Config;
 use super::catalog::Catalog;
 use super::held::{Held, held};
+use crate::auth::Caller;
+use crate::held::Visitor;
 use crate::refusal::Refusal;
 use crate::shared::Shared;
 
@@ -27,6 +30,7 @@ pub(super) struct House {
     default_model: Option<ByteString>,
     places: Arc<Semaphore>,
     pub(super) held: Arc<Held>,
+    turns: AtomicU64,
     /// Sessions count their time from here, so that one can go on where another has begun.
     began: Instant,
 }
@@ -41,6 +45,7 @@ impl House {
                 config.resumable_sessions,
                 config.resumable_sessions_each,
             )),
+            turns: AtomicU64::new(0),
             began: Instant::now(),
             shared,
             kernel,
@@ -68,23 +73,53 @@ impl House {
         self.began + time.since_origin()
     }
 
-    /// A session that begins now; `negotiated`: with all that version 2 has here (LM-905); `returns`: its client can come
-    /// back.
-    pub(super) fn open(&self, carrier: Carrier, negotiated: bool, returns: bool) -> Session {
+    /// A number for a connection, in whose turn its streams wait (LM-608).
+    pub(super) fn turn(&self) -> u64 {
+        // Above those of keys.
+        self.turns.fetch_add(1, Ordering::Relaxed) | 1 << 63
+    }
+
+    /// A session that begins now.
+    pub(super) fn open(&self, guest: &Guest) -> Session {
         let features = Features::BUILT;
         Session::new(lmtp::Config {
             limits: Arc::clone(&self.config.limits),
-            carrier,
+            carrier: guest.carrier,
             default_model: self.default_model.clone(),
             strict_parameters: self.config.strict_parameters,
             coalesce: self.config.coalesce,
+            bare: guest.bare,
             close_on_malformed: self.config.close_on_malformed,
-            features: if returns {
-                features
-            } else {
-                features.without(Feature::Resume)
+            features: match &guest.visitor {
+                Some(_) => features,
+                None => features.without(Feature::Resume),
             },
-            negotiated,
+            negotiated: guest.negotiated,
         })
+    }
+}
+
+/// Who has come, and how.
+pub(super) struct Guest {
+    pub(super) carrier: Carrier,
+    /// With all that version 2 has here (LM-905).
+    pub(super) negotiated: bool,
+    /// Items are objects (LM-114).
+    pub(super) bare: bool,
+    pub(super) caller: Option<Caller>,
+    /// As whom it can come back, if it can.
+    pub(super) visitor: Option<Visitor>,
+}
+
+impl Guest {
+    /// Whoever speaks lines and is nobody in particular.
+    pub(super) const fn of_lines() -> Self {
+        Self {
+            carrier: Carrier::Lines,
+            negotiated: false,
+            bare: false,
+            caller: None,
+            visitor: None,
+        }
     }
 }

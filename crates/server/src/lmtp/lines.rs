@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use futures::FutureExt;
-use sapwood_proto::lmtp::{Carrier, Close, Line, Lines as Cut, Unreadable};
+use sapwood_proto::lmtp::{Close, Line, Lines as Cut, Unreadable};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 use super::conversation::{Conversation, End, Gone, Heard, Wire};
-use super::house::House;
+use super::house::{Guest, House};
 use crate::drain::Phase;
 use crate::held::Visitor;
 use crate::socket::{Accepted, Socket};
@@ -72,7 +72,11 @@ pub(super) async fn speak(
     visitor: Option<Visitor>,
     cancel_at_end: bool,
 ) -> Ended {
-    let mut conversation = Conversation::new(house, Carrier::Lines, false, None, visitor);
+    let guest = Guest {
+        visitor,
+        ..Guest::of_lines()
+    };
+    let mut conversation = Conversation::new(house, guest);
     let mut wire = Lines::new(stream, house.config.limits.max_message_in);
     let end = std::future::poll_fn(|cx| {
         let end = conversation.poll_end(&mut wire, cx);

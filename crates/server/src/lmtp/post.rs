@@ -1,7 +1,7 @@
 //! LMTP in one HTTP request: `POST /lmtp` (LM-113 to LM-115).
 //!
-//! Owns: the four forms (lines or an array in, lines or events out), and the wire between a request's body and its answer's.
-//! Refuses to know: messages.
+//! Owns: the forms (lines or an array in, lines or events out, items in lists or bare), and the wire between a request's body
+//! and its answer's. Refuses to know: messages.
 //!
 //! ```text
 //!   request's body ─ lines │ array ─► conversation, in a task of its own ─ lines │ events ─► channel of one ─► answer's body
@@ -24,7 +24,7 @@ use futures::{Stream, StreamExt};
 use http::{HeaderMap, Request, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use sapwood_proto::code::Code;
-use sapwood_proto::lmtp::{Carrier, Line, Lines, Unreadable};
+use sapwood_proto::lmtp::{Line, Lines, Unreadable};
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
@@ -32,7 +32,7 @@ use tokio_util::sync::PollSender;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::conversation::{Conversation, End, Gone, Heard, Wire};
-use super::house::House;
+use super::house::{Guest, House};
 use crate::auth::Caller;
 use crate::refusal::Refusal;
 use crate::trail;
@@ -66,10 +66,14 @@ async fn answer(house: Arc<House>, request: Request<Body>) -> Result<Response, R
             ended: false,
         }
     };
-    let caller = parts.extensions.get::<Caller>();
-    let allowance = caller.and_then(|caller| caller.allowance.clone());
+    let query = parts.uri.query().unwrap_or_default();
+    let guest = Guest {
+        bare: query.split('&').any(|pair| pair == "items=object"),
+        caller: parts.extensions.get::<Caller>().cloned(),
+        ..Guest::of_lines()
+    };
     let (sender, receiver) = mpsc::channel(1);
-    let mut conversation = Conversation::new(&house, Carrier::Lines, false, allowance, None);
+    let mut conversation = Conversation::new(&house, guest);
     let mut wire = Exchange {
         incoming,
         form,

@@ -15,7 +15,7 @@ use sapwood_proto::lmtp::{Carrier, Unreadable};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::conversation::{Conversation, End, Gone, Heard, Wire};
-use super::house::House;
+use super::house::{Guest, House};
 use crate::auth::Caller;
 use crate::held::Visitor;
 use crate::metrics;
@@ -58,9 +58,13 @@ impl Protocol for Sockets {
         let negotiated = chosen == Some(VERSION_2);
         let house = Arc::clone(&self.0);
         let place = house.admit()?;
-        let caller = request.extensions().get::<Caller>();
-        let allowance = caller.and_then(|caller| caller.allowance.clone());
-        let visitor = Visitor::of(request.extensions());
+        let guest = Guest {
+            carrier: Carrier::Frames,
+            negotiated,
+            bare: false,
+            caller: request.extensions().get::<Caller>().cloned(),
+            visitor: Some(Visitor::of(request.extensions())),
+        };
         Ok(Invited {
             headers: HeaderMap::new(),
             decided: false,
@@ -70,9 +74,7 @@ impl Protocol for Sockets {
                     first,
                     max: house.config.limits.max_message_in,
                 };
-                let visitor = Some(visitor);
-                let conversation =
-                    Conversation::new(&house, Carrier::Frames, negotiated, allowance, visitor);
+                let conversation = Conversation::new(&house, guest);
                 Box::pin(serve(conversation, wire, place))
             }),
         })

@@ -42,20 +42,22 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// Prepares the work; nothing happens before the first look.
-    pub(super) fn new(kernel: &Kernel, start: Start) -> Self {
+    /// Prepares the work, which waits in this turn; nothing happens before the first look.
+    pub(super) fn new(kernel: &Kernel, start: Start, turn: u64) -> Self {
         let name = &*start.name;
         match start.work {
             lmtp::Work::Generate(wanted) => {
                 let prompt = tokens(&wanted.prompt);
-                Self::calling(kernel, name, prompt, generate(wanted), VecDeque::new())
+                let mut config = generate(wanted);
+                config.turn = turn;
+                Self::calling(kernel, name, prompt, config, VecDeque::new())
             }
-            lmtp::Work::Score(wanted) => Self::scoring(kernel, name, wanted),
+            lmtp::Work::Score(wanted) => Self::scoring(kernel, name, wanted, turn),
         }
     }
 
     /// LM-312: nothing precedes the first token of an empty prompt, so it is certain, and precedes the others.
-    fn scoring(kernel: &Kernel, name: &str, wanted: Score) -> Self {
+    fn scoring(kernel: &Kernel, name: &str, wanted: Score, turn: u64) -> Self {
         let Score {
             mut prompt,
             mut scored,
@@ -69,13 +71,9 @@ impl Work {
         if scored.is_empty() {
             return Self { run: None, ahead };
         }
-        Self::calling(
-            kernel,
-            name,
-            tokens(&prompt),
-            score(scored, top_logprobs),
-            ahead,
-        )
+        let mut config = score(scored, top_logprobs);
+        config.turn = turn;
+        Self::calling(kernel, name, tokens(&prompt), config, ahead)
     }
 
     fn calling(

@@ -313,3 +313,22 @@ fn lm_610_ended_streams_leave_nothing() {
         "an idle connection lives for ever"
     );
 }
+
+#[test]
+fn lm_114_an_item_may_be_a_message_of_its_own_and_no_list() {
+    let mut server = Server::with(Config {
+        bare: true,
+        ..Config::default()
+    });
+    let stream = server.open(r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":1}"#);
+    let said = server.step(vec![(stream, piece(7)), (stream, piece(8))]);
+    assert_eq!(said.len(), 2);
+    assert!(
+        said[0].starts_with(r#"TOKEN {"token":7,"#) && said[0].ends_with('}'),
+        "{said:?}"
+    );
+    assert_eq!(
+        server.ask("X {}"),
+        r#"MSG {"stream_id":null,"error":"Unknown command: X","code":"unknown_command"}"#
+    );
+}
