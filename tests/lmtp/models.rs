@@ -130,32 +130,37 @@ async fn lm_332_a_model_says_what_it_is_while_its_engine_does_nothing() {
     assert_eq!(message(&mut socket).await.0, "MSG");
 }
 
-/// LM-322: what is loading says so, and what takes text alone is no model.
+/// What takes text alone is no model.
 #[tokio::test]
-async fn lm_322_a_model_that_is_loading_says_when_to_come_back() {
+async fn lm_322_a_stream_waits_for_a_model_that_is_loading() {
     let kernel = Kernel::new();
     let spec = |name: &'static str| sapwood_kernel::Spec::new(name, "");
     let none = |_| Box::pin(futures::stream::empty()) as sapwood_kernel::Chunks;
-    kernel
-        .add(sapwood_kernel::raw(spec("later"), none))
-        .unwrap();
-    kernel
-        .add(sapwood_kernel::raw(spec("upper"), none))
-        .unwrap();
-    let server = Running::start(kernel, Default::default(), Vec::new()).await;
-    server.shared.health.loading("later");
+    for name in ["later", "never", "upper"] {
+        kernel.add(sapwood_kernel::raw(spec(name), none)).unwrap();
+    }
+    let server = Running::start(kernel.clone(), Default::default(), Vec::new()).await;
+    let health = &server.shared.health;
+    health.loading("later");
+    health.loading("never");
     let mut socket = client(&server).await;
-    for (model, code, retryable) in [
-        ("later", "model_loading", true),
-        ("upper", "unsupported_operation", false),
-    ] {
+    for (id, model) in [(1, "later"), (2, "never"), (3, "upper")] {
         socket
             .say(&format!(
-                r#"GENERATE {{"model":"{model}","prompt":[1],"stream_id":1}}"#
+                r#"GENERATE {{"model":"{model}","prompt":[7],"stream_id":{id}}}"#
             ))
             .await;
-        let items = stream(&mut socket, 1).await;
-        assert_eq!(told(&items).1, code);
-        assert_eq!(items[0]["retryable"], Value::from(retryable));
     }
+    let items = stream(&mut socket, 3).await;
+    assert_eq!(told(&items).1, "unsupported_operation");
+    kernel.replace(sapwood_kernel::model("later", spawned(parrot())));
+    health.running("later", Box::new(|| std::time::Duration::ZERO));
+    assert_eq!(
+        told(&stream(&mut socket, 1).await),
+        (vec![7, 257], "stop".to_owned())
+    );
+    health.failed("never");
+    let items = stream(&mut socket, 2).await;
+    assert_eq!(told(&items).1, "engine_error");
+    assert_eq!(items[0]["retryable"], Value::from(true));
 }

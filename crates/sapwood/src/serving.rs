@@ -75,8 +75,9 @@ pub(crate) async fn load(
         let began = Instant::now();
         match engine(one).await {
             Ok(engine) => {
+                // It is there before anybody is told.
+                kernel.replace(model(Name::shared(&name), engine.clone()));
                 loaded(&name, Ok(&engine), began.elapsed());
-                kernel.replace(model(Name::shared(&name), engine));
             }
             Err(failure) if required => return Err(failure),
             Err(failure) => {

@@ -86,6 +86,11 @@ impl Health {
         }
     }
 
+    /// Told whenever a part comes or does not.
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
     /// A part that will come: the server is not ready until it has, unless it is [`Health::optional`].
     pub fn loading(&self, name: &str) {
         self.put(name, Stage::Loading);

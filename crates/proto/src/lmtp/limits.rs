@@ -52,6 +52,8 @@ pub struct Limits {
     pub max_mask_bytes: usize,
     /// Bytes of the name of a buffer or mask; over it `invalid_value`.
     pub max_name_bytes: usize,
+    /// How long a stream waits for a model that is being loaded; then `model_loading`.
+    pub load_wait: Duration,
     /// Items of one stream that are kept for a client that comes back (version 2); where it has to have them all, a stream
     /// with so many stands still.
     pub resume_items: usize,
@@ -106,6 +108,7 @@ impl Default for Limits {
             max_masks: 256,
             max_mask_bytes: 4 << 20,
             max_name_bytes: 64,
+            load_wait: Duration::from_secs(60),
             resume_items: 4_096,
             resume_bytes: 1 << 20,
             resume_session_bytes: 4 << 20,

@@ -124,8 +124,8 @@ pub enum Piece {
 pub enum Status {
     /// Its model is being loaded.
     Loading {
-        /// From 0 to 1.
-        progress: f32,
+        /// From 0 to 1, if that is known.
+        progress: Option<f32>,
         /// How long it may still take.
         eta: Option<Duration>,
     },

@@ -46,6 +46,8 @@ pub(super) struct Members<'a> {
     controller: bool,
     /// The first unknown name, and how many there are.
     unknown: Option<(Cow<'a, str>, u64)>,
+    /// All of them, as sent.
+    source: &'a str,
 }
 
 const NAMES: [&str; 22] = [
@@ -122,6 +124,7 @@ impl<'a> Members<'a> {
             added: Vec::new(),
             controller: false,
             unknown: None,
+            source: payload.as_str(),
         };
         let added = |name: &str| {
             let added = ADDED.iter().filter(|_| !features.is_empty());
@@ -143,6 +146,11 @@ impl<'a> Members<'a> {
             }
         }
         Some(members)
+    }
+
+    /// The object as it was sent.
+    pub(super) const fn source(&self) -> &'a str {
+        self.source
     }
 
     /// A member that is there and not null.

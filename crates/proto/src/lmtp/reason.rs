@@ -142,6 +142,7 @@ impl Fault {
                     "The requested model is not loaded and the server is not configured to load it on demand."
                 }
                 Reason::ModelLoading => "the model is still loading; try again soon",
+                Reason::EngineError => "the model could not be loaded",
                 Reason::UnsupportedOperation => {
                     "this function takes text and gives text; only models are served as tokens"
                 }

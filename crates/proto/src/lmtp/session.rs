@@ -19,6 +19,7 @@
 mod buffers;
 mod cancel;
 mod extended;
+mod loading;
 mod masks;
 mod negotiation;
 mod opening;
@@ -43,6 +44,7 @@ use super::{Fault, Features, Finish, Id, Item, Models, Reason, write};
 use crate::time::Time;
 use buffers::Buffers;
 use extended::{Extended, Part, number};
+use loading::Loading;
 use masks::Masks;
 use resume::Question;
 use rings::Rings;
@@ -87,6 +89,8 @@ pub struct Session {
     extended: BTreeMap<StreamKey, Extended>,
     /// When they have to have begun or ended.
     due: BTreeSet<(Time, StreamKey)>,
+    /// Requests whose model is being loaded.
+    loading: Loading,
     /// Items that may be wanted again, and those that wait.
     rings: Rings,
     buffers: Buffers,
@@ -126,6 +130,7 @@ impl Session {
             features,
             extended: BTreeMap::new(),
             due: BTreeSet::new(),
+            loading: Loading::default(),
             rings: Rings::default(),
             name: None,
             question: None,
@@ -267,6 +272,7 @@ impl Session {
         if let Some(question) = self.question.take() {
             self.request_failed(question.id(), &fault);
         }
+        self.fail_waiting(&fault);
         self.rings.open_windows();
         self.phase = Phase::LastWords(close, now + self.config.limits.last_words);
         self.flow(now);
@@ -323,7 +329,12 @@ impl Session {
                 let timeout = self.config.limits.stall_timeout;
                 let stalled = self.rings.stalled(timeout).map(|(at, _)| at);
                 let all = self.stalls_at().into_iter().chain(due).chain(stalled);
-                all.chain(self.rings.expires_at()).min()
+                let waiting = self
+                    .rings
+                    .expires_at()
+                    .into_iter()
+                    .chain(self.loading_due());
+                all.chain(waiting).min()
             }
             Phase::Held(until) => self
                 .due
@@ -352,6 +363,7 @@ impl Session {
             }
             _ => {
                 self.expire(now);
+                self.expire_loading(now);
                 self.expire_windows(now);
                 self.rings.expire(now, self.config.limits.resume_grace);
                 self.park(now);
@@ -411,6 +423,10 @@ impl Session {
         let ends = item.finish.is_some();
         let max = self.config.limits.max_frame_out;
         let (top, part) = (stream.top, stream.part);
+        self.tell_running(part);
+        let Some(stream) = self.streams.get(&key) else {
+            return;
+        };
         let extended = part.and_then(|part| Some((part, self.extended.get_mut(&part.first)?)));
         let mut parks = None;
         match extended {
@@ -587,7 +603,9 @@ impl Session {
         }
         match self.phase {
             Phase::LastWords(close, _) => self.end(Output::Close(close)),
-            Phase::HalfClosed if self.streams.is_empty() && self.rings.is_told() => {
+            Phase::HalfClosed
+                if self.streams.is_empty() && self.rings.is_told() && self.loading.len() == 0 =>
+            {
                 self.end(Output::Close(Close::FINISHED))
             }
             _ => {}
@@ -606,6 +624,7 @@ impl Session {
         self.ids.clear();
         self.extended.clear();
         self.due.clear();
+        self.loading = Loading::default();
         self.rings = Rings::default();
         self.events.extend(streams.into_keys().map(Output::Cancel));
     }

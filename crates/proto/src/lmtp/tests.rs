@@ -3,6 +3,7 @@
 mod cancel;
 mod flow;
 mod held;
+mod loading;
 mod negotiation;
 mod resume;
 mod retry;

@@ -12,6 +12,7 @@ use sapwood_kernel::{Facts, Kernel, Name};
 use sapwood_proto::lmtp::{self, Ends, Load, Model, Models, Reason, Tokenizer};
 use sapwood_proto::steer::Token;
 use sha2::{Digest, Sha256};
+use tokio::sync::watch;
 
 use super::tokenizer;
 use super::words::Words;
@@ -61,10 +62,10 @@ impl Catalog {
         let spec = function.spec();
         let Some(facts) = &spec.facts else {
             // D-17: other functions take text, which is version 2's.
-            return Err(if self.is_loading(name) {
-                Reason::ModelLoading
-            } else {
-                Reason::UnsupportedOperation
+            return Err(match self.state(&spec.name) {
+                Some(State::Loading) => Reason::ModelLoading,
+                Some(State::Failed) => Reason::EngineError,
+                _ => Reason::UnsupportedOperation,
             });
         };
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
@@ -92,11 +93,15 @@ impl Catalog {
         Some((known.file?, tokenizer.sha256.clone()))
     }
 
-    fn is_loading(&self, name: &str) -> bool {
-        let parts = self.health.parts_now();
-        parts
-            .iter()
-            .any(|(part, state)| part == name && *state == State::Loading)
+    /// Told whenever a model comes or does not (LM-322).
+    pub(super) fn changes(&self) -> watch::Receiver<()> {
+        self.health.changes()
+    }
+
+    fn state(&self, name: &Name) -> Option<State> {
+        let parts = self.health.parts_now().into_iter();
+        let mut parts = parts.filter(|(part, _)| **part == **name);
+        parts.next().map(|(_, state)| state)
     }
 }
 

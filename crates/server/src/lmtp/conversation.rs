@@ -15,11 +15,12 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use bytestring::ByteString;
-use futures::FutureExt;
 use futures::future::BoxFuture;
+use futures::stream::{self, BoxStream};
+use futures::{FutureExt, StreamExt};
 use sapwood_proto::lmtp::{self, Close, Output, Session, StreamKey, Unreadable};
 use sapwood_proto::time::Time;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -115,6 +116,8 @@ pub(super) struct Conversation {
     timer: Option<Pin<Box<Sleep>>>,
     /// What of the drain comes next.
     drain: Option<(Phase, BoxFuture<'static, ()>)>,
+    /// Tells that models have come, while streams wait for theirs.
+    models: Option<BoxStream<'static, ()>>,
     /// Resolves when its key is no longer good.
     revoked: Option<BoxFuture<'static, ()>>,
 }
@@ -138,6 +141,7 @@ impl Conversation {
             heard_all: false,
             timer: None,
             drain: Some(await_phase(house, Phase::Refusing)),
+            models: None,
             revoked: guest
                 .caller
                 .and_then(|caller| await_revocation(house, caller)),
@@ -153,7 +157,7 @@ impl Conversation {
 
     /// Whether any stream is open.
     pub(super) fn is_busy(&self) -> bool {
-        self.session.live() > 0
+        self.session.live() + self.session.waiting() > 0
     }
 
     /// Talks over `wire` to the end.
@@ -411,6 +415,7 @@ impl Conversation {
             self.revoked = None;
             self.close(Close::REVOKED, "revoked");
         }
+        self.watch_models(cx);
         let Some(at) = self.session.wake_at() else {
             self.timer = None;
             return;
@@ -431,6 +436,32 @@ impl Conversation {
                 // It wanted to be looked at a moment later.
                 cx.waker().wake_by_ref();
             }
+        }
+    }
+
+    /// Streams begin whose model has come (LM-322).
+    fn watch_models(&mut self, cx: &mut Context<'_>) {
+        if self.session.waiting() == 0 {
+            self.models = None;
+            return;
+        }
+        // What came before it was listened for is looked at once.
+        let mut came = self.models.is_none();
+        let models = self.models.get_or_insert_with(|| {
+            let changes = self.house.catalog.changes();
+            let next = |mut changes: watch::Receiver<()>| async move {
+                changes.changed().await.ok()?;
+                Some(((), changes))
+            };
+            stream::unfold(changes, next).boxed()
+        });
+        while let Poll::Ready(Some(())) = models.poll_next_unpin(cx) {
+            came = true;
+        }
+        if came {
+            let now = self.now();
+            let models = self.house.catalog.for_caller(self.allowance.clone());
+            self.session.models_changed(&models, now);
         }
     }
 

@@ -40,6 +40,7 @@ impl Session {
                     self.end_early(key, &Finish::Cancelled, now);
                     cancelled.push(stream);
                 }
+                None if self.cancel_waiting(&stream) => cancelled.push(stream),
                 None => unknown.push(stream),
             }
         }
@@ -67,7 +68,8 @@ impl Session {
                 .map(|(id, key)| (*key, id.clone()))
                 .collect();
             all.sort_by_key(|(key, _)| *key);
-            return Ok(all.into_iter().map(|(_, id)| id).collect());
+            let all = all.into_iter().map(|(_, id)| id);
+            return Ok(all.chain(self.loading.ids().cloned()).collect());
         }
         let limits = &self.config.limits;
         let elements = value

@@ -70,7 +70,14 @@ impl Session {
     }
 
     /// A stream begins, or is refused with the first rule that it breaks (LM-302).
-    fn open(&mut self, word: &str, id: Id, members: &Members<'_>, models: &dyn Models, now: Time) {
+    pub(super) fn open(
+        &mut self,
+        word: &str,
+        id: Id,
+        members: &Members<'_>,
+        models: &dyn Models,
+        now: Time,
+    ) {
         let admitted = match self.retry(word, &id, members, models, now) {
             Ok(true) => return,
             Ok(false) => self.admit(word, &id, members, models, now),
@@ -81,6 +88,9 @@ impl Session {
                 self.begin(&id, admitted);
                 self.warn_of_unknown(word, &id, members);
             }
+            Err(fault)
+                if fault.reason == Reason::ModelLoading
+                    && self.wait_for_model(word, &id, members, now) => {}
             Err(fault) => {
                 self.stats.refused += 1;
                 self.refuse(&id, &fault);
@@ -108,7 +118,7 @@ impl Session {
             return Err(Fault::new(Reason::Draining, message));
         }
         let limits = &self.config.limits;
-        if self.streams.len() + works.len() > limits.max_streams {
+        if self.streams.len() + self.loading.len() + works.len() > limits.max_streams {
             let message = format!(
                 "{} streams are open on this connection; wait for one to end",
                 limits.max_streams
@@ -187,7 +197,7 @@ impl Session {
     }
 
     /// What never began has one item, the first (LM-963).
-    fn refuse(&mut self, id: &Id, fault: &Fault) {
+    pub(super) fn refuse(&mut self, id: &Id, fault: &Fault) {
         let (frame, error) = (
             self.config.limits.max_frame_out,
             self.config.limits.max_error_bytes,
@@ -203,7 +213,7 @@ impl Session {
 
     /// Whether a stream of this id has not told its end.
     pub(super) fn is_in_use(&self, id: &Id) -> bool {
-        self.ids.contains_key(id) || self.rings.speaks(id)
+        self.ids.contains_key(id) || self.rings.speaks(id) || self.loading.has(id)
     }
 
     pub(super) fn model(

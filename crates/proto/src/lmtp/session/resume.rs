@@ -15,6 +15,7 @@ use bytestring::ByteString;
 
 use super::cancel::ids;
 use super::extended::{Extended, Part};
+use super::loading::Loading;
 use super::negotiation::Introduction;
 use super::rings::Ring;
 use super::{Phase, Session, Stream};
@@ -74,6 +75,7 @@ impl Session {
         self.phase = Phase::Held(now + limits.resume_grace);
         self.outbound = Outbound::default();
         self.question = None;
+        self.loading = Loading::default();
         let lost: Vec<_> = self.ids.values().copied().collect();
         for first in lost {
             if !self.rings.is_numbered(first) {

@@ -5,6 +5,7 @@
 use bytes::{BufMut as _, BytesMut};
 
 use super::Session;
+use super::extended::Part;
 use crate::lmtp::port::{Status, StreamKey};
 use crate::lmtp::read::Members;
 use crate::lmtp::write::{self, member};
@@ -43,6 +44,17 @@ impl Session {
         self.tell(Some(&id), status);
     }
 
+    /// A stream gives its first item after its client was told that it waits (LM-922).
+    pub(super) fn tell_running(&mut self, part: Option<Part>) {
+        let extended = part.and_then(|part| self.extended.get(&part.first));
+        let waited = extended.filter(|extended| extended.fresh && extended.waited);
+        if let Some(id) = waited.map(|extended| extended.id.clone())
+            && self.outbound.bytes <= self.config.limits.outbox_low_bytes
+        {
+            self.tell(Some(&id), &Status::Running);
+        }
+    }
+
     /// Something happened to the connection. Such news is never dropped.
     pub(super) fn announce(&mut self, status: &Status) {
         if self.features.has(Feature::Status) {
@@ -60,7 +72,7 @@ impl Session {
         }
     }
 
-    fn tell(&mut self, id: Option<&Id>, status: &Status) {
+    pub(super) fn tell(&mut self, id: Option<&Id>, status: &Status) {
         self.outbound
             .alone(b"STATUS [", |out| write(out, id, status));
     }
@@ -81,7 +93,9 @@ fn write(out: &mut BytesMut, id: Option<&Id>, status: &Status) {
     };
     match status {
         Status::Loading { progress, eta } => {
-            member(out, "progress", progress);
+            if let Some(progress) = progress {
+                member(out, "progress", progress);
+            }
             ms(out, "eta_ms", *eta);
         }
         Status::Queued { position, eta } => {

@@ -1,0 +1,233 @@
+//! Requests whose model is being loaded (LM-322).
+//!
+//! Owns: [`Loading`]: what waits, since when and until when, and what is said meanwhile. Refuses to know: how models are
+//! loaded; the shell says when it is worth looking again.
+
+use bytestring::ByteString;
+
+use super::Session;
+use super::extended::number;
+use crate::lmtp::json;
+use crate::lmtp::port::Status;
+use crate::lmtp::read::Members;
+use crate::lmtp::{Fault, Feature, Features, Finish, Id, Models, Reason, write};
+use crate::time::Time;
+
+/// A request as it came.
+#[derive(Debug)]
+struct Request {
+    id: Id,
+    word: String,
+    payload: ByteString,
+    /// What was agreed on when it came (LM-903).
+    features: Features,
+    received: Time,
+    gives_up: Time,
+    deadline: Option<Time>,
+    /// When the first token has to be there.
+    first_due: Option<Time>,
+    /// Its client was told that it waits.
+    told: bool,
+}
+
+/// The requests that wait, in the order in which they came.
+#[derive(Debug, Default)]
+pub(super) struct Loading {
+    requests: Vec<Request>,
+    bytes: usize,
+}
+
+impl Loading {
+    pub(super) fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    pub(super) fn has(&self, id: &Id) -> bool {
+        self.requests.iter().any(|request| request.id == *id)
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = &Id> {
+        self.requests.iter().map(|request| &request.id)
+    }
+
+    fn push(&mut self, request: Request) {
+        self.bytes += request.payload.len();
+        self.requests.push(request);
+    }
+
+    fn remove(&mut self, index: usize) -> Request {
+        let request = self.requests.remove(index);
+        self.bytes -= request.payload.len();
+        request
+    }
+}
+
+/// How a request ends that waited in vain.
+enum End {
+    Finish(Finish),
+    Fault(Fault),
+}
+
+impl Session {
+    /// Streams that wait for their model.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.loading.len()
+    }
+
+    /// Has a request wait for its model, if there is room; whether it does.
+    pub(super) fn wait_for_model(
+        &mut self,
+        word: &str,
+        id: &Id,
+        members: &Members<'_>,
+        now: Time,
+    ) -> bool {
+        let limits = &self.config.limits;
+        let payload = members.source();
+        let room = self.streams.len() + self.loading.len() < limits.max_streams
+            && self.loading.bytes + payload.len() <= limits.max_message_in;
+        let (Ok((deadline, first_due)), true) = (Self::deadlines(members, now), room) else {
+            return false;
+        };
+        if limits.load_wait.is_zero() || self.draining {
+            return false;
+        }
+        self.loading.push(Request {
+            id: id.clone(),
+            word: word.to_owned(),
+            payload: payload.into(),
+            features: self.features,
+            received: now,
+            gives_up: now + limits.load_wait,
+            deadline,
+            first_due,
+            told: false,
+        });
+        true
+    }
+
+    /// Some model was loaded, or could not be: whoever waited for it begins, or hears why not.
+    pub fn models_changed(&mut self, models: &dyn Models, now: Time) {
+        let agreed = self.features;
+        for request in std::mem::take(&mut self.loading).requests {
+            self.features = request.features;
+            // It was read before.
+            let value = json::value(&request.payload).ok();
+            let members = value.and_then(|(value, _)| Members::of(value, request.features));
+            let Some(members) = members else {
+                continue;
+            };
+            let loads = |fault: Fault| fault.reason == Reason::ModelLoading;
+            if self.model(&members, models).is_err_and(loads) {
+                self.loading.push(request);
+                continue;
+            }
+            let id = request.id.clone();
+            self.open(&request.word, id, &members, models, request.received);
+            let first = self.ids.get(&request.id);
+            if let Some(extended) = first.and_then(|first| self.extended.get_mut(first)) {
+                extended.waited = request.told;
+            }
+        }
+        self.features = agreed;
+        self.park(now);
+        self.settle();
+    }
+
+    /// When one of them has waited long enough, for whatever.
+    pub(super) fn loading_due(&self) -> Option<Time> {
+        let due = self.loading.requests.iter().flat_map(|request| {
+            let told = self.to_be_told(request);
+            let ends = [Some(request.gives_up), request.deadline, request.first_due];
+            ends.into_iter().chain([told]).flatten()
+        });
+        due.min()
+    }
+
+    /// When its client is to be told, if it was not (LM-922).
+    fn to_be_told(&self, request: &Request) -> Option<Time> {
+        let wanted = request.features.has(Feature::Status) && !request.told;
+        wanted.then(|| request.received + self.config.limits.status_after)
+    }
+
+    /// Ends what has waited in vain, and tells the others.
+    pub(super) fn expire_loading(&mut self, now: Time) {
+        let mut index = 0;
+        while let Some(request) = self.loading.requests.get(index) {
+            let over = |due: Option<Time>| due.is_some_and(|due| due <= now);
+            let end = if over(request.deadline) {
+                Some(End::Finish(Finish::Deadline))
+            } else if over(request.first_due) {
+                let message = "no token came within 'ttft_ms'; the model is still loading";
+                Some(End::Fault(Fault::new(Reason::Timeout, message)))
+            } else if request.gives_up <= now {
+                Some(End::Fault(Fault {
+                    retry_after: Some(self.config.limits.retry_after),
+                    ..Fault::model(Reason::ModelLoading)
+                }))
+            } else {
+                None
+            };
+            if let Some(end) = end {
+                let request = self.loading.remove(index);
+                self.end_waiting(&request, &end);
+                continue;
+            }
+            if over(self.to_be_told(request)) {
+                let id = request.id.clone();
+                if let Some(request) = self.loading.requests.get_mut(index) {
+                    request.told = true;
+                }
+                if self.outbound.bytes <= self.config.limits.outbox_low_bytes {
+                    self.tell(
+                        Some(&id),
+                        &Status::Loading {
+                            progress: None,
+                            eta: None,
+                        },
+                    );
+                }
+            }
+            index += 1;
+        }
+    }
+
+    /// Ends one that waits, as its client wants it; whether there was one.
+    pub(super) fn cancel_waiting(&mut self, id: &Id) -> bool {
+        let mut requests = self.loading.requests.iter();
+        let Some(index) = requests.position(|request| request.id == *id) else {
+            return false;
+        };
+        let request = self.loading.remove(index);
+        self.end_waiting(&request, &End::Finish(Finish::Cancelled));
+        true
+    }
+
+    /// Ends all that wait (LM-505).
+    pub(super) fn fail_waiting(&mut self, fault: &Fault) {
+        for request in std::mem::take(&mut self.loading).requests {
+            self.end_waiting(&request, &End::Fault(fault.clone()));
+        }
+    }
+
+    fn end_waiting(&mut self, request: &Request, end: &End) {
+        let agreed = std::mem::replace(&mut self.features, request.features);
+        match end {
+            End::Fault(fault) => {
+                self.stats.refused += 1;
+                self.refuse(&request.id, fault);
+            }
+            End::Finish(finish) => {
+                let seq = self.features.has(Feature::Resume).then_some(0);
+                self.outbound.item(self.config.limits.max_frame_out, |out| {
+                    write::end(out, &request.id, finish, |out| number(out, seq));
+                });
+                if !self.config.coalesce {
+                    self.outbound.end_items();
+                }
+            }
+        }
+        self.features = agreed;
+    }
+}
