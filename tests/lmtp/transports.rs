@@ -386,6 +386,7 @@ async fn lm_108_a_key_that_is_revoked_ends_its_connections() {
     };
     assert!(last.contains(r#""code":"insufficient_scope""#), "{last}");
     assert_eq!(close.map(|(code, _)| code), Some(1008));
+    owner.step(sapwood_proto::time::Time::ZERO);
     while !owner.is_empty() {
         owner.step(sapwood_proto::time::Time::ZERO);
     }

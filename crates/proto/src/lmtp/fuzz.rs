@@ -205,7 +205,7 @@ struct Desk {
     running: Vec<(StreamKey, Work)>,
     /// Ids that were accepted, as JSON, and how often their end has not been heard: an id may be used again before.
     open: BTreeMap<String, usize>,
-    /// Streams that ended before the shell looked.
+    /// Streams that ended before the shell looked, or whose id it was not told: their first item tells.
     brief: usize,
     sent: Vec<String>,
     steps: u32,
@@ -401,7 +401,10 @@ impl Desk {
     fn say(&mut self, text: ByteString) {
         let mut rest = Some(text);
         while let Some(text) = rest {
+            let resumed = self.session.stats().resumed;
             rest = self.session.handle(text, &Shelf, self.now);
+            // Under an id that nobody has told.
+            self.brief += usize::try_from(self.session.stats().resumed - resumed).expect("few");
             self.settle();
             self.step();
         }
@@ -583,6 +586,10 @@ impl Desk {
             // What is refused never was open, whatever else its id stands for.
             let refused = code.is_some_and(|code| !FAILURES.contains(&code))
                 || item["error"] == "the server is shutting down; ask another";
+            if !refused && self.brief > 0 && !self.open.contains_key(&id) {
+                self.brief -= 1;
+                self.opens(id.clone());
+            }
             if let Some(seq) = item
                 .get("seq")
                 .filter(|_| !refused && !self.blurred.contains(&id))
@@ -593,9 +600,7 @@ impl Desk {
             }
             if code.is_some() || !item["finish_reason"].is_null() {
                 let known = refused || self.ends(&id);
-                let brief = !known && self.brief > 0;
-                self.brief -= usize::from(brief);
-                assert!(known || brief, "nothing follows an end");
+                assert!(known, "nothing follows an end");
             } else {
                 assert!(self.open.contains_key(&id), "nothing follows an end");
             }
@@ -696,6 +701,12 @@ mod tests {
         "",
         "\u{e9}\u{1f333}",
         r#"SCORE {"stream_id":NaN}"#,
+        r#"MODEL_INFO {"model":"tiny","stream_id":1,"data":{"lmtp":{"version":2,"features":"all"}}}"#,
+        r#"GENERATE {"model":"tiny","prompt":[1,2],"stream_id":7,"retry_of":1}"#,
+        r#"GENERATE {"model":"tiny","prompt":[1,2],"stream_id":1,"retry_of":7}"#,
+        r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":8,"window":2}"#,
+        r#"ACK {"model":"tiny","stream_id":8,"seq":1}"#,
+        r#"RESUME {"model":"tiny","stream_id":9,"session":"s","streams":[{"stream_id":1,"after_seq":0}]}"#,
     ];
 
     /// What servers say.
