@@ -62,7 +62,7 @@ impl Catalog {
         let spec = function.spec();
         let Some(facts) = &spec.facts else {
             // D-17: other functions take text, which is version 2's.
-            return Err(match self.state(&spec.name) {
+            return Err(match self.health.state(&spec.name) {
                 Some(State::Loading) => Reason::ModelLoading,
                 Some(State::Failed) => Reason::EngineError,
                 _ => Reason::UnsupportedOperation,
@@ -96,12 +96,6 @@ impl Catalog {
     /// Told whenever a model comes or does not (LM-322).
     pub(super) fn changes(&self) -> watch::Receiver<()> {
         self.health.changes()
-    }
-
-    fn state(&self, name: &Name) -> Option<State> {
-        let parts = self.health.parts_now().into_iter();
-        let mut parts = parts.filter(|(part, _)| **part == **name);
-        parts.next().map(|(_, state)| state)
     }
 }
 
