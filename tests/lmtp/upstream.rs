@@ -67,6 +67,28 @@ async fn lm_702_our_client_and_our_face_understand_each_other() {
     assert!(!client.raw_logprobs());
 }
 
+/// LM-113: one request that lasts, and its answer.
+#[tokio::test]
+async fn lm_701_a_request_carries_lines_to_our_face_and_back() {
+    let server = of_parrot().await;
+    let address = Address::parse(&format!("post+http://{}", server.address)).unwrap();
+    let client = Client::connect(address, Options::default()).await.unwrap();
+    let facts = client.model_info("parrot").await.unwrap();
+    assert!(facts.contains("\"vocab_size\":258"), "{facts}");
+    let first = client.generate("parrot", wanted("Hi")).await.unwrap();
+    let second = client.generate("parrot", wanted("there")).await.unwrap();
+    let both = tokio::join!(whole(first), whole(second));
+    assert_eq!(both.0, (vec![72, 105, 257], Ok(Finish::Stop)));
+    assert_eq!(both.1.1, Ok(Finish::Stop));
+    // Another path knows no such request.
+    let url = format!("post+http://{}/elsewhere", server.address);
+    let refused = Client::connect(Address::parse(&url).unwrap(), Options::default()).await;
+    assert_eq!(refused.err().unwrap().reason, Reason::InvalidValue);
+    drop(client);
+    let open = &server.shared.metrics.lmtp.connections_open;
+    sapwood_tests::until("the request has ended", || open.get() == 0).await;
+}
+
 /// What a function gives for a prompt of tokens: ids, probabilities, alternatives.
 async fn sampled(kernel: &Kernel, name: &str) -> Vec<(u32, f32, Vec<(u32, f32)>)> {
     let ids: Vec<u8> = [72_u32, 105]

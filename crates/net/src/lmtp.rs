@@ -28,6 +28,7 @@ mod bridge;
 mod gone;
 mod keeper;
 pub mod pool;
+mod post;
 mod served;
 mod wire;
 

@@ -24,14 +24,19 @@ pub(super) enum Place {
         uri: Uri,
         secure: bool,
     },
+    /// Lines in the bodies of one request and its answer.
+    Post {
+        uri: Uri,
+        secure: bool,
+    },
     Unix(PathBuf),
     /// A program and its arguments.
     Stdio(String, Vec<String>),
 }
 
 impl Address {
-    /// Reads `host:port`, `ws://`, `wss://` and their `http` spellings, with path and query; `unix:/path`; or
-    /// `stdio:COMMAND ARGS`, cut at white space.
+    /// Reads `host:port`, `ws://`, `wss://` and their `http` spellings, `post+http://` and `post+https://`, all with path and
+    /// query; `unix:/path`; or `stdio:COMMAND ARGS`, cut at white space.
     ///
     /// # Errors
     /// `invalid_value` for anything else.
@@ -86,7 +91,7 @@ impl Address {
 impl fmt::Debug for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
-            Place::WebSocket { uri, .. } => {
+            Place::WebSocket { uri, .. } | Place::Post { uri, .. } => {
                 write!(f, "{}", uri.authority().map_or("", |a| a.as_str()))
             }
             Place::Unix(path) => write!(f, "unix:{}", path.display()),
@@ -113,9 +118,11 @@ fn place(url: &str) -> Result<Place, Fault> {
     let (scheme, secure) = match scheme {
         "ws" | "http" => ("ws", false),
         "wss" | "https" => ("wss", true),
+        "post+http" => ("http", false),
+        "post+https" => ("https", true),
         _ => {
             return Err(bad(
-                "it must be host:port, or begin with ws://, wss://, http://, https://, unix: or stdio:",
+                "it must be host:port, or begin with ws://, wss://, http://, https://, post+http://, post+https://, unix: or stdio:",
             ));
         }
     };
@@ -126,7 +133,10 @@ fn place(url: &str) -> Result<Place, Fault> {
         Some(authority) if authority.as_str().contains('@') => {
             Err(bad("a key belongs into the key option, not into the URL"))
         }
-        Some(authority) if !authority.host().is_empty() => Ok(Place::WebSocket { uri, secure }),
+        Some(authority) if !authority.host().is_empty() => Ok(match scheme {
+            "http" | "https" => Place::Post { uri, secure },
+            _ => Place::WebSocket { uri, secure },
+        }),
         _ => Err(bad("it has no host")),
     }
 }
@@ -175,7 +185,15 @@ mod tests {
             ("ftp://x", None),
             ("ws://", None),
             ("ws://key@host:1", None),
-            ("post+http://host:1", None),
+            (
+                "post+https://host:1/lmtp?key=x",
+                Some(Place::Post {
+                    uri: "https://host:1/lmtp?key=x".parse().unwrap(),
+                    secure: true,
+                }),
+            ),
+            ("post+http://", None),
+            ("post+ws://host:1", None),
             ("", None),
             ("a b", None),
         ] {

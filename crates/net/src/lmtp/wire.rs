@@ -1,6 +1,6 @@
 //! A connection that carries messages of LMTP, whatever it is made of.
 //!
-//! Owns: [`Wire`]: WebSockets, Unix sockets, the pipes of a program; pings, and when a silent peer is given up (LM-709).
+//! Owns: [`Wire`]: WebSockets, HTTP requests, Unix sockets, the pipes of a program; pings, and when a silent peer is given up (LM-709).
 //! Refuses to know: what messages mean, and what follows when a connection ends.
 //!
 //! ```text
@@ -31,6 +31,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::Options;
 use super::address::{Address, Place};
+use super::post;
 use crate::connection::{self, Unreached};
 
 /// A connection. Dropping it ends it.
@@ -39,7 +40,7 @@ pub(super) struct Wire {
     pub(super) incoming: BoxStream<'static, ByteString>,
     /// A message each, without the end of a line. Closed when nothing can be written any more.
     pub(super) outgoing: mpsc::Sender<Bytes>,
-    _writing: AbortOnDropHandle<()>,
+    _writing: Option<AbortOnDropHandle<()>>,
 }
 
 impl Wire {
@@ -59,6 +60,7 @@ impl Wire {
                     Ok(Self::over(socket))
                 }
                 Place::Stdio(program, args) => Self::program(program, args),
+                Place::Post { uri, secure } => post::open(uri, *secure, address, options).await,
             }
         };
         match options.connect_timeout {
@@ -67,6 +69,18 @@ impl Wire {
                 let late = |_| lost("the upstream has not answered in time");
                 timeout(limit, opening).await.map_err(late)?
             }
+        }
+    }
+
+    /// What is read here and written there; who writes goes with who reads.
+    pub(super) const fn of(
+        incoming: BoxStream<'static, ByteString>,
+        outgoing: mpsc::Sender<Bytes>,
+    ) -> Self {
+        Self {
+            incoming,
+            outgoing,
+            _writing: None,
         }
     }
 
@@ -110,7 +124,7 @@ impl Wire {
         Self {
             incoming: read_lines(read, kept),
             outgoing,
-            _writing: AbortOnDropHandle::new(writing),
+            _writing: Some(AbortOnDropHandle::new(writing)),
         }
     }
 
@@ -122,19 +136,12 @@ impl Wire {
     ) -> Result<Self, Fault> {
         let authorities = address.authorities.as_deref();
         let connecting = connection::connect(uri, secure, authorities);
-        let io = connecting.await.map_err(|why| match why {
-            Unreached::Bad(why) => Fault::new(Reason::InvalidValue, why),
-            Unreached::Gone(error) => gone(error),
-        })?;
-        let bad = |what| Fault::new(Reason::InvalidValue, what);
+        let io = connecting.await.map_err(unreached)?;
         let mut request = uri
             .into_client_request()
             .map_err(|_| bad("the address is no URL of a WebSocket"))?;
-        if let Some(key) = &address.key {
-            let mut value = HeaderValue::try_from(format!("Bearer {key}"))
-                .map_err(|_| bad("the key holds characters that no header can carry"))?;
-            value.set_sensitive(true);
-            request.headers_mut().insert(AUTHORIZATION, value);
+        if let Some(key) = credential(address)? {
+            request.headers_mut().insert(AUTHORIZATION, key);
         }
         let config = WebSocketConfig::default()
             .read_buffer_size(BUFFER_BYTES)
@@ -182,7 +189,7 @@ impl Wire {
         Ok(Self {
             incoming: read_frames(frames, options.silence),
             outgoing,
-            _writing: AbortOnDropHandle::new(writing),
+            _writing: Some(AbortOnDropHandle::new(writing)),
         })
     }
 }
@@ -212,34 +219,42 @@ fn read_frames(
     .boxed()
 }
 
-/// What a peer says in lines. One that is too long or no UTF-8 may have been of any stream: then nothing is certain any
-/// more, and the connection is given up.
+/// What is read, as it comes.
 fn read_lines(
     read: impl AsyncRead + Send + Unpin + 'static,
     kept: impl Send + 'static,
 ) -> BoxStream<'static, ByteString> {
-    let state = (read, kept, Lines::new(MESSAGE_BYTES_MAX), BytesMut::new());
-    stream::unfold(state, |(mut read, kept, mut lines, mut buf)| async move {
+    let state = (read, kept, BytesMut::new());
+    let chunks = stream::unfold(state, |(mut read, kept, mut buf)| async move {
+        buf.reserve(BUFFER_BYTES);
+        match read.read_buf(&mut buf).await {
+            Ok(1..) => Some((buf.split().freeze(), (read, kept, buf))),
+            Ok(0) | Err(_) => None,
+        }
+    });
+    cut(chunks.boxed())
+}
+
+/// What a peer says in lines. One that is too long or no UTF-8 may have been of any stream: then nothing is certain any
+/// more, and the connection is given up. What is not ended when the peer ends is no message.
+pub(super) fn cut(chunks: BoxStream<'static, Bytes>) -> BoxStream<'static, ByteString> {
+    let state = (chunks, Lines::new(MESSAGE_BYTES_MAX));
+    stream::unfold(state, |(mut chunks, mut lines)| async move {
         loop {
             if let Some(line) = lines.next_line() {
                 let Line::Text(text) = line else {
                     return None;
                 };
-                return Some((text, (read, kept, lines, buf)));
+                return Some((text, (chunks, lines)));
             }
-            buf.clear();
-            buf.reserve(BUFFER_BYTES);
-            match read.read_buf(&mut buf).await {
-                Ok(1..) => lines.push(&buf),
-                // What is not ended by now is no message.
-                Ok(0) | Err(_) => return None,
-            }
+            lines.push(&chunks.next().await?);
         }
     })
     .boxed()
 }
 
-fn next(every: Option<Duration>) -> Option<Instant> {
+/// That much later.
+pub(super) fn next(every: Option<Duration>) -> Option<Instant> {
     every.map(|every| Instant::now() + every)
 }
 
@@ -267,7 +282,11 @@ fn refused(error: &Error) -> Fault {
         tracing::debug!(%error, "no upgrade");
         return lost("the upstream speaks no WebSocket there");
     };
-    let number = answer.status().as_u16();
+    refused_with(answer.status().as_u16())
+}
+
+/// What the status of an answer says.
+pub(super) fn refused_with(number: u16) -> Fault {
     let reason = match number {
         401 | 403 => Reason::InsufficientScope,
         429 => Reason::RateLimitExceeded,
@@ -281,8 +300,35 @@ fn refused(error: &Error) -> Fault {
     )
 }
 
+/// The key that is shown to the peer, if there is one.
+///
+/// # Errors
+/// It cannot stand in a header.
+pub(super) fn credential(address: &Address) -> Result<Option<HeaderValue>, Fault> {
+    let Some(key) = &address.key else {
+        return Ok(None);
+    };
+    let mut value = HeaderValue::try_from(format!("Bearer {key}"))
+        .map_err(|_| bad("the key holds characters that no header can carry"))?;
+    value.set_sensitive(true);
+    Ok(Some(value))
+}
+
+/// An address that can never be used.
+pub(super) fn bad(what: &'static str) -> Fault {
+    Fault::new(Reason::InvalidValue, what)
+}
+
+/// Why there is no connection.
+pub(super) fn unreached(why: Unreached) -> Fault {
+    match why {
+        Unreached::Bad(why) => bad(why),
+        Unreached::Gone(error) => gone(error),
+    }
+}
+
 /// Messages that wait to be written.
-const WAITING_MAX: usize = 64;
+pub(super) const WAITING_MAX: usize = 64;
 /// What is read or written at once.
 const BUFFER_BYTES: usize = 32 * 1024;
 /// Longer messages of a peer are not read. Its frames should have 4 MiB at most.

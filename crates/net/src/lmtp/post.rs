@@ -1,0 +1,80 @@
+//! LMTP in one HTTP request that lasts (LM-113): lines go out in its body, and come in in its answer's.
+//!
+//! Owns: [`open`]. Refuses to know: what lines mean.
+
+use std::convert::Infallible;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use futures::stream;
+use futures::{Stream, StreamExt};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
+use http::{Request, Uri};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use sapwood_proto::lmtp::Fault;
+use tokio::sync::mpsc;
+
+use super::Options;
+use super::address::Address;
+use super::wire::{self, WAITING_MAX, Wire, lost, next, until};
+use crate::connection;
+use crate::http1::exchange;
+
+/// Begins the request, and waits for the head of its answer.
+///
+/// # Errors
+/// As [`Wire::to`].
+pub(super) async fn open(
+    uri: &Uri,
+    secure: bool,
+    address: &Address,
+    options: &Options,
+) -> Result<Wire, Fault> {
+    let authorities = address.authorities.as_deref();
+    let connecting = connection::connect(uri, secure, authorities);
+    let io = connecting.await.map_err(wire::unreached)?;
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    let mut request = Request::post(if path == "/" { "/lmtp" } else { path })
+        .header(HOST, uri.authority().map_or("", |host| host.as_str()))
+        .header(CONTENT_TYPE, LINES)
+        .header(ACCEPT, LINES);
+    if let Some(key) = wire::credential(address)? {
+        request = request.header(AUTHORIZATION, key);
+    }
+    let (outgoing, messages) = mpsc::channel(WAITING_MAX);
+    let body = StreamBody::new(lines(messages, options));
+    let request = request
+        .body(body)
+        .map_err(|_| wire::bad("the address is no URL of an HTTP server"))?;
+    let answer = exchange(io, request).await.map_err(|error| {
+        tracing::debug!(%error, "no answer");
+        lost("the upstream does not answer there")
+    })?;
+    if !answer.status().is_success() {
+        return Err(wire::refused_with(answer.status().as_u16()));
+    }
+    let said = answer.into_body().into_data_stream();
+    // An answer that breaks off has ended.
+    let said = said.scan((), |(), bytes| std::future::ready(bytes.ok()));
+    Ok(Wire::of(wire::cut(said.boxed()), outgoing))
+}
+
+/// A line for each message, and an empty one when nothing was said for long: a server does not wait for a body for ever.
+fn lines(
+    messages: mpsc::Receiver<Bytes>,
+    options: &Options,
+) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + use<> {
+    let every = options.ping;
+    stream::unfold(messages, move |mut messages| async move {
+        let mut line = BytesMut::new();
+        // Both may be cancelled: a message that was not taken is still there.
+        tokio::select! {
+            message = messages.recv() => line.extend_from_slice(&message?),
+            () = until(next(every)) => {}
+        }
+        line.put_u8(b'\n');
+        Some((Ok(Frame::data(line.freeze())), messages))
+    })
+}
+
+const LINES: &str = "application/x-lmtp";
