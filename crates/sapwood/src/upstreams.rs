@@ -11,6 +11,7 @@
 //! ```
 
 mod place;
+mod pools;
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -29,6 +30,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use self::place::Place;
+pub(crate) use self::pools::Pools;
 use crate::client;
 use crate::config::Config;
 use crate::failure::Failure;
@@ -37,6 +39,7 @@ use crate::failure::Failure;
 pub(crate) struct Upstreams {
     tasks: JoinSet<()>,
     stop: watch::Sender<bool>,
+    pools: Pools,
 }
 
 impl Upstreams {
@@ -51,11 +54,16 @@ impl Upstreams {
         config: &Config,
         metrics: &Arc<Metrics>,
     ) -> Result<Self, Failure> {
+        let pools = Pools::default();
+        let watchers = &Watchers {
+            metrics: Arc::clone(metrics),
+            pools: pools.clone(),
+        };
         let urls = config.upstreams.iter();
-        let places = urls.map(|url| (url, Place::read(url, config, metrics)));
+        let places = urls.map(|url| (url, Place::read(url, config, watchers)));
         let models = config.models.iter().filter_map(|model| {
             let upstream = model.upstream.as_ref()?;
-            let place = Place::of_model(&model.name, upstream, config, metrics);
+            let place = Place::of_model(&model.name, upstream, config, watchers);
             Some((&model.name, place))
         });
         let dialled = places.chain(models).map(|(url, place)| async move {
@@ -85,7 +93,12 @@ impl Upstreams {
             let jitter = RandomState::new().hash_one(url);
             tasks.spawn(upstream.keep(link, jitter, stopped.clone()));
         }
-        Ok(Self { tasks, stop })
+        Ok(Self { tasks, stop, pools })
+    }
+
+    /// The pools among them, for a configuration that is read again.
+    pub(crate) fn pools(&self) -> Pools {
+        self.pools.clone()
     }
 
     /// Takes leave of all of them.
@@ -93,6 +106,13 @@ impl Upstreams {
         self.stop.send_replace(true);
         while self.tasks.join_next().await.is_some() {}
     }
+}
+
+/// Whom a pool is shown to, once it is joined.
+#[derive(Clone)]
+struct Watchers {
+    metrics: Arc<Metrics>,
+    pools: Pools,
 }
 
 /// Asking again would not help.

@@ -126,11 +126,7 @@ impl<D: Dial> Keeper<D> {
         let mut served = Served::new(&self.options, Arc::clone(&self.seen), self.origin);
         let over = loop {
             // A peer that is there is given the time it needs to say what it can do.
-            let late = if served.is_settled() {
-                self.waiting.front().and_then(|ask| ask.by)
-            } else {
-                None
-            };
+            let late = served.late_at(&self.waiting);
             // All may be cancelled: frames and asks stay where they are, a permit goes back, and what was given up stays listed.
             tokio::select! {
                 text = wire.incoming.next(), if served.is_reading() => match text {

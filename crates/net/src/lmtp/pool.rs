@@ -21,7 +21,7 @@ use sapwood_proto::lmtp::pool::{self as machine, Condition, Ended, Member, Passa
 use sapwood_proto::lmtp::{Fault, Generate, Reason, Received, Score, Work};
 use sapwood_proto::time::Time;
 use serde_json::Value;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -66,6 +66,8 @@ struct Link {
     /// For people.
     place: String,
     connected: watch::Receiver<bool>,
+    /// When it is to be probed has changed.
+    news: Notify,
 }
 
 /// One peer as it is now.
@@ -208,6 +210,23 @@ impl Pool {
         machine.members().map(seat).collect()
     }
 
+    /// The peers at these places are the ones that are configured now. The others are drained, and taken back when they are named
+    /// again (LM-805). Gives the places at which this pool has no peer: those need a pool of their own.
+    pub fn keep<'a>(&self, places: &[&'a str]) -> Vec<&'a str> {
+        let peers = &self.0.peers;
+        let (mut machine, now) = (peers.machine(), peers.now());
+        for (member, link) in machine.members().zip(&peers.links) {
+            if places.contains(&&*link.place) {
+                machine.restore(member, now);
+            } else {
+                machine.remove(member);
+            }
+            link.news.notify_one();
+        }
+        let is_new = |place: &&&str| !peers.links.iter().any(|link| link.place == **place);
+        places.iter().filter(is_new).copied().collect()
+    }
+
     /// Streams that went on at another peer since the pool began.
     #[must_use]
     pub fn moved(&self) -> u64 {
@@ -242,6 +261,7 @@ impl Link {
             model,
             place,
             connected,
+            news: Notify::new(),
         }
     }
 }
@@ -341,8 +361,9 @@ async fn watch(peers: Arc<Peers>, member: Member) {
     loop {
         let due = peers.machine().probe_at(member);
         let due = due.map(|at| peers.origin + at.since_origin());
-        // Both may be cancelled: they only wait.
+        // All may be cancelled: they only wait, and what is due is looked at anew.
         tokio::select! {
+            () = link.news.notified() => {}
             () = until(due) => {
                 let probe = match peers.probe(member).await {
                     Ok(()) => Probe::Answered(link.client.load()),

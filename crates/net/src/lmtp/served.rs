@@ -12,6 +12,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::Bytes;
 use sapwood_proto::lmtp as machine;
@@ -31,6 +32,7 @@ pub(super) struct Served {
     seen: Arc<Seen>,
     origin: Instant,
     agreement: Agreement,
+    settled_at: Instant,
     open: BTreeMap<Call, Listener>,
     serials: BTreeMap<u64, Call>,
     /// CANCELs, at most one for each open call.
@@ -72,6 +74,7 @@ impl Served {
             seen,
             origin,
             agreement,
+            settled_at: Instant::now(),
             open: BTreeMap::new(),
             serials: BTreeMap::new(),
             last_words: VecDeque::new(),
@@ -79,9 +82,11 @@ impl Served {
         }
     }
 
-    /// Calls may go out.
-    pub(super) fn is_settled(&self) -> bool {
-        self.agreement == Agreement::Settled
+    /// When the first call in the line has waited for too long: not before what can be sent has had its chance to be.
+    pub(super) fn late_at(&self, waiting: &VecDeque<Ask>) -> Option<Instant> {
+        let by = waiting.front()?.by?;
+        let is_settled = self.agreement == Agreement::Settled;
+        is_settled.then(|| by.max(self.settled_at + SENDING))
     }
 
     /// What the peer says can be taken in.
@@ -287,6 +292,7 @@ impl Served {
     fn end(&mut self, call: Call, told: Result<Told, Fault>) {
         if self.agreement == Agreement::Asked(call) {
             self.agreement = Agreement::Settled;
+            self.settled_at = Instant::now();
         }
         if let Some(listener) = self.open.remove(&call) {
             self.serials.remove(&listener.serial);
@@ -306,3 +312,6 @@ impl Served {
         self.last_words.extend(self.machine.abandon(call));
     }
 }
+
+/// What a call that waited for an agreement has for being sent.
+const SENDING: Duration = Duration::from_secs(1);

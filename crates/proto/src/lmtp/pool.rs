@@ -102,7 +102,7 @@ pub enum Ended {
 struct Upstream {
     weight: u64,
     condition: Condition,
-    /// No longer configured: it never comes back.
+    /// No longer configured.
     removed: bool,
     /// Streams that we follow there.
     open: u64,
@@ -277,10 +277,19 @@ impl Pool {
         }
     }
 
-    /// An upstream is not configured any more: what runs there ends there, and it never comes back (LM-805).
+    /// An upstream is not configured any more: what runs there ends there, and it does not come back by itself (LM-805).
     pub fn remove(&mut self, at: Member) {
         self.drains(at);
         self.upstreams[at.0].removed = true;
+    }
+
+    /// One that was removed is configured again: it is asked as soon as it answers a probe.
+    pub fn restore(&mut self, at: Member, now: Time) {
+        let upstream = &mut self.upstreams[at.0];
+        if std::mem::replace(&mut upstream.removed, false) {
+            upstream.condition = Condition::Away;
+            upstream.probe_at = now;
+        }
     }
 
     /// What may be asked of an upstream now.

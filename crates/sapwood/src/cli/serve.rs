@@ -30,7 +30,7 @@ use crate::listening::{Listening, Name};
 use crate::logs::Logs;
 use crate::models::Planned;
 use crate::telling::Telling;
-use crate::upstreams::Upstreams;
+use crate::upstreams::{Pools, Upstreams};
 use crate::{listening, models, output, serving};
 
 #[derive(Debug, Args)]
@@ -121,12 +121,10 @@ impl Serve {
         shared.metrics.watch_kernel(kernel.clone());
         kernel.layer(Charging);
         let telling = Telling::begin(&config, &shared, &kernel)?;
-        let evergreen = evergreen::face(
-            shared.clone(),
-            counted(&kernel, &shared, metrics::Face::Evergreen),
-            evergreen_config(&config, &planned, references),
-        );
         let counting = |face| counted(&kernel, &shared, face);
+        let settings = evergreen_config(&config, &planned, references);
+        let evergreen =
+            evergreen::face(shared.clone(), counting(metrics::Face::Evergreen), settings);
         let settings = config
             .lmtp
             .face(config.default_model.clone(), &config.limits);
@@ -141,6 +139,7 @@ impl Serve {
             logs,
             auth: Arc::clone(&shared.auth),
             tls,
+            pools: upstreams.pools(),
         };
         let signals = Signals::install()?;
         announce(&name, &config, &planned);
@@ -324,13 +323,15 @@ fn announce(name: &Name, config: &Config, planned: &[Planned]) {
     }
 }
 
-/// What SIGHUP does: keys, certificates and the log filter are read again; everything else needs a restart.
+/// What SIGHUP does: keys, certificates, the log filter and which servers of a pool are asked are read again; everything else
+/// needs a restart.
 struct Reload {
     serve: Serve,
     common: Common,
     logs: Logs,
     auth: Arc<sapwood_server::auth::Auth>,
     tls: Option<Arc<Tls>>,
+    pools: Pools,
 }
 
 impl Reload {
@@ -349,6 +350,7 @@ impl Reload {
         }
         self.logs.replace(&config.log)?;
         self.auth.replace(keys);
+        self.pools.reload(&config);
         Ok(())
     }
 }

@@ -5,15 +5,12 @@
 mod lmtp;
 mod triton;
 
-use std::sync::Arc;
-
 use futures::FutureExt;
 use sapwood_net::evergreen::Address;
 use sapwood_net::triton::Address as TritonAddress;
 use sapwood_proto::evergreen::Status;
-use sapwood_server::metrics::Metrics;
 
-use super::{Dial, Link};
+use super::{Dial, Link, Watchers};
 use crate::client;
 use crate::config::Config;
 use crate::config::upstream::Upstream;
@@ -31,14 +28,14 @@ impl Place {
     ///
     /// # Errors
     /// The address cannot be used, or the authorities to trust cannot be read.
-    pub(super) fn read(url: &str, config: &Config, metrics: &Arc<Metrics>) -> Result<Self, Status> {
+    pub(super) fn read(url: &str, config: &Config, watchers: &Watchers) -> Result<Self, Status> {
         if url.starts_with("triton+") {
             let address = client::triton_address(url, config, client::CONNECT_TIMEOUT);
             return address.map(Self::Triton);
         }
         let address = client::address(url, config, client::CONNECT_TIMEOUT)?;
         if url.starts_with("lmtp:") {
-            return lmtp::read(url, &address, metrics);
+            return lmtp::read(url, &address, watchers);
         }
         Ok(Self::Evergreen(address))
     }
@@ -51,10 +48,10 @@ impl Place {
         name: &str,
         upstream: &Upstream,
         config: &Config,
-        metrics: &Arc<Metrics>,
+        watchers: &Watchers,
     ) -> Result<Self, Status> {
         let known = client::address("", config, client::CONNECT_TIMEOUT)?;
-        lmtp::configured(name, upstream, &known, metrics)
+        lmtp::configured(name, upstream, &known, watchers)
     }
 }
 

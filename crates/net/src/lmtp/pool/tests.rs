@@ -250,3 +250,21 @@ async fn lm_702_a_stream_that_is_dropped_gives_its_place_back() {
     drop(items);
     assert_eq!(pool.seats()[0].streams, 0);
 }
+
+#[tokio::test(start_paused = true)]
+async fn lm_805_a_peer_that_is_not_named_any_more_is_drained_and_taken_back_when_it_is() {
+    let (one, two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Serves));
+    let pool = pool(&[&one, &two]).await.unwrap();
+    assert_eq!(pool.keep(&["2", "3"]), ["3"]);
+    assert_eq!(conditions(&pool), [Condition::Draining, Condition::Serving]);
+    assert_eq!(all(&pool, 3).await, [2, 2, 2]);
+    // However often it answers.
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(all(&pool, 3).await, [2, 2, 2]);
+    assert!(pool.keep(&["1", "2"]).is_empty());
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(conditions(&pool), [Condition::Serving; 2]);
+    let mut both = all(&pool, 2).await;
+    both.sort_unstable();
+    assert_eq!(both, [1, 2]);
+}

@@ -232,7 +232,7 @@ fn lm_805_one_that_drains_gets_nothing_new_until_it_has_gone_and_come_back() {
 }
 
 #[test]
-fn lm_805_one_that_is_not_configured_any_more_never_comes_back() {
+fn lm_805_one_that_is_not_configured_any_more_comes_back_when_it_is() {
     let mut pool = pool(&[1, 1]);
     pool.remove(Member(0));
     assert_eq!(pool.condition(Member(0)), Condition::Draining);
@@ -241,6 +241,14 @@ fn lm_805_one_that_is_not_configured_any_more_never_comes_back() {
     pool.probed(Member(0), Probe::Answered(None), at(2));
     assert_eq!(pool.probe_at(Member(0)), None);
     assert_eq!(spread(&mut pool, 2), [1, 1]);
+    pool.restore(Member(0), at(3));
+    assert_eq!(pool.probe_at(Member(0)), Some(at(3)));
+    assert_eq!(spread(&mut pool, 1), [1]);
+    pool.probed(Member(0), Probe::Answered(None), at(3));
+    assert_eq!(spread(&mut pool, 1), [0]);
+    // One that was never gone is left as it is.
+    pool.restore(Member(1), at(4));
+    assert_eq!(pool.condition(Member(1)), Condition::Serving);
 }
 
 fn generate(change: impl FnOnce(&mut Generate)) -> Passage {

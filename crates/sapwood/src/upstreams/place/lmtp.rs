@@ -2,8 +2,6 @@
 //!
 //! Owns: reading their addresses, and joining them. Refuses to know: when they are joined, and what becomes of the function.
 
-use std::sync::Arc;
-
 use futures::FutureExt;
 use sapwood_kernel::Name;
 use sapwood_kernel::connect::lmtp::function;
@@ -13,8 +11,8 @@ use sapwood_net::lmtp::{Address, Options};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
 use sapwood_proto::lmtp::{Fault, pool};
-use sapwood_server::metrics::Metrics;
 
+use super::super::Watchers;
 use super::{Link, Place};
 use crate::config::upstream::Upstream;
 
@@ -24,8 +22,7 @@ pub(crate) struct Peers {
     name: String,
     endpoints: Vec<Endpoint>,
     settings: pool::Options,
-    /// Where their numbers are read.
-    metrics: Arc<Metrics>,
+    watchers: Watchers,
 }
 
 /// The peers and the model at `url`; we are let in there as `known` says.
@@ -35,7 +32,7 @@ pub(crate) struct Peers {
 pub(super) fn read(
     url: &str,
     known: &evergreen::Address,
-    metrics: &Arc<Metrics>,
+    watchers: &Watchers,
 ) -> Result<Place, Status> {
     let (peers, model) = Address::of_model(url).map_err(|fault| told(&fault))?;
     let endpoint = |address: Address| Endpoint {
@@ -47,7 +44,7 @@ pub(super) fn read(
         endpoints: peers.into_iter().map(endpoint).collect(),
         name: model,
         settings: pool::Options::default(),
-        metrics: Arc::clone(metrics),
+        watchers: watchers.clone(),
     }))
 }
 
@@ -59,7 +56,7 @@ pub(super) fn configured(
     name: &str,
     upstream: &Upstream,
     known: &evergreen::Address,
-    metrics: &Arc<Metrics>,
+    watchers: &Watchers,
 ) -> Result<Place, Status> {
     let endpoints = upstream.peers(name).map_err(|fault| told(&fault))?;
     let let_in = |endpoint: Endpoint| Endpoint {
@@ -73,7 +70,7 @@ pub(super) fn configured(
             seeded: upstream.failover.seeded,
             ..pool::Options::default()
         },
-        metrics: Arc::clone(metrics),
+        watchers: watchers.clone(),
     }))
 }
 
@@ -92,7 +89,9 @@ pub(super) async fn dial(peers: &Peers) -> Result<Link, Status> {
     let options = Options::default();
     let connecting = Pool::connect(peers.endpoints.clone(), &options, peers.settings.clone());
     let pool = connecting.await.map_err(|fault| told(&fault))?;
-    peers.metrics.watch_pool(&peers.name, pool.clone());
+    let Watchers { metrics, pools } = &peers.watchers;
+    metrics.watch_pool(&peers.name, pool.clone());
+    pools.add(&peers.name, pool.clone());
     Ok(Link {
         functions: vec![function(&pool, Name::shared(&peers.name))],
         worn: std::future::pending().boxed(),
