@@ -3,6 +3,7 @@
 //! Owns: the client that these tests talk with. Refuses to know: the rest of the house.
 
 mod abuse;
+mod affinity;
 mod extended;
 mod flow;
 mod models;

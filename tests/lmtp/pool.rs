@@ -46,7 +46,7 @@ fn say() -> Generate {
     }
 }
 
-async fn pool(servers: &[&Running], settings: machine::Options) -> Pool {
+pub(super) async fn pool(servers: &[&Running], settings: machine::Options) -> Pool {
     speaking(servers, Options::default(), settings).await
 }
 

@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use sapwood_engine::scripted::{self, Script};
 use sapwood_engine::stats::Stats;
 use sapwood_engine::{Config, Engine};
 use sapwood_kernel::{Kernel, model};
+use sapwood_proto::lmtp::Limits;
+use sapwood_server::lmtp;
 use sapwood_tests::socket::{Said, Socket, frame};
-use sapwood_tests::{Running, scripted as played, until};
+use sapwood_tests::{Faces, Running, scripted as played, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -50,7 +53,17 @@ impl House {
         let engine = Engine::spawn(words, config).unwrap();
         let kernel = Kernel::new();
         kernel.add(model("m", engine.clone())).unwrap();
-        let server = Running::start(kernel, Default::default(), Vec::new()).await;
+        let faces = Faces {
+            lmtp: lmtp::Config {
+                limits: Arc::new(Limits {
+                    resume_grace: Duration::ZERO,
+                    ..Limits::default()
+                }),
+                ..lmtp::Config::default()
+            },
+            ..Faces::default()
+        };
+        let server = Running::start_faces(Default::default(), kernel, faces, Vec::new()).await;
         Self { server, engine }
     }
 
@@ -71,8 +84,9 @@ impl House {
     async fn left(&self) -> Left {
         let numbers = &self.server.shared.metrics;
         until("everybody is gone", || numbers.connections_open.get() == 0).await;
+        assert_eq!(numbers.lmtp.connections_open.get(), 0);
         let open = numbers.streams_open.with_label_values(&["lmtp"]);
-        assert_eq!((open.get(), numbers.lmtp.connections_open.get()), (0, 0));
+        until("no stream is open", || open.get() == 0).await;
         let stats = self.stats();
         until("the engine has nothing left", || {
             stats.requests_running.get() + stats.requests_waiting.get() + stats.streams_parked.get()
@@ -113,6 +127,9 @@ impl House {
     }
 }
 
+const AGREE: &str =
+    r#"MODEL_INFO {"stream_id":0,"model":"m","data":{"lmtp":{"version":2,"features":["resume"]}}}"#;
+
 fn generate(id: usize, max_tokens: u32) -> String {
     format!(
         r#"GENERATE {{"model":"m","prompt":[72,105],"stream_id":{id},"max_tokens":{max_tokens}}}"#
@@ -134,7 +151,7 @@ fn ends_in(text: &str) -> usize {
 async fn visit(house: &House, round: usize) {
     let mut socket = house.client().await;
     socket.say(&generate(1, 4_000)).await;
-    match round % 6 {
+    match round % 7 {
         // Before anything was said, in the middle of it, in good order.
         0 => {}
         1 => drop(said(&mut socket).await),
@@ -158,6 +175,13 @@ async fn visit(house: &House, round: usize) {
             let (_, close) = socket.rest().await;
             assert_eq!(close.map(|(code, _)| code), Some(1008));
         }
+        // With the right to come back, for no time at all.
+        5 => {
+            socket.say(AGREE).await;
+            while !said(&mut socket).await.contains("\"session\"") {}
+            socket.say(&generate(2, 4_000)).await;
+            while !said(&mut socket).await.contains("\"stream_id\":2,") {}
+        }
         // Over HTTP, in the middle of the answer.
         _ => {
             let mut tcp = TcpStream::connect(house.server.address).await.unwrap();
@@ -172,23 +196,24 @@ async fn visit(house: &House, round: usize) {
     }
 }
 
-/// LM-506, LM-610
+/// LM-506, LM-610, LM-964
 #[tokio::test]
 async fn lm_1305_who_comes_and_goes_leaves_rows_tasks_and_memory_as_they_were() {
     let _turn = TURN.lock().await;
     let house = House::open().await;
-    let mut after_twelve = None;
+    let mut after_some = None;
     for round in 1..=300 {
         visit(&house, round).await;
         let left = house.left().await;
-        let first = *after_twelve.get_or_insert(left);
-        if round <= 12 {
-            after_twelve = Some(left);
+        let first = *after_some.get_or_insert(left);
+        if round <= 14 {
+            after_some = Some(left);
             continue;
         }
         assert_eq!(left.tasks, first.tasks, "tasks in round {round}");
         let grown = left.bytes - first.bytes;
-        assert!(grown < 128 << 10, "{grown} bytes in round {round}");
+        // The cache remembers other prompts each time.
+        assert!(grown < 256 << 10, "{grown} bytes in round {round}");
     }
 }
 

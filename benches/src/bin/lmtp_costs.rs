@@ -1,5 +1,5 @@
 //! What single things of LMTP cost: large biases and named masks (LM-1307), prompts that grow by what was generated
-//! (LM-1308), and items at the client (LM-1310).
+//! (LM-1308), items at the client (LM-1310), and streams that are passed on from a pool of two servers (LM-1309).
 //!
 //! Owns: the messages, the figures, the gate. Refuses to know: how the parts work inside. Everything but engines runs on
 //! one thread, whose time on a core is what counts, so that a busy machine blurs little.
@@ -8,7 +8,8 @@
 //! lmtp_costs biases [--json] [--gate]
 //! lmtp_costs prompts [--json] [--gate]
 //! lmtp_costs reading [--quick] [--json] [--gate] [--rounds N] [--seconds S]
-//! lmtp_costs serve
+//! lmtp_costs pool [--quick] [--json] [--gate] [--rounds N] [--seconds S]
+//! lmtp_costs serve sender | model
 //! ```
 
 use std::io::Write;
@@ -17,17 +18,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Error, Result, anyhow, ensure};
-use clap::{Parser, Subcommand};
+use anyhow::{Context, Error, Result, anyhow, bail, ensure};
+use clap::{Parser, Subcommand, ValueEnum};
 use futures::StreamExt;
 use sapwood_benches::child::Server;
 use sapwood_benches::lmtp::bare::{self, Sender};
+use sapwood_benches::lmtp::face;
 use sapwood_benches::lmtp::items::generate;
 use sapwood_benches::measure::{Rounds, core_time, median};
 use sapwood_benches::report::Report;
 use sapwood_benches::scripted::{self, NAME};
 use sapwood_engine::Engine;
+use sapwood_engine::api::Tokens;
 use sapwood_engine::scripted::Config as Script;
+use sapwood_kernel::connect::lmtp::function;
+use sapwood_kernel::{Chunk, GenerateConfig, Kernel, Mime, Ports, PromptMode, Want, args};
+use sapwood_net::lmtp::pool::{Endpoint, Pool};
 use sapwood_net::lmtp::{Address, Client, Items, Options};
 use sapwood_proto::lmtp::{Fault, Generate};
 use sapwood_server::lmtp::{Config, Lmtp};
@@ -63,9 +69,16 @@ enum What {
         #[command(flatten)]
         report: Report,
     },
-    /// Be the sender that the client reads instead
+    /// Tokens that a function passes on from the servers of a pool
+    Pool {
+        #[command(flatten)]
+        rounds: Rounds,
+        #[command(flatten)]
+        report: Report,
+    },
+    /// Be what the client reads instead
     #[command(hide = true)]
-    Serve,
+    Serve { what: Served },
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -74,13 +87,23 @@ async fn main() -> Result<ExitCode> {
         What::Biases { report } => biases(report).await,
         What::Prompts { report } => prompts(report).await,
         What::Reading { rounds, report } => reading(rounds, report).await,
-        What::Serve => {
+        What::Pool { rounds, report } => passing(rounds, report).await,
+        What::Serve { what } => {
             let listener = TcpListener::bind("127.0.0.1:0").await?;
             writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
-            bare::serve(listener, Sender::Recorded, STREAMS).await?;
+            match what {
+                Served::Sender => bare::serve(listener, Sender::Recorded, STREAMS).await?,
+                Served::Model => face::serve(listener, scripted::endless()).await?,
+            }
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Served {
+    Sender,
+    Model,
 }
 
 /// A connection of lines to a face in this thread.
@@ -257,7 +280,7 @@ const GOAL_ITEMS: f64 = 500_000.0;
 
 /// What reading costs the client, tasks that take the items included.
 async fn reading(rounds: Rounds, report: Report) -> Result<ExitCode> {
-    let server = Server::start(&["serve"])?;
+    let server = Server::start(&["serve", "sender"])?;
     let mut rates = Vec::new();
     for _ in 0..rounds.rounds {
         rates.push(items_per_cpu_second(&server, rounds.span()).await?);
@@ -270,6 +293,77 @@ async fn reading(rounds: Rounds, report: Report) -> Result<ExitCode> {
     );
     report.say(&text, &said)?;
     Ok(report.exit(rate >= GOAL_ITEMS))
+}
+
+/// LM-1309: twice what LM-1301 allows a token.
+const GOAL_PASSED: f64 = 250_000.0;
+
+/// What a server that passes tokens on spends on each before its own face: the pool's connections and the function over
+/// them.
+async fn passing(rounds: Rounds, report: Report) -> Result<ExitCode> {
+    let servers = [
+        Server::start(&["serve", "model"])?,
+        Server::start(&["serve", "model"])?,
+    ];
+    let mut rates = Vec::new();
+    for _ in 0..rounds.rounds {
+        rates.push(passed_per_cpu_second(&servers, rounds.span()).await?);
+    }
+    let rate = median(rates);
+    let said = json!({"tokens_per_cpu_s": rate.round(), "streams": STREAMS, "servers": servers.len(), "goal": GOAL_PASSED});
+    let text = format!(
+        "{rate:.0} tokens per cpu-s passed on, {STREAMS} streams of {} servers (goal {GOAL_PASSED})",
+        servers.len()
+    );
+    report.say(&text, &said)?;
+    Ok(report.exit(rate >= GOAL_PASSED))
+}
+
+async fn passed_per_cpu_second(servers: &[Server], span: Duration) -> Result<f64> {
+    let mut endpoints = Vec::new();
+    for server in servers {
+        endpoints.push(Endpoint {
+            address: Address::parse(&server.address.to_string()).map_err(failed)?,
+            model: NAME.to_owned(),
+            weight: 1,
+        });
+    }
+    let options = Options::default();
+    let pool = Pool::connect(endpoints, &options, Default::default()).await;
+    let kernel = Kernel::new();
+    kernel.add(function(&pool.map_err(failed)?, NAME))?;
+    let count = Arc::new(AtomicU64::new(0));
+    let mut readers = JoinSet::new();
+    for stream in 0..STREAMS {
+        readers.spawn(pass(kernel.clone(), stream, Arc::clone(&count)));
+    }
+    measured(span, &count, &mut readers).await
+}
+
+async fn pass(kernel: Kernel, stream: u32, count: Arc<AtomicU64>) -> Result<()> {
+    let config = GenerateConfig {
+        max_tokens: Some(1 << 16),
+        temperature: Some(0.0),
+        top_logprobs: Some(1),
+        prompt_mode: PromptMode::Raw,
+        ..GenerateConfig::default()
+    };
+    let prompt: Vec<u8> = [256, 300 + stream]
+        .into_iter()
+        .flat_map(u32::to_le_bytes)
+        .collect();
+    let prompt = Chunk::bytes(prompt).with_mime(Mime::TOKENS);
+    let args = args! { prompt: prompt, config: config.into_chunk() };
+    let mut want = Want::from(Ports::main());
+    want.inner = true;
+    let mut run = kernel.run::<Chunk>(NAME, args).wanting(want);
+    while let Some(chunk) = run.next().await {
+        let chunk = chunk?;
+        if let Some(tokens) = chunk.inner::<Tokens>() {
+            count.fetch_add(tokens.tokens.len() as u64, Ordering::Relaxed);
+        }
+    }
+    Ok(())
 }
 
 async fn items_per_cpu_second(server: &Server, span: Duration) -> Result<f64> {
@@ -288,12 +382,24 @@ async fn items_per_cpu_second(server: &Server, span: Duration) -> Result<f64> {
         let items = client.generate(NAME, wanted).await.map_err(failed)?;
         readers.spawn(read(items, Arc::clone(&count)));
     }
-    // All streams are known to the sender by then.
+    measured(span, &count, &mut readers).await
+}
+
+/// How often `count` goes up in a second of this thread.
+async fn measured(
+    span: Duration,
+    count: &AtomicU64,
+    readers: &mut JoinSet<Result<()>>,
+) -> Result<f64> {
+    // All streams have begun by then.
     tokio::time::sleep(span / 10).await;
     let (before, cpu) = (count.load(Ordering::Relaxed), core_time()?);
     tokio::time::sleep(span).await;
     let (after, used) = (count.load(Ordering::Relaxed), core_time()? - cpu);
-    ensure!(readers.try_join_next().is_none(), "a stream has ended");
+    if let Some(ended) = readers.try_join_next() {
+        ended??;
+        bail!("a stream has ended");
+    }
     #[allow(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     let items = (after - before) as f64;
     Ok(items / used.as_secs_f64())
