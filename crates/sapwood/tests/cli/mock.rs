@@ -2,10 +2,9 @@
 
 use crate::process::{folder, run};
 
-/// TR-105, TR-1101
 #[test]
 fn tr_1108_a_file_of_scripted_models_is_checked_and_told() {
-    let here = folder("mock-check");
+    let here = folder("mock-told");
     let foreign = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../../tests/foreign/triton_http/sapwood.toml"
@@ -22,6 +21,12 @@ fn tr_1108_a_file_of_scripted_models_is_checked_and_told() {
         ended.out.contains("load  tokens  union signature"),
         "{ended:?}"
     );
+}
+
+/// TR-105, TR-1101
+#[test]
+fn tr_1108_what_is_wrong_in_a_file_is_named() {
+    let here = folder("mock-check");
     let tensor = |text: &str| format!("inputs = [{text}]");
     let prompt = r#"{ name = "q", datatype = "BYTES", shape = [1], role = "prompt" }"#;
     for (keys, told) in [
