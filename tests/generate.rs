@@ -12,6 +12,7 @@ mod infer;
 mod metrics;
 mod models;
 mod readers;
+mod repository;
 mod restricted;
 mod scripts;
 mod settings;

@@ -245,6 +245,15 @@ impl Engine {
         Ok(handle)
     }
 
+    /// Ends the thread after the step that runs, whoever else still holds the engine: what it has in hand ends with
+    /// `unavailable`, and it takes nothing more. One that is stepped by hand goes on.
+    pub fn end(&self) {
+        if let Some(thread) = &self.thread {
+            thread.interrupt.store(true, Ordering::Release);
+            thread.bell.close();
+        }
+    }
+
     /// What the model is and can do.
     #[must_use]
     pub fn info(&self) -> &ModelInfo {

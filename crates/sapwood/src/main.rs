@@ -12,6 +12,7 @@ mod logs;
 mod models;
 mod output;
 mod progress;
+mod repository;
 mod serving;
 mod telling;
 mod upstreams;

@@ -91,8 +91,11 @@ fn size(config: &Config, model: &Model) -> Size {
     }
 }
 
-/// None for a model that servers elsewhere compute: they are joined, not loaded.
-fn planned(config: &Config, model: &Model) -> Result<Option<Planned>, Failure> {
+/// One of the models that the configuration names; none for one that servers elsewhere compute: they are joined, not loaded.
+///
+/// # Errors
+/// As [`plan`].
+pub(crate) fn planned(config: &Config, model: &Model) -> Result<Option<Planned>, Failure> {
     let size = size(config, model);
     let source = match model.backend {
         Backend::Scripted => Source::Scripted(Box::new(script(model, size)?)),

@@ -45,7 +45,7 @@ pub(crate) fn kernel(config: &Config, planned: &[Planned]) -> Result<Kernel, Fai
 }
 
 /// Answers for a model that is not there: `what` it does, or what became of it.
-fn absent(name: &str, what: &'static str) -> Fun {
+pub(crate) fn absent(name: &str, what: &'static str) -> Fun {
     let mut spec = Spec::new(Name::shared(name), format!("This model {what}."));
     spec.model = true;
     spec.inputs = generate(Targets::default()).spec().inputs.clone();
@@ -93,7 +93,7 @@ pub(crate) async fn load(
 ///
 /// # Errors
 /// [`Exit::Model`].
-async fn engine(planned: Planned) -> Result<Engine, Failure> {
+pub(crate) async fn engine(planned: Planned) -> Result<Engine, Failure> {
     let name = planned.name.clone();
     let (bar, stopper) = Bar::new(&name);
     let loading = tokio::task::spawn_blocking(move || planned.load(&mut |share| bar.show(share)));

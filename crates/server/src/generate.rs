@@ -13,6 +13,7 @@ mod burden;
 mod call;
 mod catalogue;
 mod compression;
+mod control;
 mod endpoint;
 mod events;
 mod failure;
@@ -40,6 +41,7 @@ use http::{Request, Response};
 use sapwood_kernel::Kernel;
 use sapwood_proto::generated::INFERENCE_DESCRIPTORS;
 
+pub use control::{Explicit, Failed, Repository};
 pub use options::{Config, Control, Model};
 pub use restricted::{Category, Restriction};
 pub use wishes::Forwarded;

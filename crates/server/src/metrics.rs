@@ -193,6 +193,16 @@ impl Metrics {
         self.change(|watched| watched.engines.push(engine));
     }
 
+    /// Leaves an engine out that has gone.
+    pub fn unwatch(&self, engine: &Engine) {
+        let gone = engine.stats();
+        self.change(|watched| {
+            watched
+                .engines
+                .retain(|it| !std::sync::Arc::ptr_eq(it.stats(), gone));
+        });
+    }
+
     /// Adds a kernel, whose panics are read when rendered.
     pub fn watch_kernel(&self, kernel: Kernel) {
         self.change(|watched| watched.kernels.push(kernel));

@@ -13,6 +13,7 @@ use sapwood_net::references::References;
 use sapwood_proto::evergreen::Limits;
 use sapwood_server::allowance::Charging;
 use sapwood_server::counting::Counting;
+use sapwood_server::generate::Explicit;
 use sapwood_server::lmtp::Lmtp;
 use sapwood_server::socket::Socket;
 use sapwood_server::tls::Tls;
@@ -23,12 +24,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 
 use super::{Common, ModelFlags};
+use crate::config::generate::Control;
 use crate::config::layers::{Flags, Layers, list};
 use crate::config::{Config, Mtls, keys};
 use crate::failure::{Exit, Failure};
 use crate::listening::{Listening, Name};
 use crate::logs::Logs;
 use crate::models::Planned;
+use crate::repository::Models;
 use crate::telling::Telling;
 use crate::upstreams::{Pools, Upstreams};
 use crate::{listening, models, output, serving};
@@ -108,8 +111,7 @@ impl Serve {
         let local = socket
             .is_local()
             .map_err(|error| Failure::new(error.to_string()))?;
-        let certified = config.tls.client_ca.is_some() && config.tls.mtls == Mtls::Required;
-        if !local && keys.is_empty() && !certified && !config.insecure {
+        if !local && keys.is_empty() && is_open(&config) {
             return Err(open_to_all(&name));
         }
         let broken = |error: sapwood_server::server::BuildError| Failure::new(error.to_string());
@@ -130,7 +132,8 @@ impl Serve {
             .face(config.default_model.clone(), &config.limits);
         let lmtp = Lmtp::new(shared.clone(), counting(metrics::Face::Lmtp), settings);
         let lines = lines(&config)?;
-        let generate = generate_face(&config, &planned, &shared, &kernel)?;
+        let loading = Models::new(kernel.clone(), shared.clone(), config.clone(), &planned);
+        let generate = generate_face(&config, &planned, &loading, &kernel)?;
         let faces = builder.face(evergreen).face(lmtp.face()).face(generate);
         let server = faces.build().map_err(broken)?;
         let reload = Reload {
@@ -163,10 +166,16 @@ impl Serve {
                 telling.end().await;
                 Ok(if outcome.cut > 0 { Exit::Cut } else { Exit::Ok })
             }
-            failure = load(kernel, planned, shared) => Err(failure),
+            failure = load(loading, planned) => Err(failure),
             failure = signals.watch(reload, stop) => Err(failure),
         }
     }
+}
+
+/// Whether nothing but keys keeps strangers out, and nobody has said that this is meant.
+fn is_open(config: &Config) -> bool {
+    let certified = config.tls.client_ca.is_some() && config.tls.mtls == Mtls::Required;
+    !certified && !config.insecure
 }
 
 fn open_to_all(name: &Name) -> Failure {
@@ -195,39 +204,8 @@ fn lines(config: &Config) -> Result<Option<Socket>, Failure> {
 }
 
 /// Loads the models while the port already answers (OA-902). Ends only if one cannot be loaded.
-async fn load(kernel: Kernel, planned: Vec<Planned>, shared: Shared) -> Failure {
-    for model in &planned {
-        shared.health.loading(&model.name);
-        if !model.required {
-            shared.health.optional(&model.name);
-        }
-    }
-    let loaded = serving::load(&kernel, planned, |name, loaded, took| {
-        let engine = match loaded {
-            Ok(engine) => engine,
-            Err(failure) => {
-                shared.health.failed(name);
-                tracing::error!(model = name, %failure, "not loaded; the others serve without it");
-                return;
-            }
-        };
-        shared.metrics.watch(engine.clone());
-        shared.metrics.loaded_in(name, took);
-        let watched = engine.clone();
-        shared
-            .health
-            .running(name, Box::new(move || watched.stalled_for()));
-        let info = engine.info();
-        tracing::info!(
-            model = name,
-            architecture = info.architecture,
-            parameters = info.parameters,
-            context_tokens = info.context_tokens,
-            parallel = info.parallel,
-            "loaded"
-        );
-    });
-    match loaded.await {
+async fn load(models: Models, planned: Vec<Planned>) -> Failure {
+    match models.begin(planned).await {
         Ok(()) => std::future::pending().await,
         Err(failure) => failure,
     }
@@ -295,19 +273,22 @@ fn evergreen_config(
 fn generate_face(
     config: &Config,
     planned: &[Planned],
-    shared: &Shared,
+    loading: &Models,
     kernel: &Kernel,
 ) -> Result<Face, Failure> {
     let models = planned
         .iter()
         .map(|model| Ok((model.name.clone(), model.served(config)?)));
     let models: Result<_, Failure> = models.collect();
-    let kernel = counted(kernel, shared, metrics::Face::Generate);
+    let shared = loading.shared();
+    let kernel = counted(kernel, &shared, metrics::Face::Generate);
+    let explicit = config.generate.model_control == Control::Explicit;
     let settings = generate::Config {
         metrics: config.metrics.triton,
+        repository: explicit.then(|| Explicit(Arc::new(loading.clone()))),
         ..config.generate.face(models?)?
     };
-    Ok(generate::face(shared.clone(), kernel, settings))
+    Ok(generate::face(shared, kernel, settings))
 }
 
 fn announce(name: &Name, config: &Config, planned: &[Planned]) {

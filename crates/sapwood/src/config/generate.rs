@@ -9,6 +9,7 @@ use sapwood_server::generate::{self, Category, Forwarded, Restriction};
 use serde::{Deserialize, Serialize};
 
 use super::Model;
+use super::span::Span;
 use crate::failure::Failure;
 
 /// What requests of the Triton face may hold, and where it behaves as the reference does.
@@ -29,6 +30,10 @@ pub(crate) struct Generate {
     pub(crate) compat: Compat,
     /// The name that the server gives itself.
     pub(crate) metadata_name: String,
+    /// Whether requests may load and unload models.
+    pub(crate) model_control: Control,
+    /// What runs may finish for so long when its model is unloaded.
+    pub(crate) unload_timeout: Span,
     /// Headers whose names match this regular expression become parameters.
     pub(crate) header_forward_pattern: Option<String>,
     /// Parts of the protocol that need a header of their own, by the part's name.
@@ -41,6 +46,17 @@ pub(crate) struct Generate {
 pub(crate) struct Restricted {
     pub(crate) header: String,
     pub(crate) value: String,
+}
+
+/// Whether requests may load and unload models.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Control {
+    /// What is configured is loaded at the start, and stays.
+    #[default]
+    None,
+    /// They may.
+    Explicit,
 }
 
 /// Whose behaviour holds.
@@ -66,6 +82,8 @@ impl Default for Generate {
             unknown_model_status: face.unknown_model_status,
             compat: Compat::Sapwood,
             metadata_name: face.metadata_name,
+            model_control: Control::None,
+            unload_timeout: Span::seconds(30),
             header_forward_pattern: None,
             restricted: BTreeMap::new(),
         }

@@ -2,7 +2,8 @@
 //!
 //! Owns: [`Catalogue`], [`Found`], the look-up and its refusals. Refuses to know: requests.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use http::StatusCode;
 use sapwood_kernel::{Kernel, Name, Spec};
@@ -30,7 +31,7 @@ pub(super) struct Catalogue {
     pub(super) running: Arc<Running>,
     union: Arc<Signature>,
     usual: Arc<Model>,
-    models: Vec<(String, Arc<Model>)>,
+    models: RwLock<BTreeMap<String, Arc<Model>>>,
 }
 
 /// A model that a request is for.
@@ -78,9 +79,11 @@ impl Catalogue {
             running: Arc::default(),
             union: Arc::new(Signature::union()),
             usual: Arc::new(Model::default()),
-            models: models
-                .map(|(name, model)| (name, Arc::new(model)))
-                .collect(),
+            models: RwLock::new(
+                models
+                    .map(|(name, model)| (name, Arc::new(model)))
+                    .collect(),
+            ),
         }
     }
 
@@ -101,8 +104,14 @@ impl Catalogue {
 
     /// What was said of a model.
     fn said(&self, name: &str) -> Arc<Model> {
-        let found = self.models.iter().find(|(mine, _)| mine == name);
-        Arc::clone(found.map_or(&self.usual, |(_, model)| model))
+        let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(models.get(name).unwrap_or(&self.usual))
+    }
+
+    /// From now on this is said of a model.
+    pub(super) fn say_of(&self, name: &str, model: Model) {
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        models.insert(name.into(), Arc::new(model));
     }
 
     pub(super) fn state(&self, name: &str) -> State {

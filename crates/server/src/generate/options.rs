@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use sapwood_proto::generate::{Limits, Signature};
 
+use super::control::Explicit;
 use super::restricted::{Category, Restriction};
 use super::wishes::Forwarded;
 
@@ -32,6 +33,8 @@ pub struct Config {
     pub metadata_version: String,
     /// What needs a header of its own (TR-210).
     pub restricted: BTreeMap<Category, Restriction>,
+    /// Whoever loads and unloads models on request; without it nobody does (TR-706).
+    pub repository: Option<Explicit>,
     /// Headers of requests whose names match become parameters (TR-1309).
     pub forwarded: Option<Forwarded>,
     /// What is said of single models, by name; the others have the defaults.
@@ -51,6 +54,7 @@ impl Default for Config {
             metadata_name: "sapwood".into(),
             metadata_version: crate::VERSION.into(),
             restricted: BTreeMap::new(),
+            repository: None,
             forwarded: None,
             models: BTreeMap::new(),
         }

@@ -1,23 +1,23 @@
-//! The repository of models as KServe sees it: a list, and loading that is not the client's to do (TR-705, TR-706).
+//! The repository of models as KServe sees it: a list, and models that come and go (TR-705, TR-706).
 //!
-//! Owns: index, load and unload. Refuses to know: how models are loaded.
+//! Owns: index, load and unload over HTTP. Refuses to know: who may do that, and how.
 
 use std::sync::Arc;
 
 use axum::body::Body;
+use http::Response;
 use http::request::Parts;
-use http::{Extensions, Response};
 use sapwood_kernel::Name;
 use sapwood_proto::code::Code;
 use serde_json::{Value, json};
 
 use super::body::Upload;
 use super::catalogue::{Catalogue, State};
+use super::control::{self, Act, Asked, allowed};
 use super::failure::Failure;
 use super::metadata::{object, say};
 use super::options::Model;
 use super::path::Route;
-use crate::auth::{Caller, Scope};
 
 /// Answers a route of the repository.
 pub(super) async fn answer(
@@ -26,35 +26,42 @@ pub(super) async fn answer(
     parts: &Parts,
     upload: Upload,
 ) -> Result<Response<Body>, Failure> {
-    let failure = match route {
+    let (name, loads) = match route {
         Route::Index => {
             let asked = object(upload, parts, catalogue).await?;
             return index(catalogue, asked.get("ready"));
         }
-        Route::Repository => named(),
-        _ => control(&parts.extensions),
+        Route::Load(name) => (name, true),
+        Route::Unload(name) => (name, false),
+        _ => return Err(upload.refuse(named(), &catalogue.config).await),
     };
-    Err(upload.refuse(failure, &catalogue.config).await)
+    let explicit = match allowed(catalogue, &parts.extensions) {
+        Ok(explicit) => explicit,
+        Err(failure) => return Err(upload.refuse(failure, &catalogue.config).await),
+    };
+    let asked = object(upload, parts, catalogue).await?;
+    let act = if loads {
+        Act::Load(said(asked.get("parameters"))?)
+    } else {
+        Act::Unload
+    };
+    control::act(catalogue, explicit, &name, act).await?;
+    Ok(Response::new(Body::empty()))
+}
+
+/// The parameters of a request to load.
+fn said(parameters: Option<&Value>) -> Result<Asked, Failure> {
+    let mut asked = Asked::default();
+    for (name, value) in parameters.and_then(Value::as_object).into_iter().flatten() {
+        asked.take(name, value.as_str())?;
+    }
+    Ok(asked)
 }
 
 /// There is one repository, without a name.
 pub(super) fn named() -> Failure {
     let message = "'repository_name' specification is not supported";
     Failure::new(Code::Unimplemented, message)
-}
-
-/// Why a model is neither loaded nor unloaded for this caller.
-pub(super) fn control(extensions: &Extensions) -> Failure {
-    allowed(extensions).err().unwrap_or_else(|| {
-        let message = "explicit model load / unload is not allowed if polling is enabled";
-        Failure::new(Code::Unavailable, message)
-    })
-}
-
-fn allowed(extensions: &Extensions) -> Result<(), Failure> {
-    let caller = extensions.get::<Caller>();
-    let checked = caller.map_or(Ok(()), |caller| caller.require(Scope::Admin));
-    checked.map_err(|refusal| Failure::new(refusal.code, refusal.message))
 }
 
 fn index(catalogue: &Catalogue, ready: Option<&Value>) -> Result<Response<Body>, Failure> {

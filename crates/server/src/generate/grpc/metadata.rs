@@ -11,6 +11,7 @@ use sapwood_proto::generate::{Input, Output};
 use sapwood_proto::generated::inference::log_settings_request::setting_value::ParameterChoice as Asked;
 use sapwood_proto::generated::inference::log_settings_response::setting_value::ParameterChoice as Shown;
 use sapwood_proto::generated::inference::model_metadata_response::TensorMetadata;
+use sapwood_proto::generated::inference::model_repository_parameter::ParameterChoice as ModelChoice;
 use sapwood_proto::generated::inference::model_version_policy::{PolicyChoice, Specific};
 use sapwood_proto::generated::inference::repository_index_response::ModelIndex;
 use sapwood_proto::generated::inference::{
@@ -23,13 +24,15 @@ use sapwood_proto::generated::inference::{
     log_settings_response, model_instance_group, trace_setting_response,
 };
 use serde_json::{Map, Value};
+use tonic::Request;
 
 use super::infer::target;
-use super::told;
+use super::{asked, told};
 use crate::generate::catalogue::{Catalogue, Found, State};
+use crate::generate::control::{self, Act, act, allowed};
 use crate::generate::failure::Failure;
 use crate::generate::metadata::{EXTENSIONS, counted, logging, trace, unchanged};
-use crate::generate::repository::{control, list, named};
+use crate::generate::repository::{list, named};
 
 /// Answers a method by its name.
 pub(super) async fn answer(
@@ -76,24 +79,16 @@ async fn repository(
     match method {
         "RepositoryIndex" => told(request, |asked, _| index(catalogue, &asked)).await,
         "RepositoryModelLoad" => {
-            told(request, |asked: RepositoryModelLoadRequest, extensions| {
-                Err::<(), _>(match asked.repository_name.is_empty() {
-                    true => control(extensions),
-                    false => named(),
-                })
-            })
+            asked(
+                request,
+                |request| async move { load(catalogue, request).await },
+            )
             .await
         }
         "RepositoryModelUnload" => {
-            told(
-                request,
-                |asked: RepositoryModelUnloadRequest, extensions| {
-                    Err::<(), _>(match asked.repository_name.is_empty() {
-                        true => control(extensions),
-                        false => named(),
-                    })
-                },
-            )
+            asked(request, |request| async move {
+                unload(catalogue, request).await
+            })
             .await
         }
         // TR-708: nothing is registered, and nothing can be.
@@ -106,6 +101,40 @@ async fn repository(
         }
         _ => refuse(request, "the service has no such method").await,
     }
+}
+
+/// TR-706.
+async fn load(
+    catalogue: &Catalogue,
+    request: Request<RepositoryModelLoadRequest>,
+) -> Result<(), Failure> {
+    let (_, extensions, message) = request.into_parts();
+    if !message.repository_name.is_empty() {
+        return Err(named());
+    }
+    let explicit = allowed(catalogue, &extensions)?;
+    let mut said = control::Asked::default();
+    for (name, value) in &message.parameters {
+        let text = match &value.parameter_choice {
+            Some(ModelChoice::StringParam(text)) => Some(text.as_str()),
+            _ => None,
+        };
+        said.take(name, text)?;
+    }
+    act(catalogue, explicit, &message.model_name, Act::Load(said)).await
+}
+
+/// TR-706.
+async fn unload(
+    catalogue: &Catalogue,
+    request: Request<RepositoryModelUnloadRequest>,
+) -> Result<(), Failure> {
+    let (_, extensions, message) = request.into_parts();
+    if !message.repository_name.is_empty() {
+        return Err(named());
+    }
+    let explicit = allowed(catalogue, &extensions)?;
+    act(catalogue, explicit, &message.model_name, Act::Unload).await
 }
 
 async fn refuse(request: http::Request<Body>, why: &str) -> http::Response<Body> {

@@ -1,0 +1,333 @@
+//! Models that come and go while the server runs (TR-706).
+//!
+//! Owns: [`Models`], what is planned, what runs, and the way from one to the other. Refuses to know: who asks for it.
+//!
+//! ```text
+//!   running ─ unload ─► refuses new calls ─ what runs ends, or its time is over ─► the engine goes
+//!                           ▲──────────────── load: planned ─► engine ◄──────────────────┘
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use sapwood_engine::Engine;
+use sapwood_kernel::{Kernel, Name, model};
+use sapwood_server::Shared;
+use sapwood_server::generate::{self, Failed, Repository};
+use tokio::time::{Instant, sleep};
+
+use crate::config::{Config, Model};
+use crate::failure::Failure;
+use crate::models::{self, Planned};
+use crate::serving;
+
+/// How often it is looked whether what runs has ended: engines count, and tell nobody.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The models of a server. Clones share them.
+#[derive(Clone)]
+pub(crate) struct Models(Arc<Inner>);
+
+struct Inner {
+    kernel: Kernel,
+    shared: Shared,
+    config: Config,
+    planned: BTreeMap<String, Planned>,
+    engines: Mutex<BTreeMap<String, Engine>>,
+    /// One change at a time.
+    changing: tokio::sync::Mutex<()>,
+}
+
+impl Models {
+    pub(crate) fn new(kernel: Kernel, shared: Shared, config: Config, planned: &[Planned]) -> Self {
+        let planned = planned.iter();
+        Self(Arc::new(Inner {
+            kernel,
+            shared,
+            config,
+            planned: planned.map(|it| (it.name.clone(), it.clone())).collect(),
+            engines: Mutex::default(),
+            changing: tokio::sync::Mutex::default(),
+        }))
+    }
+}
+
+impl Models {
+    /// The handles of the server that they belong to.
+    pub(crate) fn shared(&self) -> Shared {
+        self.0.shared.clone()
+    }
+
+    /// What is loaded at the start; whoever asks for a change meanwhile waits for the end of it.
+    pub(crate) async fn begin(&self, planned: Vec<Planned>) -> Result<(), Failure> {
+        let inner = &self.0;
+        let health = &inner.shared.health;
+        for model in &planned {
+            health.loading(&model.name);
+            if !model.required {
+                health.optional(&model.name);
+            }
+        }
+        let _changing = inner.changing.lock().await;
+        serving::load(&inner.kernel, planned, |name, loaded, took| {
+            inner.loaded(name, loaded, took);
+        })
+        .await
+    }
+}
+
+impl Repository for Models {
+    fn load(
+        &self,
+        name: &str,
+        config: Option<String>,
+    ) -> BoxFuture<'static, Result<generate::Model, Failed>> {
+        let (inner, name) = (Arc::clone(&self.0), name.to_owned());
+        async move { inner.load(&name, config.as_deref()).await }.boxed()
+    }
+
+    fn unload(&self, name: &str) -> BoxFuture<'static, Result<(), Failed>> {
+        let (inner, name) = (Arc::clone(&self.0), name.to_owned());
+        async move {
+            if !inner.planned.contains_key(&name) {
+                return Err(Failed::Unknown);
+            }
+            let _changing = inner.changing.lock().await;
+            inner.take_out(&name).await;
+            Ok(())
+        }
+        .boxed()
+    }
+}
+
+impl Inner {
+    async fn load(&self, name: &str, config: Option<&str>) -> Result<generate::Model, Failed> {
+        let (config, planned) = self.plan(name, config)?;
+        let served = planned.served(&config).map_err(unreadable)?;
+        let _changing = self.changing.lock().await;
+        self.take_out(name).await;
+        self.shared.health.loading(name);
+        self.kernel
+            .replace(serving::absent(name, "is still loading"));
+        let began = Instant::now();
+        match serving::engine(planned).await {
+            Ok(engine) => {
+                self.loaded(name, Ok(&engine), began.elapsed());
+                self.kernel.replace(model(Name::shared(name), engine));
+                Ok(served)
+            }
+            Err(failure) => {
+                tracing::error!(model = name, %failure, "not loaded");
+                self.kernel
+                    .replace(serving::absent(name, "could not be loaded"));
+                self.shared.health.unloaded(name);
+                Err(Failed::Broken)
+            }
+        }
+    }
+
+    /// What a model is to be, and the configuration in which it is that.
+    fn plan(&self, name: &str, said: Option<&str>) -> Result<(Config, Planned), Failed> {
+        let planned = self.planned.get(name).ok_or(Failed::Unknown)?;
+        let mut config = self.config.clone();
+        let Some(said) = said else {
+            return Ok((config, planned.clone()));
+        };
+        let mine = config.models.iter_mut().find(|model| model.name == name);
+        let Some(mine) = mine else {
+            let why = "it has no configuration that could be replaced";
+            return Err(Failed::Config(why.into()));
+        };
+        *mine = replaced(mine, said).map_err(Failed::Config)?;
+        let mine = mine.clone();
+        config.check().map_err(unreadable)?;
+        let planned = models::planned(&config, &mine).map_err(unreadable)?;
+        Ok((config, planned.ok_or(Failed::Unknown)?))
+    }
+
+    /// A model is there, or will not be.
+    fn loaded(&self, name: &str, loaded: Result<&Engine, &Failure>, took: Duration) {
+        let engine = match loaded {
+            Ok(engine) => engine,
+            Err(failure) => {
+                self.shared.health.failed(name);
+                tracing::error!(model = name, %failure, "not loaded; the others serve without it");
+                return;
+            }
+        };
+        self.shared.metrics.watch(engine.clone());
+        self.shared.metrics.loaded_in(name, took);
+        let watched = engine.clone();
+        let probe = Box::new(move || watched.stalled_for());
+        self.shared.health.running(name, probe);
+        self.engines().insert(name.into(), engine.clone());
+        let info = engine.info();
+        tracing::info!(
+            model = name,
+            architecture = info.architecture,
+            parameters = info.parameters,
+            context_tokens = info.context_tokens,
+            parallel = info.parallel,
+            "loaded"
+        );
+    }
+
+    /// Takes a model out, if it is there: what runs may finish within the time for that.
+    async fn take_out(&self, name: &str) {
+        let Some(engine) = self.engines().remove(name) else {
+            return;
+        };
+        self.shared.health.unloading(name);
+        self.kernel.replace(serving::absent(name, "is unloaded"));
+        let until = Instant::now() + self.config.generate.unload_timeout.get();
+        let stats = engine.stats();
+        while stats.requests_running.get() + stats.requests_waiting.get() > 0
+            && Instant::now() < until
+        {
+            sleep(LOOK).await;
+        }
+        self.shared.metrics.unwatch(&engine);
+        // What still runs is told that the model has gone.
+        engine.end();
+        // The last one waits for its thread, which may be in the midst of a step.
+        let _ = tokio::task::spawn_blocking(move || drop(engine)).await;
+        self.shared.health.unloaded(name);
+        tracing::info!(model = name, "unloaded");
+    }
+
+    fn engines(&self) -> MutexGuard<'_, BTreeMap<String, Engine>> {
+        self.engines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn unreadable(failure: Failure) -> Failed {
+    Failed::Config(failure.to_string())
+}
+
+/// A model's table as a request says it. What computes it, and from which file, is the server's to say.
+fn replaced(mine: &Model, said: &str) -> Result<Model, String> {
+    let said: serde_json::Value = serde_json::from_str(said).map_err(|why| why.to_string())?;
+    let serde_json::Value::Object(mut said) = said else {
+        return Err("parameter 'config' must be the text of a JSON object".into());
+    };
+    for key in ["name", "backend", "path"] {
+        if said.remove(key).is_some() {
+            return Err(format!("`{key}` can not be changed by a request"));
+        }
+    }
+    said.insert("name".into(), mine.name.clone().into());
+    let said: Model = serde_json::from_value(said.into()).map_err(|why| why.to_string())?;
+    Ok(Model {
+        backend: mine.backend,
+        path: mine.path.clone(),
+        ..said
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::StreamExt;
+    use sapwood_kernel::args;
+    use sapwood_server::{Server, server};
+
+    use super::*;
+    use crate::config::layers::{Flags, Layers};
+
+    const FILE: &str = r#"
+        [generate]
+        model_control = "explicit"
+        unload_timeout = "100ms"
+        [[models]]
+        name = "m"
+        backend = "mock"
+        mock = { script = "text", text = "one" }
+        [[models]]
+        name = "slow"
+        backend = "mock"
+        mock = { script = "steps", rules = [{ steps = [{ text = "a" }, { hang = true }] }] }
+    "#;
+
+    async fn begun() -> (Models, Kernel, Shared) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("sapwood.toml");
+        std::fs::write(&file, FILE).unwrap();
+        let layers = Layers::read(Some(&file), Flags::default()).unwrap();
+        let config = layers.config().unwrap();
+        let planned = models::plan(&config).unwrap();
+        let kernel = serving::kernel(&config, &planned).unwrap();
+        let builder = Server::builder(server::Config::default(), Vec::new()).unwrap();
+        let shared = builder.shared().clone();
+        let models = Models::new(kernel.clone(), shared.clone(), config, &planned);
+        models.begin(planned).await.unwrap();
+        (models, kernel, shared)
+    }
+
+    async fn says(kernel: &Kernel) -> Result<String, &'static str> {
+        let run = kernel.run::<String>("m", args! { prompt: "x" });
+        run.await.map_err(|error| error.code().name())
+    }
+
+    #[tokio::test]
+    async fn tr_706_a_model_goes_and_comes_back_as_it_was_or_as_a_request_says() {
+        let (models, kernel, shared) = begun().await;
+        assert_eq!(says(&kernel).await.as_deref(), Ok("one"));
+        assert!(shared.health.ready().is_ok());
+        models.unload("m").await.unwrap();
+        assert_eq!(says(&kernel).await, Err("unavailable"));
+        assert_eq!(shared.health.ready().unwrap_err().reason, "model_unloaded");
+        // What is out is out.
+        models.unload("m").await.unwrap();
+        let other = r#"{"mock": {"script": "text", "text": "two"}, "versions": [3]}"#;
+        let told = models.load("m", Some(other.into())).await.unwrap();
+        assert_eq!(told.versions, [3]);
+        assert_eq!(says(&kernel).await.as_deref(), Ok("two"));
+        assert!(shared.health.ready().is_ok());
+        // The next time it is what was configured, and it is there once.
+        let told = models.load("m", None).await.unwrap();
+        assert_eq!(told.versions, [1]);
+        assert_eq!(says(&kernel).await.as_deref(), Ok("one"));
+        for (name, config, expect) in [
+            ("nobody", None, "Unknown"),
+            ("m", Some("{"), "EOF while parsing"),
+            ("m", Some("[]"), "must be the text of a JSON object"),
+            (
+                "m",
+                Some(r#"{"path": "/etc/passwd"}"#),
+                "`path` can not be changed",
+            ),
+            ("m", Some(r#"{"odd": 1}"#), "unknown field `odd`"),
+            (
+                "m",
+                Some(r#"{"versions": [0]}"#),
+                "versions must be integers",
+            ),
+        ] {
+            let failed = models.load(name, config.map(str::to_owned)).await;
+            let failed = format!("{:?}", failed.unwrap_err());
+            assert!(failed.contains(expect), "{failed}");
+        }
+        assert_eq!(
+            says(&kernel).await.as_deref(),
+            Ok("one"),
+            "it was left alone"
+        );
+        assert_eq!(models.unload("nobody").await, Err(Failed::Unknown));
+    }
+
+    /// What does not end in its time ends then, and tells its caller why.
+    #[tokio::test]
+    async fn tr_706_what_runs_on_is_ended_when_its_time_is_over() {
+        let (models, kernel, _) = begun().await;
+        let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
+        assert_eq!(run.next().await.unwrap().unwrap(), "a");
+        models.unload("slow").await.unwrap();
+        let error = run.next().await.unwrap().unwrap_err();
+        assert_eq!(error.code().name(), "unavailable");
+        models.load("slow", None).await.unwrap();
+        let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
+        assert_eq!(run.next().await.unwrap().unwrap(), "a");
+    }
+}

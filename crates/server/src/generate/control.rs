@@ -1,0 +1,126 @@
+//! Loading and unloading on request (TR-706).
+//!
+//! Owns: [`Repository`], what whoever has the models offers; what a request may say, and its refusals. Refuses to know: how a
+//! model is loaded.
+
+use std::fmt;
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use http::{Extensions, StatusCode};
+use sapwood_proto::code::Code;
+
+use super::catalogue::Catalogue;
+use super::failure::Failure;
+use super::options::Model;
+use crate::auth::{Caller, Scope};
+
+/// Whoever loads and unloads models. Both wait until it is done; dropping the future does not undo what has begun.
+pub trait Repository: Send + Sync {
+    /// Loads a model, instead of the one of this name that may be there. `config`: what it is to be, as JSON, in place of what
+    /// was configured, for this time.
+    fn load(&self, name: &str, config: Option<String>)
+    -> BoxFuture<'static, Result<Model, Failed>>;
+
+    /// Lets what runs finish, as long as that may take, and takes the model out.
+    fn unload(&self, name: &str) -> BoxFuture<'static, Result<(), Failed>>;
+}
+
+/// Why a model was neither loaded nor unloaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failed {
+    /// Nobody has configured one of that name.
+    Unknown,
+    /// The configuration that came with the request does not read, and why.
+    Config(String),
+    /// It could not be done; the log knows why.
+    Broken,
+}
+
+/// A repository that clients may change.
+#[derive(Clone)]
+pub struct Explicit(pub Arc<dyn Repository>);
+
+impl fmt::Debug for Explicit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Explicit")
+    }
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub(super) enum Act {
+    Load(Asked),
+    Unload,
+}
+
+/// What a request to load says beside the name.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    config: Option<String>,
+}
+
+impl Asked {
+    /// One parameter of the request more, if it is a text. Others mean nothing.
+    ///
+    /// # Errors
+    /// `unimplemented` for files.
+    pub(super) fn take(&mut self, name: &str, value: Option<&str>) -> Result<(), Failure> {
+        if name.starts_with("file:") {
+            let message = "files of a model can not be sent with a request to load it";
+            return Err(Failure::new(Code::Unimplemented, message));
+        }
+        if name == "config" {
+            let wrong = || {
+                let message = "parameter 'config' must be the text of a JSON object";
+                Failure::new(Code::InvalidRequest, message)
+            };
+            self.config = Some(value.ok_or_else(wrong)?.to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// Who may change the repository, and whether anybody may.
+pub(super) fn allowed<'a>(
+    catalogue: &'a Catalogue,
+    extensions: &Extensions,
+) -> Result<&'a Explicit, Failure> {
+    let caller = extensions.get::<Caller>();
+    let checked = caller.map_or(Ok(()), |caller| caller.require(Scope::Admin));
+    checked.map_err(|refusal| Failure::new(refusal.code, refusal.message))?;
+    catalogue.config.repository.as_ref().ok_or_else(|| {
+        let message = "explicit model load / unload is not allowed if polling is enabled";
+        Failure::new(Code::Unavailable, message)
+    })
+}
+
+/// Does it, and waits until it is done.
+///
+/// # Errors
+/// What the repository says.
+pub(super) async fn act(
+    catalogue: &Catalogue,
+    explicit: &Explicit,
+    name: &str,
+    act: Act,
+) -> Result<(), Failure> {
+    let (verb, done) = match act {
+        Act::Load(asked) => ("load", explicit.0.load(name, asked.config).await.map(Some)),
+        Act::Unload => ("unload", explicit.0.unload(name).await.map(|()| None)),
+    };
+    let told = done.map_err(|failed| {
+        let refuse =
+            |code, why: &str| Failure::new(code, format!("failed to {verb} '{name}', {why}"));
+        match failed {
+            Failed::Unknown => refuse(Code::NotFound, "no such model in the configuration")
+                .with_status(StatusCode::BAD_REQUEST),
+            Failed::Config(why) => refuse(Code::InvalidRequest, &why),
+            Failed::Broken => refuse(Code::Internal, "the server's log says why"),
+        }
+    })?;
+    if let Some(model) = told {
+        catalogue.say_of(name, model);
+    }
+    Ok(())
+}
