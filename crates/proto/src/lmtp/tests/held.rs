@@ -236,3 +236,40 @@ fn lm_945_bad_masks_are_refused_and_lost_ones_are_retryable() {
     let other = r#"GENERATE {"stream_id":1,"model":"bare","prompt":[1],"mask":"b"}"#;
     assert!(server.ask(other).contains("invalid_value"));
 }
+
+#[test]
+fn lm_1201_the_masks_of_a_client_have_a_limit_in_bytes() {
+    // 258 tokens are nine words of four bytes.
+    for (max_mask_bytes, kept) in [(72, true), (71, false)] {
+        let mut server = held(Limits {
+            max_mask_bytes,
+            ..Limits::default()
+        });
+        for name in ["a", "b"] {
+            let mask = format!(r#""mask":"{name}","allow":[[1,2]]"#);
+            let text = format!(r#"MASK {{"stream_id":1,"model":"tiny",{mask}}}"#);
+            assert!(server.ask(&text).contains(r#""allowed":2"#));
+        }
+        let used = r#"GENERATE {"stream_id":1,"model":"tiny","prompt":[1],"mask":"a"}"#;
+        let answer = server.ask(used);
+        assert_eq!(answer.is_empty(), kept, "{answer}");
+        assert_eq!(answer.contains("mask_not_found"), !kept, "{answer}");
+    }
+}
+
+#[test]
+fn lm_1201_names_and_models_have_a_limit_in_bytes() {
+    let mut server = held(Limits::default());
+    for (bytes, taken) in [(64, true), (65, false)] {
+        let name = "n".repeat(bytes);
+        let text = format!(r#"BUFFER {{"stream_id":1,"model":"tiny","buffer":"{name}"}}"#);
+        assert_eq!(server.ask(&text).contains(r#""len":0"#), taken, "{bytes}");
+    }
+    // No model is called either, and the longer name is not even looked up.
+    for bytes in [512, 513] {
+        let model = "m".repeat(bytes);
+        let text = format!(r#"GENERATE {{"stream_id":1,"model":"{model}","prompt":[1]}}"#);
+        let answer = server.ask(&text);
+        assert!(answer.contains("model_not_found"), "{answer}");
+    }
+}
