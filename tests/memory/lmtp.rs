@@ -223,8 +223,8 @@ async fn lm_610_thousands_of_streams_of_one_connection_leave_nothing() {
     let _turn = TURN.lock().await;
     let house = House::open().await;
     let mut socket = house.client().await;
-    let mut after_one = 0;
-    for round in 0..4 {
+    let mut after = Vec::new();
+    for _ in 0..9 {
         for id in 0..1_000 {
             let max_tokens = 1 + u32::try_from(id % 4).unwrap();
             socket.say(&generate(id, max_tokens)).await;
@@ -242,14 +242,14 @@ async fn lm_610_thousands_of_streams_of_one_connection_leave_nothing() {
             stats.requests_running.get() + stats.requests_waiting.get() == 0
         })
         .await;
-        match round {
-            0 => after_one = held(),
-            _ => {
-                let grown = held() - after_one;
-                assert!(grown < 128 << 10, "{grown} bytes in round {round}");
-            }
-        }
+        after.push(held());
     }
+    // Lists keep the room of their best times, so a round may take more once in a while. What a stream leaves behind it leaves
+    // in every round.
+    let mut grown: Vec<isize> = after.windows(2).map(|two| two[1] - two[0]).collect();
+    grown.sort_unstable();
+    let usual = grown[grown.len() / 2];
+    assert!(usual < 32 << 10, "{after:?}");
 }
 
 /// A thousand streams of somebody who does not read, and then does.
@@ -257,7 +257,7 @@ async fn unread(house: &House) {
     let mut mute = house.mute().await;
     let computed = house.stats().generation_tokens.get();
     for id in 0..1_000 {
-        mute.say(&generate(id, 50)).await;
+        mute.say(&generate(id, 120)).await;
     }
     let (mut visits, mut last) = (0, 0);
     loop {
@@ -269,7 +269,8 @@ async fn unread(house: &House) {
             break;
         }
     }
-    assert!(last < 45_000, "{last} tokens computed for nobody");
+    // The system's own buffers may hold some megabytes, which is up to 40,000 tokens.
+    assert!(last < 100_000, "{last} tokens computed for nobody");
     let full = held();
     house.others().await;
     let grown = held() - full;
