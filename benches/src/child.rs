@@ -2,12 +2,23 @@
 //!
 //! Owns: starting it, waiting for its address, reading `/proc`. Refuses to know: what it serves.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use tokio::net::TcpListener;
+
+/// Where a server listens that [`Server::start`] has started; its address is printed.
+///
+/// # Errors
+/// If there is no port, or nobody to print to.
+pub async fn listener() -> Result<TcpListener> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
+    Ok(listener)
+}
 
 /// A running server; killed when dropped.
 #[derive(Debug)]

@@ -10,10 +10,8 @@ mod pieces;
 mod silence;
 mod sizes;
 
-use std::time::Duration;
-
 use sapwood_net::evergreen::{Address, Options, Session};
-use sapwood_tests::{Running, request};
+use sapwood_tests::{PATIENCE, Running, request};
 
 use super::loopback::{text, whole};
 
@@ -34,7 +32,7 @@ async fn honest(server: &Running) {
             drop((input, call));
             session.close().await.unwrap();
         };
-        let served = tokio::time::timeout(Duration::from_secs(10), served).await;
+        let served = tokio::time::timeout(PATIENCE, served).await;
         served.expect("an honest client is served at once");
     }
 }
@@ -58,10 +56,7 @@ async fn unharmed(server: &Running) {
             tokio::task::yield_now().await;
         }
     };
-    if tokio::time::timeout(Duration::from_secs(10), gone)
-        .await
-        .is_err()
-    {
+    if tokio::time::timeout(PATIENCE, gone).await.is_err() {
         panic!(
             "left of connections, sessions, actions, bytes: {:?}",
             left()

@@ -11,9 +11,12 @@ use serde_json::json;
 
 use super::*;
 
+/// How the client may speak.
+const SCHEMES: [&str; 2] = ["triton+http", "triton+grpc"];
+
 /// What `server` serves, as functions here; with `model`, only that.
-async fn imported(server: &Running, model: &str) -> Kernel {
-    let address = Address::new(format!("triton+http://{}{model}", server.address));
+async fn imported(server: &Running, scheme: &str, model: &str) -> Kernel {
+    let address = Address::new(format!("{scheme}://{}{model}", server.address));
     let client = Client::connect(&address).await.unwrap();
     let kernel = Kernel::new();
     kernel.add_all(import(&client).await.unwrap()).unwrap();
@@ -25,40 +28,42 @@ async fn imported(server: &Running, model: &str) -> Kernel {
 async fn tr_406_a_model_over_the_border_says_what_it_says_here() {
     let there = kernel(&[("demo", script(Script::Words))]);
     let server = Running::generating(there.clone(), Config::default()).await;
-    let here = imported(&server, "").await;
-    let specs = here.specs();
-    assert_eq!(specs.len(), 1, "the models are listed");
-    assert!(specs[0].model && specs[0].facts.is_none());
-    let prompt = "gr\u{fc}ner Tee \u{1f375} for everybody";
-    for config in [
-        json!({"prompt_mode": "raw"}),
-        json!({"prompt_mode": "raw", "max_tokens": 2}),
-        json!({"prompt_mode": "raw", "stop": ["for"], "seed": 7, "temperature": 0}),
-    ] {
-        let args = || args! { prompt: prompt, config: config.clone() };
-        let (text, told) = there.run::<String>("demo", args()).finish().await.unwrap();
-        let (same, meta) = here.run::<String>("demo", args()).finish().await.unwrap();
-        assert_eq!(same, text, "{config}");
-        assert_eq!(meta.finish, told.finish, "{config}");
-        assert_eq!(
-            meta.usage.completion_tokens, told.usage.completion_tokens,
-            "{config}"
-        );
-        assert_eq!(
-            meta.usage.prompt_tokens, told.usage.prompt_tokens,
-            "{config}"
-        );
+    for scheme in SCHEMES {
+        let here = imported(&server, scheme, "").await;
+        let specs = here.specs();
+        assert_eq!(specs.len(), 1, "the models are listed");
+        assert!(specs[0].model && specs[0].facts.is_none());
+        let prompt = "gr\u{fc}ner Tee \u{1f375} for everybody";
+        for config in [
+            json!({"prompt_mode": "raw"}),
+            json!({"prompt_mode": "raw", "max_tokens": 2}),
+            json!({"prompt_mode": "raw", "stop": ["for"], "seed": 7, "temperature": 0}),
+        ] {
+            let args = || args! { prompt: prompt, config: config.clone() };
+            let (text, told) = there.run::<String>("demo", args()).finish().await.unwrap();
+            let (same, meta) = here.run::<String>("demo", args()).finish().await.unwrap();
+            assert_eq!(same, text, "{scheme} {config}");
+            assert_eq!(meta.finish, told.finish, "{scheme} {config}");
+            assert_eq!(
+                meta.usage.completion_tokens, told.usage.completion_tokens,
+                "{scheme} {config}"
+            );
+            assert_eq!(
+                meta.usage.prompt_tokens, told.usage.prompt_tokens,
+                "{scheme} {config}"
+            );
+        }
+        let config = GenerateConfig {
+            max_tokens: Some(1),
+            ..GenerateConfig::default()
+        };
+        let args = args! { prompt: prompt }.with("config", config.into_chunk());
+        let (_, meta) = here.run::<String>("demo", args).finish().await.unwrap();
+        assert_eq!(meta.finish[&0], Reason::Length);
     }
-    let config = GenerateConfig {
-        max_tokens: Some(1),
-        ..GenerateConfig::default()
-    };
-    let args = args! { prompt: prompt }.with("config", config.into_chunk());
-    let (_, meta) = here.run::<String>("demo", args).finish().await.unwrap();
-    assert_eq!(meta.finish[&0], Reason::Length);
 }
 
-/// TR-605: what is refused there is refused here, with the code that it has there.
+/// TR-605, TR-1105, D-11: what is refused there is refused here, with the code that it has there.
 #[tokio::test]
 async fn tr_604_errors_keep_their_codes_and_cuts_are_truncated() {
     let failure = |code: &str| {
@@ -68,69 +73,93 @@ async fn tr_604_errors_keep_their_codes_and_cuts_are_truncated() {
         })
     };
     let words = || Step::Text("one ".into());
-    for (steps, text, code) in [
-        (vec![failure("unavailable")], "", Code::Unavailable),
-        (vec![failure("internal")], "", Code::UpstreamFailed),
+    for (schemes, steps, text, code) in [
         (
+            &SCHEMES[..1],
+            vec![failure("unavailable")],
+            "",
+            Code::Unavailable,
+        ),
+        (
+            &SCHEMES[..1],
+            vec![failure("internal")],
+            "",
+            Code::UpstreamFailed,
+        ),
+        (
+            &SCHEMES[..1],
             vec![words(), failure("unavailable")],
             "one ",
             Code::UpstreamFailed,
         ),
         (
+            &SCHEMES[..],
             vec![words(), Step::SleepMs(20), Step::Cut(Cut::Close)],
             "one ",
             Code::Truncated,
         ),
         (
+            &SCHEMES[..],
             vec![words(), Step::SleepMs(20), Step::Cut(Cut::Reset)],
             "one ",
             Code::Truncated,
         ),
     ] {
         let server = playing(steps).await;
-        let here = imported(&server, "/m").await;
-        let mut run = here.run::<String>("m", args! { prompt: "x" });
-        let mut seen = String::new();
-        let error = loop {
-            match run.next().await.unwrap() {
-                Ok(text) => seen.push_str(&text),
-                Err(error) => break error,
-            }
-        };
-        assert_eq!((seen.as_str(), error.code()), (text, code), "{error}");
+        for scheme in schemes {
+            let here = imported(&server, scheme, "/m").await;
+            let mut run = here.run::<String>("m", args! { prompt: "x" });
+            let mut seen = String::new();
+            let error = loop {
+                match run.next().await.unwrap() {
+                    Ok(text) => seen.push_str(&text),
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!(
+                (seen.as_str(), error.code()),
+                (text, code),
+                "{scheme}: {error}"
+            );
+        }
     }
     let server = demo().await;
-    let here = imported(&server, "").await;
-    let config = GenerateConfig {
-        temperature: Some(200.0),
-        ..GenerateConfig::default()
-    };
-    let args = args! { prompt: "x" }.with("config", config.into_chunk());
-    let run = here.run::<String>("demo", args);
-    assert_eq!(run.await.unwrap_err().code(), Code::InvalidRequest);
+    for scheme in SCHEMES {
+        let here = imported(&server, scheme, "").await;
+        let config = GenerateConfig {
+            temperature: Some(200.0),
+            ..GenerateConfig::default()
+        };
+        let args = args! { prompt: "x" }.with("config", config.into_chunk());
+        let run = here.run::<String>("demo", args);
+        assert_eq!(run.await.unwrap_err().code(), Code::InvalidRequest);
+    }
 }
 
+/// TR-907
 #[tokio::test]
 async fn tr_608_dropping_the_run_frees_the_sequence_there() {
-    let engine = spawned(steps(vec![Step::Text("a".into()), Step::Hang(true)]));
-    let there = Kernel::new();
-    there
-        .add(sapwood_kernel::model("m", engine.clone()))
-        .unwrap();
-    let server = Running::generating(there, Config::default()).await;
-    let here = imported(&server, "").await;
-    let mut run = here.run::<String>("m", args! { prompt: "x" });
-    assert_eq!(run.next().await.unwrap().unwrap(), "a");
-    // The number is that of a step's end, which comes behind what the step gave.
-    until("the sequence runs", || {
-        engine.stats().requests_running.get() == 1
-    })
-    .await;
-    drop(run);
-    until("the sequence is gone", || {
-        engine.stats().requests_running.get() == 0
-    })
-    .await;
+    for scheme in SCHEMES {
+        let engine = spawned(steps(vec![Step::Text("a".into()), Step::Hang(true)]));
+        let there = Kernel::new();
+        there
+            .add(sapwood_kernel::model("m", engine.clone()))
+            .unwrap();
+        let server = Running::generating(there, Config::default()).await;
+        let here = imported(&server, scheme, "").await;
+        let mut run = here.run::<String>("m", args! { prompt: "x" });
+        assert_eq!(run.next().await.unwrap().unwrap(), "a");
+        // The number is that of a step's end, which comes behind what the step gave.
+        until("the sequence runs", || {
+            engine.stats().requests_running.get() == 1
+        })
+        .await;
+        drop(run);
+        until("the sequence is gone", || {
+            engine.stats().requests_running.get() == 0
+        })
+        .await;
+    }
 }
 
 /// A deadline of ours is kept there too.
@@ -142,7 +171,7 @@ async fn tr_404_a_deadline_ends_the_request_on_both_sides() {
         .add(sapwood_kernel::model("m", engine.clone()))
         .unwrap();
     let server = Running::generating(there, Config::default()).await;
-    let here = imported(&server, "").await;
+    let here = imported(&server, SCHEMES[0], "").await;
     let run = here.run::<String>("m", args! { prompt: "x" });
     let soon = std::time::Duration::from_millis(50);
     let error = run.timeout(soon).await.unwrap_err();
@@ -157,7 +186,7 @@ async fn tr_404_a_deadline_ends_the_request_on_both_sides() {
 #[tokio::test]
 async fn tr_1308_a_function_over_the_border_is_a_function() {
     let server = demo().await;
-    let here = imported(&server, "/concat").await;
+    let here = imported(&server, SCHEMES[0], "/concat").await;
     assert!(!here.specs().remove(0).model);
     let args = || args! { a: "one ", b: "two" };
     assert_eq!(

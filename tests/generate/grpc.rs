@@ -1,6 +1,5 @@
 //! `inference.GRPCInferenceService`: messages by hand, and our own client.
 
-mod client;
 mod streams;
 
 use futures::stream;

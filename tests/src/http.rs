@@ -10,8 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Nothing on a local socket takes this long.
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::PATIENCE;
 
 /// A connection.
 pub struct Wire {

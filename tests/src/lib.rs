@@ -235,14 +235,17 @@ pub fn request(name: &str, inputs: &[(&str, &Node)], outputs: &[&str]) -> Reques
     }
 }
 
-/// Lets everything else run until `holds`; a test that waits for ten seconds has failed.
+/// How long a test waits for what must come: only what hangs takes so long, on a busy machine too.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Lets everything else run until `holds`; a test that waits longer than [`PATIENCE`] has failed.
 pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let waiting = async {
         while !holds() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), waiting)
+    tokio::time::timeout(PATIENCE, waiting)
         .await
         .unwrap_or_else(|_| panic!("{what}: never"));
 }

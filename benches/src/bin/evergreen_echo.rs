@@ -18,14 +18,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Parser;
-use sapwood_benches::child::Server;
+use sapwood_benches::child::{self, Server};
 use sapwood_benches::evergreen::load::{self, Shape};
 use sapwood_benches::evergreen::wire::{Peer, Wire};
 use sapwood_benches::evergreen::{bare, session};
 use sapwood_benches::measure::{Rounds, median, percentile};
 use sapwood_benches::report::Report;
 use serde_json::json;
-use tokio::net::TcpListener;
 
 /// What is measured: name, payload, window, and the least ratio to the bare echo that passes the gate.
 const CASES: [(&str, usize, usize, f64); 4] = [
@@ -100,8 +99,7 @@ impl Args {
 async fn main() -> Result<ExitCode> {
     let args = Args::parse();
     if let Some(which) = &args.serve {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
+        let listener = child::listener().await?;
         match which.as_str() {
             "bare" => bare::serve(listener).await?,
             "bare-websocket" => bare::serve_websocket(listener).await?,

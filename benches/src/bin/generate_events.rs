@@ -15,14 +15,13 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use clap::Parser;
-use sapwood_benches::child::Server;
+use sapwood_benches::child::{self, Server};
 use sapwood_benches::generate::load::Load;
 use sapwood_benches::generate::{bare, face};
 use sapwood_benches::measure::{Rounds, median};
 use sapwood_benches::report::Report;
 use sapwood_benches::scripted;
 use serde_json::json;
-use tokio::net::TcpListener;
 
 /// Events of `generate_stream` against a bare handler that sends the same
 #[derive(Debug, Parser)]
@@ -43,8 +42,7 @@ struct Args {
 async fn main() -> Result<ExitCode> {
     let args = Args::parse();
     if let Some(which) = &args.serve {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
+        let listener = child::listener().await?;
         match which.as_str() {
             "generate" => face::serve(listener, scripted::kernel()?).await?,
             "bare" => bare::serve(listener, None).await?,

@@ -14,13 +14,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Parser;
-use sapwood_benches::child::Server;
+use sapwood_benches::child::{self, Server};
 use sapwood_benches::generate::{arrivals, bare, face};
 use sapwood_benches::measure::{Rounds, median, percentile};
 use sapwood_benches::report::Report;
 use sapwood_benches::scripted;
 use serde_json::json;
-use tokio::net::TcpListener;
 
 /// Paced events of `generate_stream` against a bare handler that sends the same
 #[derive(Debug, Parser)]
@@ -50,8 +49,7 @@ impl Args {
 async fn main() -> Result<ExitCode> {
     let args = Args::parse();
     if let Some(which) = &args.serve {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
+        let listener = child::listener().await?;
         match which.as_str() {
             "generate" => face::serve(listener, scripted::paced(args.pace)?).await?,
             "bare" => bare::serve(listener, Some(args.period())).await?,

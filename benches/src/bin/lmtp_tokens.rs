@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::Parser;
 use futures::{SinkExt, StreamExt};
-use sapwood_benches::child::Server;
+use sapwood_benches::child::{self, Server};
 use sapwood_benches::lmtp::bare::{self, Sender};
 use sapwood_benches::lmtp::face;
 use sapwood_benches::lmtp::load::{self, Load, Sampling, Shape};
@@ -28,7 +28,6 @@ use sapwood_benches::measure::{Rounds, median, percentile};
 use sapwood_benches::report::Report;
 use sapwood_benches::scripted;
 use serde_json::json;
-use tokio::net::TcpListener;
 use tokio_tungstenite::tungstenite::Message;
 
 /// What is measured: name, streams, connections.
@@ -80,8 +79,7 @@ struct Args {
 async fn main() -> Result<ExitCode> {
     let args = Args::parse();
     if let Some(which) = &args.serve {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
+        let listener = child::listener().await?;
         match which.as_str() {
             "lmtp" => face::serve(listener, scripted::endless()).await?,
             "recorded" => bare::serve(listener, Sender::Recorded, args.streams).await?,

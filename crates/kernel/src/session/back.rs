@@ -118,12 +118,17 @@ impl Door {
 pub struct Connections {
     link: Link,
     current: Option<Incoming>,
-    /// A new one, which begins once everything of the old one has been dealt with.
-    next: Option<Next>,
-    dealt_with: bool,
-    /// The current one has come to its end in good order, and what it gave before is dealt with first.
-    ending: bool,
+    /// What follows once everything that the last one gave has been dealt with.
+    after: Option<After>,
     door: Arc<Door>,
+}
+
+/// What comes behind a connection.
+enum After {
+    /// It has come to its end in good order.
+    End,
+    /// Another one has taken over.
+    Next(Next),
 }
 
 impl Connections {
@@ -136,34 +141,30 @@ impl Connections {
         let connections = Self {
             link,
             current: Some(first),
-            next: None,
-            dealt_with: false,
-            ending: false,
+            after: None,
             door,
         };
         (connections, back)
     }
 
-    /// `false`: first what was taken from the old connection has to go where it goes.
-    fn change(&mut self, cx: &Context<'_>) -> bool {
-        if let Some(next) = self.door.open(cx) {
-            self.current = None;
-            self.next = Some(next);
+    /// Nothing more of the current one; `after` has its turn with the next poll, when what was given before is dealt with.
+    fn leave(&mut self, after: After, cx: &Context<'_>) {
+        (self.current, self.after) = (None, Some(after));
+        cx.waker().wake_by_ref();
+    }
+
+    fn go_on(&mut self, after: After) {
+        match after {
+            After::End => {
+                let now = self.link.now();
+                self.link.with(|live| live.end_of_input(now));
+            }
+            After::Next(next) => {
+                if self.link.returned(next.connection, next.dialect) {
+                    self.current = Some(next.incoming);
+                }
+            }
         }
-        if self.next.is_none() {
-            return true;
-        }
-        self.dealt_with = !self.dealt_with;
-        if self.dealt_with {
-            cx.waker().wake_by_ref();
-            return false;
-        }
-        if let Some(next) = self.next.take()
-            && self.link.returned(next.connection, next.dialect)
-        {
-            self.current = Some(next.incoming);
-        }
-        true
     }
 }
 
@@ -171,12 +172,12 @@ impl Stream for Connections {
     type Item = Result<Message, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if std::mem::take(&mut self.ending) {
-            let now = self.link.now();
-            self.link.with(|live| live.end_of_input(now));
-        }
-        if !self.change(cx) {
+        if let Some(next) = self.door.open(cx) {
+            self.leave(After::Next(next), cx);
             return Poll::Pending;
+        }
+        if let Some(after) = self.after.take() {
+            self.go_on(after);
         }
         let Some(current) = &mut self.current else {
             return Poll::Pending;
@@ -191,8 +192,7 @@ impl Stream for Connections {
             }
             // Another one may follow: the door stays open for as long as the session lives.
             Poll::Ready(None) => {
-                (self.current, self.ending) = (None, true);
-                cx.waker().wake_by_ref();
+                self.leave(After::End, cx);
                 Poll::Pending
             }
             polled => polled.map(|item| {

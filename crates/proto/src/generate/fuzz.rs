@@ -56,13 +56,7 @@ pub fn body(bytes: &[u8]) {
         ..Limits::default()
     };
     for signature in [Signature::union(), every_datatype()] {
-        let mapper = Mapper {
-            model: "m",
-            signature: &signature,
-            known: &[],
-            strict: false,
-            limits: &limits,
-        };
+        let mapper = mapper(&signature, &limits);
         infer(&mapper, bytes);
         let mapped = match mapper.map(bytes) {
             Ok(mapped) => mapped,
@@ -86,6 +80,16 @@ pub fn body(bytes: &[u8]) {
     }
 }
 
+fn mapper<'a>(signature: &'a Signature, limits: &'a Limits) -> Mapper<'a> {
+    Mapper {
+        model: "m",
+        signature,
+        known: &[],
+        strict: false,
+        limits,
+    }
+}
+
 /// Reads `bytes` as a message of the gRPC service for either kind of model.
 ///
 /// # Panics
@@ -99,13 +103,7 @@ pub fn message(bytes: &[u8]) {
         ..Limits::default()
     };
     for signature in [Signature::union(), every_datatype()] {
-        let mapper = Mapper {
-            model: "m",
-            signature: &signature,
-            known: &[],
-            strict: false,
-            limits: &limits,
-        };
+        let mapper = mapper(&signature, &limits);
         let mapped = match mapper.message(&message) {
             Ok(mapped) => mapped,
             Err(refused) => {
