@@ -202,8 +202,11 @@ async fn tr_1309_headers_are_parameters_where_the_operator_says_so() {
             let answer = with(&server, path, &["Kind: strange", "other: 1"], body).await;
             answers.push(answer.told().0);
         }
+        for said in super::grpc::with_metadata(&server, "kind", "strange").await {
+            answers.push(if said { 200 } else { 400 });
+        }
     }
-    assert_eq!(answers, [200, 200, 400, 400]);
+    assert_eq!(answers, [[200; 4], [400; 4]].concat());
 }
 
 /// TR-607

@@ -152,6 +152,36 @@ pub(super) fn last(message: &ModelInferResponse) -> bool {
     }
 }
 
+/// What the parrot is asked in a call with this metadata, as `ModelInfer` and then on a stream. Says which went well.
+pub(super) async fn with_metadata(
+    server: &Running,
+    name: &'static str,
+    value: &'static str,
+) -> [bool; 2] {
+    let message = ModelInferRequest {
+        model_name: "parrot".into(),
+        inputs: vec![
+            tensor("QUESTION", "BYTES", &[1, 1]),
+            tensor("LIVE", "BOOL", &[1, 1]),
+        ],
+        raw_input_contents: vec![bytes("x").into(), vec![0].into()],
+        ..ModelInferRequest::default()
+    };
+    let value = AsciiMetadataValue::from_static(value);
+    let mut grpc = Grpc::connect(server).await;
+    let mut request = Request::new(message.clone());
+    request.metadata_mut().insert(name, value.clone());
+    let infer: Result<ModelInferResponse, _> = grpc.send("ModelInfer", request).await;
+    grpc.0.ready().await.unwrap();
+    let codec = ProstCodec::<ModelInferRequest, ModelStreamInferResponse>::default();
+    let mut request = Request::new(stream::iter([message]));
+    request.metadata_mut().insert(name, value);
+    let path = Grpc::path("ModelStreamInfer");
+    let answers = grpc.0.streaming(request, path, codec).await;
+    let first = answers.unwrap().into_inner().message().await.unwrap();
+    [infer.is_ok(), first.unwrap().error_message.is_empty()]
+}
+
 /// TR-203, TR-803: contents and raw bytes are the same request.
 #[tokio::test]
 async fn tr_901_inputs_come_in_contents_or_all_of_them_raw() {

@@ -8,6 +8,7 @@ use http::{HeaderMap, HeaderName};
 use regex::Regex;
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::{Mapped, Parameter};
+use tonic::metadata::{KeyAndValueRef, MetadataMap};
 
 use super::compression::Packing;
 use super::failure::Failure;
@@ -81,12 +82,30 @@ impl Forwarded {
         // Names of headers are lower-case here.
         let matching = |name: &&HeaderName| self.0.is_match(name.as_str());
         for name in headers.keys().filter(matching) {
-            let value = headers.get(name).and_then(|value| value.to_str().ok());
-            if let Some(value) = value.filter(|_| mapped.parameter(name.as_str()).is_none()) {
-                let value = Parameter::Text(value.into());
-                mapped.parameters.push((name.as_str().into(), value));
+            if let Some(Ok(value)) = headers.get(name).map(|value| value.to_str()) {
+                add(name.as_str(), value, mapped);
             }
         }
+    }
+
+    /// Adds the metadata of a gRPC call in the same way; what is binary there (`-bin`) is no text.
+    pub(super) fn join_metadata(&self, metadata: &MetadataMap, mapped: &mut Mapped) {
+        for entry in metadata.iter() {
+            if let KeyAndValueRef::Ascii(name, value) = entry
+                && self.0.is_match(name.as_str())
+                && let Ok(value) = value.to_str()
+            {
+                add(name.as_str(), value, mapped);
+            }
+        }
+    }
+}
+
+/// Of several values under one name the first counts, as the one that the request says itself does.
+fn add(name: &str, value: &str, mapped: &mut Mapped) {
+    if mapped.parameter(name).is_none() {
+        let value = Parameter::Text(value.into());
+        mapped.parameters.push((name.into(), value));
     }
 }
 
@@ -156,5 +175,34 @@ mod tests {
             (text("x-tenant"), text("x-user"), text("authorization")),
             (Some("body"), Some("anna"), None)
         );
+    }
+
+    #[test]
+    fn tr_1309_metadata_of_calls_joins_as_headers_do_and_what_is_binary_never() {
+        let mut metadata = MetadataMap::new();
+        for (name, value) in [
+            ("x-tenant", "metadata"),
+            ("x-user", "anna"),
+            ("y", "no match"),
+        ] {
+            metadata.append(name, value.parse().unwrap());
+        }
+        metadata.append("x-user", "ben".parse().unwrap());
+        metadata.insert_bin(
+            "x-token-bin",
+            tonic::metadata::BinaryMetadataValue::from_bytes(b"t"),
+        );
+        let mut mapped = Mapped::default();
+        let body = Parameter::Text("body".into());
+        mapped.parameters.push(("x-tenant".into(), body));
+        let forwarded = Forwarded::new("^x-").unwrap();
+        forwarded.join_metadata(&metadata, &mut mapped);
+        let text = |value: &str| Parameter::Text(value.into());
+        let expect = [("x-tenant", text("body")), ("x-user", text("anna"))];
+        let told = mapped
+            .parameters
+            .iter()
+            .map(|(name, value)| (&**name, value.clone()));
+        assert_eq!(told.collect::<Vec<_>>(), expect);
     }
 }

@@ -9,6 +9,7 @@ use sapwood_proto::code::Code;
 use sapwood_proto::generate::{Response, Signature};
 use sapwood_proto::generated::inference::{ModelInferRequest, ModelInferResponse};
 use tokio::time::Instant;
+use tonic::metadata::MetadataMap;
 
 use crate::generate::call::Call;
 use crate::generate::catalogue::{Catalogue, Found};
@@ -58,10 +59,11 @@ pub(super) async fn answer(
     catalogue: &Catalogue,
     request: tonic::Request<ModelInferRequest>,
 ) -> Result<ModelInferResponse, Failure> {
-    let (_, extensions, message) = request.into_parts();
+    let (metadata, extensions, message) = request.into_parts();
     let found = catalogue.find(&target(&message.model_name, &message.model_version))?;
     let counting = catalogue.stats.begin(&found);
-    let call = read(catalogue, found, message, deadline(&extensions)).await?;
+    let deadline = deadline(&extensions);
+    let call = read(catalogue, found, message, &metadata, deadline).await?;
     if gives_many(&call.found, &call.mapped, catalogue.config.compat) {
         let message = "ModelInfer RPC doesn't support models with decoupled transaction policy";
         return Err(Failure::new(Code::Unimplemented, message));
@@ -94,13 +96,17 @@ pub(super) async fn read(
     catalogue: &Catalogue,
     found: Found,
     message: ModelInferRequest,
+    metadata: &MetadataMap,
     deadline: Instant,
 ) -> Result<Call, Failure> {
     let size = message.encoded_len();
     let reading = reading(&found, catalogue, size, move |mapper| {
         mapper.message(&message)
     });
-    let mapped = reading.await?;
+    let mut mapped = reading.await?;
+    if let Some(forwarded) = &catalogue.config.forwarded {
+        forwarded.join_metadata(metadata, &mut mapped);
+    }
     let unknown = &catalogue.shared.metrics.unknown_parameters;
     unknown.inc_by(mapped.unknown.into());
     Ok(Call {

@@ -61,6 +61,8 @@ pub(super) struct Outgoing {
     incoming: Option<BoxStream<'static, Result<ModelInferRequest, Status>>>,
     running: SelectAll<BoxStream<'static, Item>>,
     ordered: FuturesOrdered<BoxFuture<'static, Item>>,
+    /// What came with the call, for all its requests.
+    metadata: Arc<MetadataMap>,
     /// How long one request may take.
     time: Duration,
     error_as_status: bool,
@@ -86,6 +88,7 @@ impl Outgoing {
             ordered: FuturesOrdered::new(),
             time: deadline(&extensions).saturating_duration_since(Instant::now()),
             error_as_status: says_so(&metadata),
+            metadata: Arc::new(metadata),
             refused: false,
             over: false,
             cut,
@@ -113,6 +116,7 @@ impl Outgoing {
         let asked = Asked {
             counting: self.catalogue.stats.begin(&found),
             catalogue: Arc::clone(&self.catalogue),
+            metadata: Arc::clone(&self.metadata),
             deadline: Instant::now() + self.time,
             empty_final: false,
             found,
@@ -241,6 +245,7 @@ struct Asked {
     catalogue: Arc<Catalogue>,
     found: Found,
     message: ModelInferRequest,
+    metadata: Arc<MetadataMap>,
     deadline: Instant,
     empty_final: bool,
     counting: Counting,
@@ -256,8 +261,17 @@ impl Asked {
             };
             self.empty_final = flag;
         }
-        let call = read(&self.catalogue, self.found, self.message, self.deadline).await?;
-        Ok((call, self.counting, self.empty_final, self.catalogue))
+        let Self {
+            catalogue,
+            found,
+            message,
+            metadata,
+            deadline,
+            empty_final,
+            counting,
+        } = self;
+        let call = read(&catalogue, found, message, &metadata, deadline).await?;
+        Ok((call, counting, empty_final, catalogue))
     }
 }
 
