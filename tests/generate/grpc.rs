@@ -215,6 +215,35 @@ async fn tr_901_inputs_come_in_contents_or_all_of_them_raw() {
     }
 }
 
+#[tokio::test]
+async fn tr_401_bad_words_never_come_over_grpc() {
+    let server = demo().await;
+    let mut grpc = Grpc::connect(&server).await;
+    for stream in [false, true] {
+        let mut message = prompt("demo", "7", "one two three", stream);
+        message.inputs.push(tensor("bad_words", "BYTES", &[2]));
+        let words = [bytes(""), bytes("e two")].concat();
+        message.raw_input_contents.push(words.into());
+        let said = if stream {
+            let answers = grpc.all(vec![message]).await;
+            let answers = answers
+                .iter()
+                .filter_map(|answer| answer.infer_response.as_ref());
+            answers
+                .filter(|answer| !answer.outputs.is_empty())
+                .map(text)
+                .collect()
+        } else {
+            text(&grpc.infer(message).await.unwrap())
+        };
+        assert!(
+            said.starts_with("one") && said.ends_with(" three"),
+            "{said}"
+        );
+        assert!(!said.contains("e two"), "{said}");
+    }
+}
+
 /// What is wrong with tensors; TR-805.
 #[tokio::test]
 async fn tr_901_bad_tensors_are_refused_by_name() {

@@ -60,6 +60,22 @@ async fn tr_801_json_in_and_json_out() {
     );
 }
 
+#[tokio::test]
+async fn tr_401_bad_words_are_a_tensor_of_any_length() {
+    let server = demo().await;
+    for words in [&["", " two"][..], &["e two", "o three"], &[""]] {
+        let bad = json!({"name": "bad_words", "shape": [words.len()], "datatype": "BYTES", "data": words});
+        let body = json!({"inputs": [text("one two three"), bad]}).to_string();
+        let answer = infer(&server, &[], body.as_bytes()).await.json();
+        let said = answer["outputs"][0]["data"][0].as_str().unwrap();
+        let held = words
+            .iter()
+            .any(|word| !word.is_empty() && said.contains(word));
+        assert!(said.starts_with("one") && !held, "{said}");
+        assert_eq!(said == "one two three", words == [""]);
+    }
+}
+
 /// TR-803
 #[tokio::test]
 async fn tr_802_raw_bytes_stand_behind_the_json_both_ways() {

@@ -38,6 +38,55 @@ async fn tr_401_max_tokens_and_stop_words_work_whichever_way_they_come() {
     }
 }
 
+#[tokio::test]
+async fn tr_401_bad_words_never_come_and_empty_ones_are_dropped() {
+    let server = demo().await;
+    let prompt = "one two three two";
+    for body in [
+        json!({"text_input": prompt, "bad_words": ["", " two"]}),
+        json!({"text_input": prompt, "bad_words": "wo"}),
+        json!({"text_input": prompt, "bad_words": "e two t"}),
+        json!({"text_input": prompt, "parameters": {"bad_words": " two"}}),
+        json!({"text_input": prompt, "sampling_parameters": "{\"bad_words\": [\"tw\"]}"}),
+        json!({"text_input": prompt, "bad_words": [" two"], "temperature": 3, "n": 4}),
+    ] {
+        let answer = generate(&server, body.clone()).await;
+        let texts = answer["text_output"].to_string();
+        assert!(
+            texts.contains("one") && !texts.contains("e two t"),
+            "{body}: {texts}"
+        );
+        let mut streamed = body;
+        streamed["stream"] = true.into();
+        let events = events(&server, streamed).await;
+        let texts = events
+            .iter()
+            .filter_map(|event| event["text_output"].as_str());
+        assert!(!texts.collect::<String>().contains("e two t"));
+    }
+    let answer = generate(&server, json!({"text_input": prompt, "bad_words": [""]})).await;
+    assert_eq!(answer["text_output"], prompt);
+    // One that leaves nothing to say is the request's own fault, and its message says which.
+    let body = json!({"text_input": "aa", "bad_words": ["a"], "sampling_parameters": ""});
+    let mut body = body;
+    let all: serde_json::Map<_, _> = (0..1_024)
+        .filter(|id| *id != 97)
+        .map(|id| (id.to_string(), json!(-100)))
+        .collect();
+    body["sampling_parameters"] = json!({"logit_bias": all}).to_string().into();
+    let small = scripted::Config {
+        vocab: 1_024,
+        ..script(Script::Words)
+    };
+    let small = Running::generating(kernel(&[("demo", small)]), Config::default()).await;
+    let answer = ask(&small, "/v2/models/demo/generate", &body.to_string()).await;
+    assert_eq!(answer.told().0, 400);
+    assert_eq!(
+        error(&answer),
+        "logit_bias, bad_words and min_tokens together allow no token"
+    );
+}
+
 /// TR-407
 #[tokio::test]
 async fn tr_401_outputs_come_on_request() {

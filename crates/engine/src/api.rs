@@ -120,6 +120,9 @@ pub struct Request {
     /// Sequences of tokens that end a choice, matched in its output only (LM-307); at most 256 of 1 to 64 tokens. The
     /// token that completes one is told, but its bytes are no text.
     pub stop_sequences: Vec<Vec<Token>>,
+    /// Texts that must not come in an output, however it is cut into tokens; at most 64 of at most 1 KiB, none empty.
+    /// A token that would complete one is forbidden as if a mask did it. What a steerer forces may hold them.
+    pub bad_words: Vec<String>,
     /// Generate on past the end-of-sequence token.
     pub ignore_eos: bool,
     /// `None`: no log-probabilities at all. `Some(k)`: the chosen token's, and the `k` best.
@@ -153,6 +156,7 @@ impl Request {
             min_tokens: 0,
             stop: Vec::new(),
             stop_sequences: Vec::new(),
+            bad_words: Vec::new(),
             ignore_eos: false,
             top_logprobs: None,
             n: 1,

@@ -8,9 +8,9 @@
 //! ```
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use sapwood_proto::code::Code;
 use sapwood_proto::time::Time;
 
 use crate::api::{ModelInfo, Refusal, Request, SharedVocabulary};
+use crate::bad_words::Lexicon;
 use crate::model::{Interrupt, Model};
 use crate::outbox::{Bell, Handle, Sender, outbox};
 use crate::owner::Owner;
@@ -84,6 +85,8 @@ pub(crate) struct Inbox {
 struct Shared {
     info: ModelInfo,
     vocabulary: SharedVocabulary,
+    /// Made for the first request with bad words.
+    lexicon: OnceLock<Arc<Lexicon>>,
     config: Config,
     commands: SyncSender<Box<Command>>,
     bell: Arc<Bell>,
@@ -93,6 +96,14 @@ struct Shared {
 }
 
 impl Shared {
+    fn lexicon(&self) -> Arc<Lexicon> {
+        let make = || {
+            let vocabulary = Arc::clone(&self.vocabulary);
+            Arc::new(Lexicon::new(vocabulary, self.info.vocabulary_tokens))
+        };
+        Arc::clone(self.lexicon.get_or_init(make))
+    }
+
     /// OA-205: at once, with the time after which it is worth asking again.
     fn refused(&self, full: Full) -> Refusal {
         match full {
@@ -172,6 +183,7 @@ impl Engine {
         let shared = Shared {
             info: model.info(),
             vocabulary: model.vocabulary(),
+            lexicon: OnceLock::new(),
             config: config.clone(),
             commands: sender,
             bell: Arc::clone(&bell),
@@ -207,7 +219,8 @@ impl Engine {
         let shared = &self.shared;
         let steered = request.steer.is_some();
         let seed = || mix(shared.seeds.fetch_add(1, Ordering::Relaxed));
-        let submission = prepare(request, &shared.info, &*shared.vocabulary, seed)?;
+        let lexicon = || shared.lexicon();
+        let submission = prepare(request, &shared.info, &*shared.vocabulary, lexicon, seed)?;
         let prompt_tokens = submission.prompt.len();
         let limits = Limits {
             requests: shared.config.queue_requests,

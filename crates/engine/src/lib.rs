@@ -10,6 +10,7 @@
 //! ```
 
 pub mod api;
+mod bad_words;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 mod engine;

@@ -10,12 +10,13 @@ use sapwood_proto::code::Code;
 use sapwood_proto::steer::{Steer, Token};
 
 use crate::api::{ModelInfo, Prompt, Refusal, Request, Sampling, Vocabulary};
+use crate::bad_words::{BadWords, Lexicon};
 
 /// Choices of one request, forks of its steerers included.
 pub const CHOICES_MAX: u32 = 64;
-/// Stop texts of one request.
+/// Stop texts of one request, and as many bad words.
 pub const STOP_TEXTS_MAX: usize = 64;
-/// Bytes of one stop text.
+/// Bytes of one stop text, and of one bad word.
 pub const STOP_TEXT_BYTES_MAX: usize = 1024;
 /// Stop sequences of one request.
 pub const STOP_SEQUENCES_MAX: usize = 256;
@@ -51,6 +52,7 @@ pub(crate) struct Terms {
     pub(crate) min_tokens: u32,
     pub(crate) stop: Vec<String>,
     pub(crate) stop_sequences: Vec<Vec<Token>>,
+    pub(crate) bad_words: Option<BadWords>,
     pub(crate) ignore_eos: bool,
     pub(crate) top_logprobs: Option<u32>,
     pub(crate) scored: Option<Scored>,
@@ -99,6 +101,7 @@ pub(crate) fn prepare(
     mut request: Request,
     info: &ModelInfo,
     vocabulary: &dyn Vocabulary,
+    lexicon: impl FnOnce() -> Arc<Lexicon>,
     seed: impl FnOnce() -> u64,
 ) -> Result<Submission, Refusal> {
     check(&request, info.vocabulary_tokens)?;
@@ -115,7 +118,10 @@ pub(crate) fn prepare(
     };
     if scored.is_some() {
         request.stop.clear();
+        request.bad_words.clear();
     }
+    let bad_words = (!request.bad_words.is_empty())
+        .then(|| BadWords::new(std::mem::take(&mut request.bad_words), lexicon()));
     // A seed matters only where something is drawn; elsewhere it is the same, so that models which follow it repeat
     // themselves.
     let drawn = request.sampling.temperature > 0.0 || !steerers.is_empty();
@@ -140,6 +146,7 @@ pub(crate) fn prepare(
             min_tokens: request.min_tokens,
             stop: request.stop,
             stop_sequences: request.stop_sequences,
+            bad_words,
             ignore_eos: request.ignore_eos,
             top_logprobs: request.top_logprobs,
             scored,
@@ -291,7 +298,7 @@ fn sampling_rules(sampling: &Sampling, vocabulary_tokens: u32) -> [Rule; 7] {
     ]
 }
 
-fn request_rules(request: &Request, vocabulary_tokens: u32) -> [Rule; 8] {
+fn request_rules(request: &Request, vocabulary_tokens: u32) -> [Rule; 10] {
     let sequences = &request.stop_sequences;
     let sound = |stop: &Vec<Token>| {
         (1..=STOP_SEQUENCE_TOKENS_MAX).contains(&stop.len())
@@ -300,19 +307,10 @@ fn request_rules(request: &Request, vocabulary_tokens: u32) -> [Rule; 8] {
     let scored = request.scored.as_ref();
     [
         ((1..=CHOICES_MAX).contains(&request.n), "n", "from 1 to 64"),
-        (
-            request.stop.len() <= STOP_TEXTS_MAX,
-            "stop",
-            "at most 64 texts",
-        ),
-        (
-            request
-                .stop
-                .iter()
-                .all(|stop| (1..=STOP_TEXT_BYTES_MAX).contains(&stop.len())),
-            "stop",
-            "texts of 1 to 1024 bytes",
-        ),
+        few("stop", &request.stop),
+        short("stop", &request.stop),
+        few("bad_words", &request.bad_words),
+        short("bad_words", &request.bad_words),
         (
             sequences.len() <= STOP_SEQUENCES_MAX && sequences.iter().all(sound),
             "stop_sequences",
@@ -343,6 +341,15 @@ fn request_rules(request: &Request, vocabulary_tokens: u32) -> [Rule; 8] {
             "at most max_tokens",
         ),
     ]
+}
+
+fn few(field: &'static str, texts: &[String]) -> Rule {
+    (texts.len() <= STOP_TEXTS_MAX, field, "at most 64 texts")
+}
+
+fn short(field: &'static str, texts: &[String]) -> Rule {
+    let fits = |text: &String| (1..=STOP_TEXT_BYTES_MAX).contains(&text.len());
+    (texts.iter().all(fits), field, "texts of 1 to 1024 bytes")
 }
 
 #[cfg(test)]

@@ -218,6 +218,11 @@ impl Steps<'_> {
         } else {
             Vec::new()
         };
+        let good = terms.bad_words.as_ref().map(|bad| {
+            let mut good = bad.mask(sequence.said());
+            mask.iter().for_each(|mask| good.intersect(mask));
+            good
+        });
         let draw = Draw {
             sampling: &terms.sampling,
             seed: terms.seed,
@@ -225,7 +230,7 @@ impl Steps<'_> {
             index: sequence.appended,
             history: sequence.history.as_ref(),
             forbidden: &forbidden,
-            mask,
+            mask: good.as_ref().or(mask),
             bias,
             temperature,
             top_logprobs: terms.top_logprobs,
@@ -250,7 +255,7 @@ pub(super) fn unsampleable(error: Unsampleable, masked: bool) -> Fault {
             error.to_string(),
         ),
         Unsampleable::NothingAllowed => {
-            let message = "logit_bias and min_tokens together allow no token";
+            let message = "logit_bias, bad_words and min_tokens together allow no token";
             Fault::new(Code::InvalidRequest, "constraint_failed", message)
         }
     }

@@ -181,6 +181,16 @@ impl Sequence {
         }
     }
 
+    /// What it said, from the end: the tokens themselves, not what stands for them in the context (AI-804).
+    pub(super) fn said(&self) -> impl Iterator<Item = Token> + '_ {
+        let (steered, plain) = match &self.steering {
+            Some(steering) => (&steering.output[..], &[][..]),
+            None => (&[][..], &self.tokens[self.prompt_tokens..]),
+        };
+        let steered = steered.iter().rev().map(|sampled| sampled.id);
+        steered.chain(plain.iter().rev().copied())
+    }
+
     /// Whether the prompt is computed, all but its last token, which every sharer computes itself.
     pub(super) fn can_share_prompt(&self) -> bool {
         self.computed + 1 >= self.prompt_tokens

@@ -1,5 +1,6 @@
 //! The owner, stepped by hand with virtual time and scripted models.
 
+mod bad_words;
 mod cache;
 mod faults;
 mod harness;

@@ -10,7 +10,8 @@ fn refused(change: impl FnOnce(&mut Request)) -> Option<(&'static str, String)> 
         ..Config::default()
     })
     .unwrap();
-    let prepared = prepare(request, &model.info(), &*model.vocabulary(), || 7);
+    let lexicon = || Arc::new(Lexicon::new(model.vocabulary(), 258));
+    let prepared = prepare(request, &model.info(), &*model.vocabulary(), lexicon, || 7);
     prepared
         .err()
         .map(|refusal| (refusal.reason, refusal.message))
@@ -84,6 +85,17 @@ const CASES: &[Case] = &[
         |r| r.stop = vec!["x".repeat(1025)],
     ),
     ("stop", |_| (), |r| r.stop = vec![String::new()]),
+    (
+        "bad_words",
+        |r| r.bad_words = vec!["x".to_owned(); 64],
+        |r| r.bad_words = vec!["x".to_owned(); 65],
+    ),
+    (
+        "bad_words",
+        |r| r.bad_words = vec!["x".repeat(1024)],
+        |r| r.bad_words = vec!["x".repeat(1025)],
+    ),
+    ("bad_words", |_| (), |r| r.bad_words = vec![String::new()]),
     (
         "stop_sequences",
         |r| r.stop_sequences = vec![vec![257; 64]; 256],
@@ -192,7 +204,9 @@ fn limits_and_seed_are_settled() {
     let terms = |max_tokens, seed| {
         let mut request = Request::new(Prompt::Tokens(vec![1; 12]));
         (request.max_tokens, request.sampling.seed) = (max_tokens, seed);
-        let submission = prepare(request, &model.info(), &*model.vocabulary(), || 7).unwrap();
+        let lexicon = || unreachable!("nobody asked for it");
+        let submission =
+            prepare(request, &model.info(), &*model.vocabulary(), lexicon, || 7).unwrap();
         (submission.terms.max_tokens, submission.terms.seed)
     };
     assert_eq!(terms(None, None), (20, 7));

@@ -115,6 +115,9 @@ fn ask(
     if config.n.is_some_and(|n| n > 1) {
         return Err(unimplemented("several choices of a model elsewhere"));
     }
+    if !config.bad_words.is_empty() {
+        return Err(unimplemented("bad_words of a model elsewhere"));
+    }
     if let Some(scored) = config.scored {
         let wanted = Score {
             prompt,

@@ -19,9 +19,9 @@ use crate::error::Error;
 use crate::limits;
 use crate::name::{Mime, Name};
 
-/// Stop texts, and bytes of each.
-const STOPS_MAX: usize = 16;
-const STOP_BYTES_MAX: usize = 256;
+/// Stop texts or bad words, and bytes of each.
+const TEXTS_MAX: usize = 16;
+const TEXT_BYTES_MAX: usize = 256;
 const TOP_LOGPROBS_MAX: u32 = 20;
 /// A bias of this and below forbids, where clients write it so (D-20).
 const FORBIDDING: f32 = -100.0;
@@ -54,6 +54,8 @@ pub struct GenerateConfig {
     pub stop: Vec<String>,
     /// Token sequences that end a choice; a single stop token is a sequence of one.
     pub stop_sequences: Vec<Vec<Token>>,
+    /// Texts that must not come in an output (TR-401).
+    pub bad_words: Vec<String>,
     /// Go on past the end of sequence.
     pub ignore_eos: Option<bool>,
     /// Alternatives told with each token, 0 to 1,000; not set: no log-probabilities, unless their port is read.
@@ -163,7 +165,8 @@ impl GenerateConfig {
             "presence_penalty" => self.presence_penalty = Some(penalty(field, value)?),
             "frequency_penalty" => self.frequency_penalty = Some(penalty(field, value)?),
             "seed" => self.seed = Some(seed(value)?),
-            "stop" => self.stop = stops(value)?,
+            "stop" => self.stop = texts(field, value)?,
+            "bad_words" => self.bad_words = texts(field, value)?,
             "stop_token_ids" => self.stop_sequences = token_ids(field, value)?,
             "ignore_eos" => {
                 let flag = value.as_bool();
@@ -226,6 +229,7 @@ impl GenerateConfig {
         put(&mut request.priority, self.priority);
         request.stop = self.stop;
         request.stop_sequences = self.stop_sequences;
+        request.bad_words = self.bad_words;
         request.scored = self.scored;
     }
 }
@@ -290,17 +294,17 @@ fn seed(value: &Value) -> Result<u64> {
         .ok_or_else(|| bad("seed", "must be an integer of 64 bits, not negative"))
 }
 
-fn stops(value: &Value) -> Result<Vec<String>> {
+fn texts(field: &str, value: &Value) -> Result<Vec<String>> {
     let wrong = || {
-        let why = format!("must be at most {STOPS_MAX} strings of 1 to {STOP_BYTES_MAX} bytes");
-        bad("stop", &why)
+        let why = format!("must be at most {TEXTS_MAX} strings of 1 to {TEXT_BYTES_MAX} bytes");
+        bad(field, &why)
     };
     let list = match value {
         Value::String(one) => vec![one.clone()],
         _ => serde_json::from_value::<Vec<String>>(value.clone()).map_err(|_| wrong())?,
     };
-    let fits = |stop: &String| (1..=STOP_BYTES_MAX).contains(&stop.len());
-    if list.len() <= STOPS_MAX && list.iter().all(fits) {
+    let fits = |text: &String| (1..=TEXT_BYTES_MAX).contains(&text.len());
+    if list.len() <= TEXTS_MAX && list.iter().all(fits) {
         Ok(list)
     } else {
         Err(wrong())

@@ -320,6 +320,8 @@ fn ev_603_out_of_range_is_bad_config_before_anything_runs() {
     for good in [
         json!({"temperature": 2.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 10, "presence_penalty": -2}),
         json!({"n": 16, "top_logprobs": 20, "stop": many(16), "max_tokens": 4.0}),
+        json!({"bad_words": many(16)}),
+        json!({"bad_words": long(256)}),
         json!({"stop": [long(256)], "logit_bias": {"5": -100}, "stop_token_ids": [0], "prompt_mode": "chat"}),
         json!({"response_format": {"type": "text"}, "template_args": {}, "seed": u64::MAX, "controller": null}),
     ] {
@@ -343,6 +345,10 @@ fn ev_603_out_of_range_is_bad_config_before_anything_runs() {
         ("stop", many(17)),
         ("stop", json!([""])),
         ("stop", json!([long(257)])),
+        ("bad_words", many(17)),
+        ("bad_words", json!([""])),
+        ("bad_words", json!([long(257)])),
+        ("bad_words", json!([1])),
         ("stop_token_ids", json!([4_000_000])),
         ("logit_bias", json!({"a": 1})),
         ("logit_bias", json!({"1": 101})),

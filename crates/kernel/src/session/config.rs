@@ -148,6 +148,7 @@ fn generate_json(config: GenerateConfig) -> Result<Map<String, Value>> {
     put("ignore_eos", config.ignore_eos.map(Value::from));
     put("prompt_mode", config.prompt_mode.map(Value::from));
     put("stop", filled(config.stop));
+    put("bad_words", filled(config.bad_words));
     put("stop_token_ids", filled(config.stop_token_ids));
     if !config.logit_bias.is_empty() {
         let bias = config

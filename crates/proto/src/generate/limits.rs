@@ -17,9 +17,9 @@ pub struct Limits {
     pub tensor_elements: usize,
     /// Tokens that one request may ask for; what is more is cut to it. 0: the context is the only limit (TR-404).
     pub new_tokens: u32,
-    /// Stop texts of one request, and bytes of each.
+    /// Stop texts of one request, and as many bad words.
     pub stop_words: usize,
-    /// Bytes of one stop text.
+    /// Bytes of one stop text, and of one bad word.
     pub stop_bytes: usize,
     /// Choices of one request (TR-407).
     pub choices: u32,

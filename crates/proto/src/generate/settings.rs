@@ -42,6 +42,8 @@ pub struct Settings {
     pub seed: Option<u64>,
     /// Texts that end the output.
     pub stop: Vec<String>,
+    /// Texts that must not come in the output.
+    pub bad_words: Vec<String>,
     /// Tokens that end it.
     pub stop_token_ids: Vec<u32>,
     /// Go on past the end of the sequence.
@@ -75,6 +77,7 @@ const FIELDS: &[&str] = &[
     "random_seed",
     "seed",
     "stop",
+    "bad_words",
     "stop_token_ids",
     "end_id",
     "ignore_eos",
@@ -162,7 +165,8 @@ impl Settings {
                 let seed = field.integer(range, 0, i128::from(u64::MAX))?;
                 self.seed = u64::try_from(seed).ok();
             }
-            "stop" => self.stop = field.stops(limits)?,
+            "stop" => self.stop = field.texts(limits)?,
+            "bad_words" => self.bad_words = field.texts(limits)?,
             "stop_token_ids" => self.stop_token_ids.extend(field.tokens()?),
             "end_id" => self
                 .stop_token_ids
@@ -356,7 +360,7 @@ impl Field<'_> {
     }
 
     /// Empty texts are dropped: a client sends `[""]`.
-    fn stops(self, limits: &Limits) -> Result<Vec<String>, Refused> {
+    fn texts(self, limits: &Limits) -> Result<Vec<String>, Refused> {
         let range = || {
             format!(
                 "at most {} strings of at most {} bytes",

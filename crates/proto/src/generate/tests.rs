@@ -604,7 +604,8 @@ fn tr_403_an_input_wins_over_the_object_and_the_object_over_parameters() {
     }
     let all = asking(
         r#""sampling_parameters":"{\"stop\":[\"a\",\"\"],\"logit_bias\":{\"5\":-100},\"n\":2,\"min_p\":0.5}",
-        "min_length":3,"random_seed":18446744073709551615,"top_k":-1,"end_id":9,"stop_words":["","END"]"#,
+        "min_length":3,"random_seed":18446744073709551615,"top_k":-1,"end_id":9,"stop_words":["","END"],
+        "bad_words":["","no",""]"#,
     )
     .unwrap();
     assert_eq!(
@@ -617,6 +618,14 @@ fn tr_403_an_input_wins_over_the_object_and_the_object_over_parameters() {
         (vec!["END".to_owned()], vec![9])
     );
     assert_eq!(all.logit_bias, [(5, -100.0)].into());
+    assert_eq!(all.bad_words, ["no"]);
+    for members in [
+        r#""bad_words":"no""#,
+        r#""parameters":{"bad_words":"no"}"#,
+        r#""sampling_parameters":"{\"bad_words\":[\"no\",\"\"]}""#,
+    ] {
+        assert_eq!(asking(members).unwrap().bad_words, ["no"], "{members}");
+    }
 }
 
 /// TR-407, TR-408
@@ -684,14 +693,13 @@ fn tr_404_fields_have_ranges_and_messages_name_them() {
         (told.timeout, told.priority),
         (Some(Duration::from_micros(1_500)), 3)
     );
-    let words = |count: usize, bytes: usize| {
-        let word = format!("\"{}\"", "w".repeat(bytes));
-        asking(&format!(
-            r#""stop_words":[{}]"#,
-            vec![word; count].join(",")
-        ))
-    };
-    assert!(words(64, 1_024).is_ok() && words(65, 1).is_err() && words(1, 1_025).is_err());
+    for name in ["stop_words", "bad_words"] {
+        let words = |count: usize, bytes: usize| {
+            let word = format!("\"{}\"", "w".repeat(bytes));
+            asking(&format!("\"{name}\":[{}]", vec![word; count].join(",")))
+        };
+        assert!(words(64, 1_024).is_ok() && words(65, 1).is_err() && words(1, 1_025).is_err());
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ const FIELDS: [(&str, Datatype); 9] = [
 ];
 
 /// What there is no way to do here; refused where it is asked for.
-const UNSUPPORTED: [(&str, Datatype); 8] = [
+const UNSUPPORTED: [(&str, Datatype); 7] = [
     ("return_context_logits", Bool),
     ("return_generation_logits", Bool),
     ("return_perf_metrics", Bool),
@@ -27,7 +27,6 @@ const UNSUPPORTED: [(&str, Datatype); 8] = [
     ("guided_decoding_guide", Bytes),
     ("lora_name", Bytes),
     ("lora_task_id", Uint64),
-    ("bad_words", Bytes),
 ];
 
 const WANTED: [(&str, &str); 6] = [
@@ -59,19 +58,14 @@ impl Signature {
             optional("random_seed", Uint64, field("random_seed")),
             optional("seed", Uint64, field("seed")),
             many(optional("stop_words", Bytes, field("stop"))),
+            many(optional("bad_words", Bytes, field("bad_words"))),
             optional("end_id", Int32, field("end_id")),
             optional("pad_id", Int32, InputRole::Ignore),
             optional("beam_width", Int32, field("beam_width")),
             many(optional("image", Bytes, InputRole::Image)),
         ]);
-        inputs.extend(UNSUPPORTED.map(|(name, datatype)| {
-            let input = optional(name, datatype, InputRole::Unsupported);
-            if name == "bad_words" {
-                many(input)
-            } else {
-                input
-            }
-        }));
+        let unsupported = |(name, datatype)| optional(name, datatype, InputRole::Unsupported);
+        inputs.extend(UNSUPPORTED.map(unsupported));
         inputs.extend(
             WANTED.map(|(name, output)| optional(name, Bool, InputRole::Want(output.into()))),
         );

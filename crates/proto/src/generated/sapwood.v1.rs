@@ -58,6 +58,9 @@ pub struct GenerateConfig {
     /// Passed to the chat template.
     #[prost(message, optional, tag = "20")]
     pub template_args: ::core::option::Option<::prost_types::Struct>,
+    /// At most 16 strings of 1 to 256 bytes; none of them comes in the output, in whichever tokens.
+    #[prost(string, repeated, tag = "21")]
+    pub bad_words: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// A shape that the response must have.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

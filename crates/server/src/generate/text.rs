@@ -409,6 +409,7 @@ fn config(call: &Call, settings: &Settings, prompt: &Prompt, logprobs: bool) -> 
         frequency_penalty: settings.frequency_penalty,
         seed: settings.seed,
         stop: settings.stop.clone(),
+        bad_words: settings.bad_words.clone(),
         stop_sequences: tokens.map(|token| vec![*token]).collect(),
         ignore_eos: settings.ignore_eos,
         top_logprobs: logprobs.then(|| settings.top_logprobs.unwrap_or(0)),

@@ -105,6 +105,18 @@ async fn lm_712_a_model_elsewhere_is_called_with_tokens_and_gives_tokens() {
     );
 }
 
+/// A protocol that has no place for them would say them.
+#[tokio::test]
+async fn tr_401_bad_words_of_a_model_elsewhere_are_refused() {
+    let (kernel, _fake) = joined(FACTS).await.unwrap();
+    let config = GenerateConfig {
+        bad_words: vec!["x".into()],
+        ..GenerateConfig::default()
+    };
+    let error = typed(&kernel, &[1], config).finish().await.unwrap_err();
+    assert_eq!(error.code(), Code::Unimplemented);
+}
+
 #[tokio::test]
 async fn lm_712_what_it_cannot_give_is_refused_before_anything_is_sent() {
     let (kernel, mut fake) = joined(FACTS).await.unwrap();

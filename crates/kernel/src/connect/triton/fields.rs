@@ -34,6 +34,9 @@ pub(super) fn fill(request: &mut Request, config: &GenerateConfig) -> Result<()>
     if !config.stop.is_empty() {
         fields.stop(&config.stop)?;
     }
+    if !config.bad_words.is_empty() {
+        fields.bad_words(&config.bad_words)?;
+    }
     if !config.stop_sequences.is_empty() {
         let single = |stop: &Vec<u32>| match stop[..] {
             [token] => Some(Value::from(token)),
@@ -125,6 +128,16 @@ impl Fields<'_> {
         self.put(&["stop"], stop.as_str().into())
     }
 
+    /// A model without a place for them would say them.
+    fn bad_words(&mut self, words: &[String]) -> Result<()> {
+        let Some(place) = self.request.model.input(BAD_WORDS) else {
+            return self.sample(BAD_WORDS, json!(words));
+        };
+        let data = element(&self.request.model, place, &json!(words))?;
+        self.request.inputs.push((place, data));
+        Ok(())
+    }
+
     /// A field that is no plain value.
     fn sample(&mut self, name: &str, value: Value) -> Result<()> {
         let sampling = self.sampling.as_mut().ok_or_else(|| unimplemented(name))?;
@@ -154,3 +167,4 @@ fn element(model: &Model, place: usize, value: &Value) -> Result<Data> {
 }
 
 const SAMPLING: &str = "sampling_parameters";
+const BAD_WORDS: &str = "bad_words";

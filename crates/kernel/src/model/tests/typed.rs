@@ -126,3 +126,26 @@ fn d_20_a_bias_of_minus_100_in_json_forbids() {
     let lowered = json!({"logit_bias": all, "max_tokens": 1, "temperature": 0});
     assert_eq!(whole(run(&kernel, lowered)).unwrap(), "a");
 }
+
+/// The same for whoever calls the function, typed or in JSON.
+#[test]
+fn tr_401_bad_words_reach_the_engine() {
+    let kernel = says("abcab");
+    let text = whole(run(&kernel, json!({"badWords": "ab", "temperature": 0}))).unwrap();
+    assert!(text.starts_with('a') && !text.contains("ab"), "{text}");
+    let config = GenerateConfig {
+        bad_words: vec!["ab".into(); 64],
+        temperature: Some(0.0),
+        ..GenerateConfig::default()
+    };
+    let answer = chunks(&kernel, &[256], config.clone()).unwrap();
+    let ids = told(&answer);
+    assert_eq!((ids[0], ids[2], ids.len()), (97, 99, 6));
+    assert!(ids.windows(2).all(|pair| pair != [97, 98]), "{ids:?}");
+    let past = GenerateConfig {
+        bad_words: vec!["ab".into(); 65],
+        ..config
+    };
+    let error = chunks(&kernel, &[256], past).unwrap_err();
+    assert!(error.to_string().contains("bad_words"), "{error}");
+}

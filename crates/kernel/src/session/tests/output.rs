@@ -130,6 +130,7 @@ async fn ev_509_configs_are_read_by_type_and_the_input_goes_over_them() {
         temperature: Some(0.5),
         max_tokens: Some(7),
         stop: vec!["x".into()],
+        bad_words: vec!["y".into()],
         ..Default::default()
     };
     let fields = [
@@ -146,12 +147,12 @@ async fn ev_509_configs_are_read_by_type_and_the_input_goes_over_them() {
         (
             any("sapwood.v1.GenerateConfig", &generate),
             None,
-            json!({"temperature": 0.5, "max_tokens": 7, "stop": ["x"]}),
+            json!({"temperature": 0.5, "max_tokens": 7, "stop": ["x"], "bad_words": ["y"]}),
         ),
         (
             any("sapwood.v1.GenerateConfig", &generate),
             Some("{\"max_tokens\":9}"),
-            json!({"temperature": 0.5, "max_tokens": 9, "stop": ["x"]}),
+            json!({"temperature": 0.5, "max_tokens": 9, "stop": ["x"], "bad_words": ["y"]}),
         ),
         (
             any("google.protobuf.Struct", &object),

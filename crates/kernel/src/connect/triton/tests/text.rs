@@ -53,6 +53,7 @@ fn ensemble() -> (Value, Value) {
         ("max_tokens", "INT32"),
         ("min_length", "INT32"),
         ("stop_words", "BYTES"),
+        ("bad_words", "BYTES"),
         ("top_k", "INT32"),
         ("top_p", "FP32"),
         ("temperature", "FP32"),
@@ -155,6 +156,33 @@ async fn tr_402_what_is_not_set_is_not_sent() {
             .map(|text| serde_json::from_str::<Value>(text.as_str().unwrap()).unwrap());
         assert_eq!(sent, sampling);
         assert!(request.get("parameters").is_none());
+    }
+}
+
+/// Into the input of this name, else into the object, and nowhere else: a model that would not know them would say them.
+#[tokio::test]
+async fn tr_401_bad_words_go_where_the_model_has_a_place_for_them() {
+    let config = json!({"bad_words": ["no", "never"]});
+    for (model, expect) in [
+        (ensemble(), Some(json!(["no", "never"]))),
+        (vllm(), Some(json!({"bad_words": ["no", "never"]}))),
+        (bare(), None),
+    ] {
+        let name = Name::shared(model.0["name"].as_str().unwrap());
+        let server = serving(model, events(&[])).await;
+        let run = server
+            .kernel
+            .run::<String>(&name, args! { prompt: "hi", config: config.clone() });
+        let Some(expect) = expect else {
+            assert_eq!(run.await.unwrap_err().code(), Code::Unimplemented);
+            continue;
+        };
+        run.await.unwrap();
+        let request = server.request();
+        let object = request.get("sampling_parameters").and_then(Value::as_str);
+        let object = object.map(|text| serde_json::from_str::<Value>(text).unwrap());
+        let sent = request.get("bad_words").cloned().or(object);
+        assert_eq!(sent, Some(expect), "{name}");
     }
 }
 

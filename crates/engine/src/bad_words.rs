@@ -1,0 +1,188 @@
+//! Texts that must not come: which tokens would complete one, given what has been said so far.
+//!
+//! Owns: [`Lexicon`], a vocabulary in the order of its bytes, and [`BadWords`], what one request forbids (TR-401).
+//! Refuses to know: sequences and sampling. It is text that is forbidden, in whichever tokens it comes, and in the output
+//! only, as stop texts are looked for. Bytes count: a character that takes several tokens is looked for like any other
+//! text, while U+FFFD, which stands for bytes that are no text, is no byte of an output.
+//!
+//! ```text
+//!   output … t h e │c a│   next token  t s …      a token is forbidden if a bad word ends within it:
+//!                   ▲                  ▲
+//!                   begun              rest        the word lies in it as a whole: known before the first step
+//!                                                  the word was begun before it: the token begins with its rest,
+//!                                                  and tokens that begin alike are neighbours in the lexicon
+//! ```
+//!
+//! A request without bad words has none of this, and an engine that never had one has no lexicon.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sapwood_proto::steer::{Mask, Token};
+
+use crate::api::SharedVocabulary;
+
+/// The tokens of a vocabulary that have bytes, in the order of those.
+pub(crate) struct Lexicon {
+    vocabulary: SharedVocabulary,
+    /// Tokens of the vocabulary, those without bytes included.
+    size: usize,
+    order: Vec<Token>,
+    /// Bytes of the longest token.
+    longest: usize,
+}
+
+impl Lexicon {
+    /// Sorts the first `size` tokens of a vocabulary, which takes a while: make one for each engine.
+    pub(crate) fn new(vocabulary: SharedVocabulary, size: u32) -> Self {
+        let mut order: Vec<Token> = (0..size)
+            .filter(|&token| !vocabulary.bytes(token).is_empty())
+            .collect();
+        order.sort_by_cached_key(|&token| vocabulary.bytes(token));
+        let lengths = order.iter().map(|&token| vocabulary.bytes(token).len());
+        Self {
+            longest: lengths.max().unwrap_or(0),
+            size: size as usize,
+            order,
+            vocabulary,
+        }
+    }
+
+    fn bytes(&self, token: Token) -> Bytes {
+        self.vocabulary.bytes(token)
+    }
+
+    /// Where the tokens stand that begin with `bytes`.
+    fn beginning_with(&self, bytes: &[u8]) -> Range<usize> {
+        let start = self
+            .order
+            .partition_point(|&token| *self.bytes(token) < *bytes);
+        let count =
+            self.order[start..].partition_point(|&token| self.bytes(token).starts_with(bytes));
+        start..start + count
+    }
+}
+
+/// The texts that one request forbids, made ready for its steps.
+pub(crate) struct BadWords {
+    lexicon: Arc<Lexicon>,
+    words: Vec<String>,
+    /// The tokens in which no word lies as a whole.
+    harmless: Mask,
+    endings: Vec<Ending>,
+    /// Bytes of output that any ending looks at.
+    reach: usize,
+}
+
+/// A way to complete a word: its first bytes have been said, and a token begins with the others.
+struct Ending {
+    word: usize,
+    /// So many bytes of it; at least one, never all.
+    begun: usize,
+    /// Which tokens, by their places in the lexicon; at least one.
+    tokens: Range<usize>,
+}
+
+impl BadWords {
+    /// Looks through the vocabulary once. None of the words is empty.
+    pub(crate) fn new(words: Vec<String>, lexicon: Arc<Lexicon>) -> Self {
+        let words = shortest(words);
+        let mut harmless = Mask::all(lexicon.size);
+        let mut firsts = [false; 256];
+        for first in words.iter().filter_map(|word| word.as_bytes().first()) {
+            firsts[usize::from(*first)] = true;
+        }
+        let begins_bad = |bytes: &[u8]| {
+            firsts[usize::from(bytes[0])]
+                && words.iter().any(|word| bytes.starts_with(word.as_bytes()))
+        };
+        for &token in &lexicon.order {
+            let bytes = lexicon.bytes(token);
+            if (0..bytes.len()).any(|at| begins_bad(&bytes[at..])) {
+                harmless.forbid(token);
+            }
+        }
+        let endings = endings(&words, &lexicon);
+        let reach = endings.iter().map(|ending| ending.begun).max();
+        Self {
+            reach: reach.unwrap_or(0),
+            lexicon,
+            words,
+            harmless,
+            endings,
+        }
+    }
+
+    /// The tokens that complete no bad word after `output`, which is given from its end. Tokens without bytes, such as
+    /// the end of a sequence, always can come.
+    pub(crate) fn mask(&self, output: impl Iterator<Item = Token>) -> Mask {
+        let mut mask = self.harmless.clone();
+        let tail = self.tail(output);
+        for ending in &self.endings {
+            let begun = &self.words[ending.word].as_bytes()[..ending.begun];
+            if tail.ends_with(begun) {
+                let tokens = &self.lexicon.order[ending.tokens.clone()];
+                tokens.iter().for_each(|&token| mask.forbid(token));
+            }
+        }
+        mask
+    }
+
+    /// The last bytes of an output, as many as matter.
+    fn tail(&self, output: impl Iterator<Item = Token>) -> Vec<u8> {
+        let mut pieces = Vec::new();
+        let mut length = 0;
+        for token in output {
+            if length >= self.reach {
+                break;
+            }
+            let bytes = self.lexicon.bytes(token);
+            length += bytes.len();
+            pieces.push(bytes);
+        }
+        let forwards = pieces.iter().rev();
+        forwards.flat_map(|bytes| bytes.iter().copied()).collect()
+    }
+}
+
+/// The words without those in which another one lies: that is forbidden already. What is left bounds the work of a step:
+/// two endings with the same rest never hold at once.
+fn shortest(mut words: Vec<String>) -> Vec<String> {
+    words.sort_by_key(String::len);
+    let mut kept: Vec<String> = Vec::new();
+    for word in words {
+        if !kept.iter().any(|other| word.contains(other.as_str())) {
+            kept.push(word);
+        }
+    }
+    kept
+}
+
+fn endings(words: &[String], lexicon: &Lexicon) -> Vec<Ending> {
+    let mut endings = Vec::new();
+    for (index, word) in words.iter().enumerate() {
+        // No token begins with a rest that is longer than it.
+        let least = word.len().saturating_sub(lexicon.longest).max(1);
+        for begun in least..word.len() {
+            let tokens = lexicon.beginning_with(&word.as_bytes()[begun..]);
+            if !tokens.is_empty() {
+                endings.push(Ending {
+                    word: index,
+                    begun,
+                    tokens,
+                });
+            }
+        }
+    }
+    endings
+}
+
+impl std::fmt::Debug for BadWords {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BadWords").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

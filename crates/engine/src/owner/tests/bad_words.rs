@@ -1,0 +1,218 @@
+//! Bad words in real sampling: what comes out holds none of them, whatever else is asked.
+
+use proptest::prelude::*;
+use sapwood_proto::steer::{Mask, Mid, Pre};
+
+use super::harness::{Answer, Bench, read, say};
+use super::probe::Probe;
+use crate::api::{Fault, Kind, Reason, Request};
+use crate::scripted::{Config as Script, Script as Name};
+
+fn forbidding(text: &str, words: &[&str]) -> Request {
+    let mut request = say(text);
+    request.bad_words = words.iter().map(|word| (*word).to_owned()).collect();
+    request
+}
+
+fn echo() -> Bench {
+    Bench::new(Script::default())
+}
+
+/// Every word of the vocabulary is as likely as every other, and so is the end.
+fn wandering() -> Bench {
+    Bench::new(Script {
+        script: Name::Tokens,
+        gap: 0.0,
+        vocab: 1024,
+        ..Script::default()
+    })
+}
+
+/// Every token that a bias can forbid, but `spared`.
+fn all_but(spared: u32) -> Vec<(u32, f32)> {
+    let others = (0..258).filter(|&token| token != spared);
+    others.map(|token| (token, f32::NEG_INFINITY)).collect()
+}
+
+#[test]
+fn tr_401_a_bad_word_does_not_come_and_the_script_goes_on_behind_it() {
+    for (text, words, expect) in [
+        ("a cat sat", &["cat"][..], "a ca? sat"),
+        ("a cat sat", &["cat", "a s"], "a ca? ?at"),
+        ("a cat sat", &["c", "t s"], "a ?at ?at"),
+        // The prompt is no output.
+        ("t", &["tt", "at"], "t"),
+        ("naïve", &["ï"], "na?ve"),
+    ] {
+        let answer = echo().answer(forbidding(text, words));
+        let seen = answer.text();
+        let like = |(seen, expect): (char, char)| expect == '?' || seen == expect;
+        assert!(
+            seen.chars().zip(expect.chars()).all(like),
+            "{seen} {expect}"
+        );
+        let mut held = words.iter().filter(|word| seen.contains(**word));
+        assert_eq!(held.next(), None, "{seen}");
+        assert_eq!(
+            answer.usage.unwrap().completion_tokens as usize,
+            text.len() + 1
+        );
+    }
+}
+
+/// D-22: they are forbidden before log-probabilities are taken.
+#[test]
+fn tr_401_a_forbidden_token_is_no_alternative() {
+    let mut bench = wandering();
+    let mut request = forbidding("x", &[" the", "e"]);
+    (request.max_tokens, request.top_logprobs, request.ignore_eos) = (Some(8), Some(1000), true);
+    let mut handle = bench.submit(request);
+    bench.settle();
+    let vocabulary = bench.engine.vocabulary();
+    let mut seen = 0;
+    while let Some(event) = handle.try_next() {
+        let Kind::Tokens(tokens) = event.kind else {
+            continue;
+        };
+        for token in &tokens.tokens {
+            let harmless = |&(id, _): &(u32, f32)| !vocabulary.bytes(id).contains(&b'e');
+            assert!(token.top.len() < 1000 && token.top.iter().all(harmless));
+            let total: f32 = token.top.iter().map(|(_, logprob)| logprob.exp()).sum();
+            assert!((total - 1.0).abs() < 1e-3, "{total}");
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 8);
+}
+
+/// LM-305: what leaves no token at all is a fault of this request; while the end is left, it ends.
+#[test]
+fn tr_401_bad_words_that_leave_nothing_end_the_request_and_no_other() {
+    let refused = |words: &[&str], bias: Vec<(u32, f32)>| -> Answer {
+        let mut bench = echo();
+        let mut beside = bench.submit(say("ab"));
+        let mut request = forbidding("aaaa", words);
+        request.sampling.logit_bias = bias.into();
+        let answer = bench.answer(request);
+        assert_eq!(read(&mut beside).text(), "ab");
+        answer
+    };
+    let answer = refused(&["aa"], all_but(97));
+    assert_eq!(answer.text(), "a", "what came before stands");
+    let Fault {
+        code,
+        reason,
+        message,
+        ..
+    } = answer.fault.unwrap();
+    assert_eq!(
+        (code.name(), reason),
+        ("invalid-request", "constraint_failed")
+    );
+    assert!(message.contains("bad_words"), "{message}");
+    // A bias cannot bring back what is forbidden; the end is no text.
+    let mut endless = all_but(97);
+    endless.retain(|(token, _)| *token != 257);
+    endless.push((97, 1e20));
+    let answer = refused(&["aa"], endless);
+    let finish = answer.choices[0].2.clone().unwrap();
+    assert_eq!((answer.text(), finish.reason), ("a", Reason::Stop));
+}
+
+#[test]
+fn tr_401_bad_words_hold_together_with_a_mask_and_after_forced_tokens() {
+    let mut probe = Probe::new();
+    // Told "ca" by the steerer, the model would say "t" of itself.
+    probe.pre = |round| {
+        let forced = if round == 0 { vec![99, 97] } else { Vec::new() };
+        Ok(Pre::Run {
+            fast_forward: forced,
+        })
+    };
+    probe.mid = |round| {
+        Ok(Some(if round == 2 {
+            // Takes back the "a": "c" and then "at" would be the word again.
+            Mid::Splice {
+                backtrack: 3,
+                tokens: vec![97],
+            }
+        } else {
+            Mid::Sample {
+                mask: None,
+                bias: Vec::new(),
+                temperature: None,
+            }
+        }))
+    };
+    let steered = |words: &[&str]| {
+        let mut request = forbidding("xxtttt", words);
+        request.steer = Some(Box::new(probe.clone()));
+        request.max_tokens = Some(8);
+        echo().answer(request)
+    };
+    let plain = steered(&[]);
+    assert!(plain.text().contains("cat"), "{}", plain.text());
+    let answer = steered(&["cat"]);
+    assert!(
+        answer.fault.is_none() && !answer.text().contains("cat"),
+        "{}",
+        answer.text()
+    );
+    // A mask and bad words that leave nothing between them are the controller's fault.
+    let mut probe = Probe::new();
+    probe.mid = |_| {
+        let mut mask = Mask::none(258);
+        mask.allow(97);
+        Ok(Some(Mid::Sample {
+            mask: Some(mask),
+            bias: Vec::new(),
+            temperature: None,
+        }))
+    };
+    let mut request = forbidding("aaa", &["aa"]);
+    request.steer = Some(Box::new(probe));
+    let fault = echo().answer(request).fault.unwrap();
+    assert_eq!(
+        (fault.code.name(), fault.reason),
+        ("controller-failed", "constraint_failed")
+    );
+}
+
+#[test]
+fn tr_401_tokens_that_are_weighed_may_be_anything() {
+    let mut request = forbidding("x", &["a"]);
+    request.scored = Some(vec![97, 98]);
+    let answer = echo().answer(request);
+    assert_eq!(answer.choices[0].1, [97, 98]);
+    assert_eq!(answer.fault, None);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    /// Words of the vocabulary, parts of them, and what only several tokens make together.
+    #[test]
+    fn tr_401_no_bad_word_ever_comes_out(
+        seed in any::<u64>(),
+        words in prop::collection::vec(
+            prop::sample::select(&["e", "th", " the", "a ", "ba", "de fi", "o t", "s", "ing", " ", "ka", "zagoba", "é"][..]),
+            1..6,
+        ),
+        n in 1..4_u32,
+        limits in (prop_oneof![Just(0_u32), Just(5)], prop_oneof![Just(1.0_f32), Just(0.4)]),
+    ) {
+        let mut request = forbidding("x", &words);
+        (request.n, request.max_tokens, request.ignore_eos) = (n, Some(40), true);
+        request.sampling.temperature = 1.0;
+        request.sampling.seed = Some(seed);
+        (request.sampling.top_k, request.sampling.top_p) = (limits.0, limits.1);
+        request.sampling.frequency_penalty = if seed % 2 == 0 { 1.0 } else { 0.0 };
+        let answer = wandering().answer(request);
+        prop_assert_eq!(answer.fault, None);
+        for (text, ids, _) in &answer.choices {
+            prop_assert_eq!(ids.len(), 40);
+            for word in &words {
+                prop_assert!(!text.contains(word), "{:?} in {:?}", word, text);
+            }
+        }
+    }
+}
