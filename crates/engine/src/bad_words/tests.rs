@@ -101,7 +101,7 @@ fn tr_401_a_vocabulary_of_bytes_forbids_the_last_byte_of_a_word() {
     assert_eq!(mask.count(), 258);
 }
 
-fn bytes(length: std::ops::Range<usize>) -> impl Strategy<Value = Vec<u8>> {
+fn bytes(length: Range<usize>) -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(b'a'..b'd', length)
 }
 
