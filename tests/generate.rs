@@ -14,6 +14,7 @@ mod models;
 mod readers;
 mod repository;
 mod restricted;
+mod resume;
 mod scripts;
 mod settings;
 mod streams;

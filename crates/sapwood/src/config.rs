@@ -282,11 +282,11 @@ pub(crate) struct Limits {
     pub(crate) sessions: usize,
     /// Bytes that all Evergreen sessions together may hold; the one that asks for more is ended.
     pub(crate) server_retained_bytes: u64,
-    /// Evergreen sessions at a time that can be come back to; 0 is none.
+    /// Sessions, or streams, of each face at a time that can be come back to; 0 is none.
     pub(crate) resumable_sessions: usize,
     /// How many of those one key, or one address without a key, may have.
     pub(crate) resumable_sessions_each: usize,
-    /// How long such a session waits for its client.
+    /// How long such a session of Evergreen, or a stream of the Triton face, waits for its client.
     pub(crate) resume_grace: Span,
     /// A client that is asked to run a function that it has offered may take this long.
     pub(crate) reverse_timeout: Span,

@@ -64,7 +64,7 @@ impl Entry {
             key,
             face: None,
             method: request.method.clone(),
-            path: request.uri.path().to_owned(),
+            path: shown(request.uri.path()),
             status: 0,
             grpc: None,
             sums: Sums::default(),
@@ -99,6 +99,34 @@ impl Drop for Entry {
     }
 }
 
+/// A path without what is as good as a key: the name of a stream that can be come back to (TR-1303).
+fn shown(path: &str) -> String {
+    match path.strip_prefix(STREAMS) {
+        Some(_name) => format!("{STREAMS}*"),
+        None => path.to_owned(),
+    }
+}
+
+const STREAMS: &str = "/v2/streams/";
+
 fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// OA-804
+    #[test]
+    fn tr_1303_the_name_of_a_stream_stands_in_no_log() {
+        for (path, expect) in [
+            ("/v2/streams/secret", "/v2/streams/*"),
+            ("/v2/streams/secret/more", "/v2/streams/*"),
+            ("/v2/streams", "/v2/streams"),
+            ("/v2/models/streams/generate", "/v2/models/streams/generate"),
+        ] {
+            assert_eq!(shown(path), expect);
+        }
+    }
 }

@@ -167,6 +167,25 @@ impl<B> Held<B> {
         Some((token, stay))
     }
 
+    /// Ends what can be spared first, to make room for `visitor`: of its own where it has as many as it may, else of all.
+    /// `when` says which can be, and in which order; it must not come back here.
+    pub(crate) fn spare<T: Ord>(&self, visitor: &Visitor, when: impl Fn(&B) -> Option<T>) {
+        let mut places = self.places();
+        let taken = places.taken.get(&visitor.share).copied().unwrap_or(0);
+        let mine = taken >= self.most_each;
+        let can_go = places.by_token.iter().filter_map(|(token, place)| {
+            let asked = !mine || place.visitor.share == visitor.share;
+            let back = place.back.as_ref().filter(|_| asked)?;
+            Some((when(back)?, token))
+        });
+        let first = can_go.min_by(|(one, _), (other, _)| one.cmp(other));
+        let first = first.map(|(_, token)| Token(Arc::clone(token)));
+        let gone = first.and_then(|token| places.remove(&token));
+        drop(places);
+        // What ends with it does so when nothing is locked any more.
+        drop(gone);
+    }
+
     /// How to come back. A session that is over already needs no way.
     pub(crate) fn keep(&self, token: &Token, back: B) {
         let mut back = Some(back);
@@ -263,8 +282,19 @@ mod tests {
         stays.extend(held.issue(&visitor("other", "::1")));
         assert_eq!(stays.len(), 7);
         assert!(held.issue(&visitor("third", "::1")).is_none());
+        // What can be spared makes room, of one's own where that is full.
+        let own = visitor("key", "10.0.0.1");
+        let all: Vec<_> = held.places().by_token.keys().cloned().collect();
+        all.into_iter()
+            .for_each(|token| held.keep(&Token(token), ()));
+        held.spare(&own, |()| None::<u8>);
+        assert!(held.issue(&own).is_none());
+        held.spare(&own, |()| Some(0));
+        stays.extend(held.issue(&own));
+        assert_eq!(stays.len(), 8);
+        assert!(held.issue(&own).is_none());
         // Who leaves makes room, and leaves nothing behind.
-        drop(stays.remove(0));
+        drop(stays.pop());
         let again = held.issue(&visitor("key", "10.0.0.9"));
         assert!(again.is_some());
         drop((again, stays));

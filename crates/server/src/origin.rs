@@ -138,7 +138,7 @@ const PREFLIGHT_SECONDS: HeaderValue = HeaderValue::from_static("600");
 const EXPOSED: HeaderValue = HeaderValue::from_static(
     "x-request-id, retry-after, retry-after-ms, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, \
      x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, \
-     x-stream-id, evergreen-extensions, grpc-status, grpc-message",
+     x-stream-id, sapwood-stream-id, sapwood-error, evergreen-extensions, grpc-status, grpc-message",
 );
 
 #[cfg(test)]

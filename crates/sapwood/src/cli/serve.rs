@@ -285,6 +285,9 @@ fn generate_face(
     let explicit = config.generate.model_control == Control::Explicit;
     let settings = generate::Config {
         metrics: config.metrics.triton,
+        resumable_streams: config.limits.resumable_sessions,
+        resumable_streams_each: config.limits.resumable_sessions_each,
+        resume_grace: config.limits.resume_grace.get(),
         repository: explicit.then(|| Explicit(Arc::new(loading.clone()))),
         ..config.generate.face(models?)?
     };

@@ -24,6 +24,8 @@ pub(crate) struct Generate {
     pub(crate) new_tokens: u32,
     /// Requests that may run at once on one gRPC stream.
     pub(crate) grpc_requests_per_stream: usize,
+    /// Bytes that are kept of a stream that can be come back to.
+    pub(crate) resume_bytes: usize,
     /// The status for a model that nobody knows.
     pub(crate) unknown_model_status: u16,
     /// Whose behaviour holds where the reference is stricter than it needs to be.
@@ -79,6 +81,7 @@ impl Default for Generate {
             drain_bytes: face.drain_bytes,
             new_tokens: limits.new_tokens,
             grpc_requests_per_stream: face.grpc_requests_per_stream,
+            resume_bytes: face.resume_bytes,
             unknown_model_status: face.unknown_model_status,
             compat: Compat::Sapwood,
             metadata_name: face.metadata_name,
@@ -100,6 +103,9 @@ impl Generate {
             return Err(Failure::usage(
                 "generate.grpc_requests_per_stream: must be 1 or more",
             ));
+        }
+        if self.resume_bytes == 0 {
+            return Err(Failure::usage("generate.resume_bytes: must be 1 or more"));
         }
         if !matches!(self.unknown_model_status, 400 | 404) {
             return Err(Failure::usage(
@@ -147,6 +153,7 @@ impl Generate {
             },
             drain_bytes: self.drain_bytes,
             grpc_requests_per_stream: self.grpc_requests_per_stream,
+            resume_bytes: self.resume_bytes,
             unknown_model_status: self.unknown_model_status,
             compat: self.compat == Compat::Triton,
             metadata_name: self.metadata_name.clone(),

@@ -12,6 +12,7 @@ use sapwood_proto::generate::Signature;
 
 use super::failure::Failure;
 use super::function;
+use super::held::Streams;
 use super::options::{Config, Model};
 use super::path::Target;
 use super::running::Running;
@@ -29,6 +30,7 @@ pub(super) struct Catalogue {
     pub(super) config: Config,
     pub(super) stats: Stats,
     pub(super) running: Arc<Running>,
+    pub(super) streams: Streams,
     union: Arc<Signature>,
     usual: Arc<Model>,
     models: RwLock<BTreeMap<String, Arc<Model>>>,
@@ -73,6 +75,7 @@ impl Catalogue {
         let models = std::mem::take(&mut config.models).into_iter();
         Self {
             stats: Stats::new(&shared),
+            streams: Streams::new(&config, shared.drain.clone()),
             shared,
             kernel,
             config,

@@ -25,7 +25,7 @@ use super::running::caller;
 use super::stats::Counting;
 use super::told::Told;
 use super::wishes::Wishes;
-use super::{events, infer, metadata, repository};
+use super::{events, infer, metadata, repository, resume};
 use crate::patience::Deadline;
 
 /// JSON of more than this is read where it holds up nobody.
@@ -86,7 +86,8 @@ async fn to(
             let (call, counting, wishes) = read(catalogue, &target, parts, upload).await?;
             let told = Told::of(&call);
             let responses = begin(catalogue, call, parts, true)?;
-            events::answer(responses, told, counting, wishes).await
+            let place = resume::place(catalogue, parts, wishes);
+            events::answer(responses, told, counting, wishes, place).await
         }
         Route::Infer(target) => infer::answer(target, catalogue, parts, upload).await,
         Route::InferStream(target) => infer::stream(target, catalogue, parts, upload).await,
@@ -94,6 +95,7 @@ async fn to(
             upload.discard(&catalogue.config).await;
             cancel(catalogue, parts, &id)
         }
+        Route::Stream(name) => resume::answer(&name, catalogue, parts, upload).await,
         Route::Index | Route::Load(_) | Route::Unload(_) | Route::Repository => {
             repository::answer(route, catalogue, parts, upload).await
         }
@@ -120,9 +122,14 @@ fn cancel(catalogue: &Catalogue, parts: &Parts, id: &str) -> Result<Response<Bod
         let message = "no request of this id is running";
         return Err(Failure::new(Code::NotFound, message));
     }
+    Ok(nothing())
+}
+
+/// The answer to what is done, where nothing is to be said.
+pub(super) fn nothing() -> Response<Body> {
     let mut answer = Response::new(Body::empty());
     *answer.status_mut() = StatusCode::NO_CONTENT;
-    Ok(answer)
+    answer
 }
 
 /// Everything that is checked before there is work.

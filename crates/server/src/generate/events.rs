@@ -1,9 +1,10 @@
-//! Responses as server-sent events (section 6), and what a request may ask of them beside that (TR-1301, TR-1304).
+//! Responses as server-sent events (section 6), and what a request may ask of them beside that (TR-1301, TR-1303, TR-1304).
 //!
-//! Owns: what decides the status, the events and their order, pings, packed streams. Refuses to know: what is computed.
+//! Owns: what decides the status, the events and their order, pings, packed streams. Refuses to know: what is computed, and how
+//! a stream is held.
 //!
 //! ```text
-//!   responses ─► events ─► pings in silence, if wished for ─► packed, if wished for ─► the answer's body
+//!   responses ─► events ─► held, if wished for ─► pings in silence, if wished for ─► packed, if wished for ─► the answer's body
 //! ```
 
 use std::io;
@@ -12,13 +13,15 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use futures::stream::BoxStream;
 use futures::{FutureExt, Stream, StreamExt, stream};
-use http::{HeaderValue, Response, header};
+use http::{HeaderName, HeaderValue, Response, header};
 use sapwood_proto::generate::error_event;
 use tokio::time::timeout;
 
 use super::call::Responses;
 use super::compression::{Packer, Packing};
 use super::failure::{EVENTS, Failure};
+use super::held::Place;
+use super::line::Reader;
 use super::stats::Counting;
 use super::told::Told;
 use super::wishes::Wishes;
@@ -26,10 +29,14 @@ use super::wishes::Wishes;
 /// What a stream says that has nothing to say (TR-1304).
 const PING: Bytes = Bytes::from_static(b": ping\n\n");
 
-/// The events of a request, as they go to its client.
-type Events = BoxStream<'static, io::Result<Bytes>>;
+/// The name of a stream that can be come back to (TR-1303).
+const STREAM: HeaderName = HeaderName::from_static("sapwood-stream-id");
 
-/// TR-602 to TR-604: the first thing that comes decides the status.
+/// The events of a request, as they go to its client.
+pub(super) type Events = BoxStream<'static, io::Result<Bytes>>;
+
+/// TR-602 to TR-604: the first thing that comes decides the status. With a `place` the stream can be come back to, once
+/// there is one.
 ///
 /// # Errors
 /// What was refused before a model began.
@@ -38,6 +45,7 @@ pub(super) async fn answer(
     told: Told,
     mut counting: Counting,
     wishes: Wishes,
+    place: Option<Place<'_>>,
 ) -> Result<Response<Body>, Failure> {
     let first = match wishes.ping {
         None => Some(responses.next().await),
@@ -67,20 +75,43 @@ pub(super) async fn answer(
         let event = sending.next().await?;
         Some((event, sending))
     });
-    if wishes == Wishes::default() {
-        return Ok(stream_of(events));
+    let Some(place) = place else {
+        return Ok(dressed(events, wishes, !begun));
+    };
+    let name = place.name().to_owned();
+    Ok(read_on(place.keep(events.boxed()), &name, wishes, !begun))
+}
+
+/// What a reader reads of the stream with this name. `silent`: nothing has been said for long.
+pub(super) fn read_on(reader: Reader, name: &str, wishes: Wishes, silent: bool) -> Response<Body> {
+    let mut answer = dressed(reader.events(), wishes, silent);
+    // Letters and digits, which a header takes.
+    if let Ok(name) = HeaderValue::from_str(name) {
+        answer.headers_mut().insert(STREAM, name);
+    }
+    answer
+}
+
+/// Events as a request wishes them to be sent.
+fn dressed(
+    events: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
+    wishes: Wishes,
+    silent: bool,
+) -> Response<Body> {
+    if wishes.ping.is_none() && wishes.packing.is_none() {
+        return stream_of(events);
     }
     let mut events = events.boxed();
     if let Some(silence) = wishes.ping {
-        events = pinging(events, silence, !begun);
+        events = pinging(events, silence, silent);
     }
     let Some(packing) = wishes.packing else {
-        return Ok(stream_of(events));
+        return stream_of(events);
     };
     let mut answer = stream_of(packed(events, packing));
     let headers = answer.headers_mut();
     headers.insert(header::CONTENT_ENCODING, packing.name());
-    Ok(answer)
+    answer
 }
 
 fn stream_of(events: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Response<Body> {

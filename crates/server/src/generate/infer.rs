@@ -20,6 +20,7 @@ use super::endpoint::{begin, deadline, one, reading};
 use super::events;
 use super::failure::{Failure, JSON};
 use super::path::Target;
+use super::resume;
 use super::stats::Counting;
 use super::told::Told;
 use super::wishes::Wishes;
@@ -63,7 +64,8 @@ pub(super) async fn stream(
     let (call, _, counting) = read(target, catalogue, parts, upload).await?;
     let told = Told::infer(&call);
     let responses = begin(catalogue, call, parts, true)?;
-    events::answer(responses, told, counting, wishes).await
+    let place = resume::place(catalogue, parts, wishes);
+    events::answer(responses, told, counting, wishes, place).await
 }
 
 /// Everything that is checked before there is work.

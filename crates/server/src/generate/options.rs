@@ -3,6 +3,7 @@
 //! Owns: [`Config`] and what can be said of a single model. Refuses to know: files.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use sapwood_proto::generate::{Limits, Signature};
 
@@ -21,6 +22,14 @@ pub struct Config {
     pub http_chunks: usize,
     /// Requests that may run at once on one gRPC stream (TR-904).
     pub grpc_requests_per_stream: usize,
+    /// Streams that can be come back to (TR-1303), and how many of them one key, or one address without a key, may have.
+    pub resumable_streams: usize,
+    /// See [`Config::resumable_streams`].
+    pub resumable_streams_each: usize,
+    /// How long each of them waits for its client.
+    pub resume_grace: Duration,
+    /// Bytes that are kept of each.
+    pub resume_bytes: usize,
     /// The status for a model that nobody knows: 400, or 404 (TR-204).
     pub unknown_model_status: u16,
     /// Behave as the reference does where a rule says that we may not (`compat = "triton"`).
@@ -48,6 +57,10 @@ impl Default for Config {
             drain_bytes: 128 << 20,
             http_chunks: 65_536,
             grpc_requests_per_stream: 1_024,
+            resumable_streams: 1_000,
+            resumable_streams_each: 250,
+            resume_grace: Duration::from_secs(60),
+            resume_bytes: 4 << 20,
             unknown_model_status: 400,
             compat: false,
             metrics: true,

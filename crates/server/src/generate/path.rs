@@ -33,6 +33,8 @@ pub(super) enum Route {
     Schema(Target),
     /// What runs under an id.
     Request(String),
+    /// A stream that can be come back to.
+    Stream(String),
     Index,
     Load(String),
     Unload(String),
@@ -79,6 +81,7 @@ impl Route {
             ["trace", "setting"] => Self::Trace,
             ["logging"] => Self::Logging,
             ["requests", id] if !id.is_empty() => Self::Request((*id).into()),
+            ["streams", name] if !name.is_empty() => Self::Stream((*name).into()),
             ["systemsharedmemory" | "cudasharedmemory", rest @ ..] => Self::Memory(match rest {
                 ["status"] | ["region", _, "status"] => MemoryAct::Status,
                 ["region", _, "register"] => MemoryAct::Register,
@@ -123,6 +126,7 @@ impl Route {
             | Self::Memory(MemoryAct::Register | MemoryAct::Unregister) => "POST",
             Self::Trace | Self::Logging => "GET, HEAD, POST",
             Self::Request(_) => "DELETE",
+            Self::Stream(_) => "GET, HEAD, DELETE",
             _ => "GET, HEAD",
         }
     }
@@ -144,7 +148,8 @@ impl Route {
             | Self::GenerateStream(_)
             | Self::Infer(_)
             | Self::InferStream(_)
-            | Self::Request(_) => Category::Inference,
+            | Self::Request(_)
+            | Self::Stream(_) => Category::Inference,
         }
     }
 
@@ -215,6 +220,9 @@ mod tests {
             ),
             ("/v2/requests/a%2Fb", Some(Route::Request("a/b".into()))),
             ("/v2/requests/", None),
+            ("/v2/streams/a-_9", Some(Route::Stream("a-_9".into()))),
+            ("/v2/streams", None),
+            ("/v2/streams/a/b", None),
             ("/v2/health", None),
         ] {
             assert_eq!(Route::read(path), expect, "{path}");

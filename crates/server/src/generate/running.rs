@@ -107,7 +107,8 @@ impl Drop for Listed {
     }
 }
 
-fn cancelled() -> Failure {
+/// What a request ends with that its sender has cancelled.
+pub(super) fn cancelled() -> Failure {
     Failure::new(Code::Cancelled, "Request was cancelled").late()
 }
 

@@ -1,0 +1,81 @@
+//! Coming back to a stream: the answers below `/v2/streams` (TR-1303).
+//!
+//! Owns: their headers and statuses, and who gets a place. Refuses to know: how a stream is held.
+
+use axum::body::Body;
+use http::request::Parts;
+use http::{HeaderMap, Method, Response, header};
+use sapwood_proto::code::Code;
+
+use super::body::Upload;
+use super::catalogue::Catalogue;
+use super::endpoint::nothing;
+use super::events::read_on;
+use super::failure::{EVENTS, Failure};
+use super::held::Place;
+use super::wishes::Wishes;
+use crate::held::Visitor;
+
+/// The number of the last event that the client has.
+const LAST: &str = "last-event-id";
+
+/// A place for the stream of a request, where that is wished for and there is one.
+pub(super) fn place<'a>(
+    catalogue: &'a Catalogue,
+    parts: &Parts,
+    wishes: Wishes,
+) -> Option<Place<'a>> {
+    let place = || catalogue.streams.place(&Visitor::of(&parts.extensions));
+    wishes.resume.then(place).flatten()
+}
+
+/// Answers one request about the stream of this name.
+pub(super) async fn answer(
+    name: &str,
+    catalogue: &Catalogue,
+    parts: &Parts,
+    upload: Upload,
+) -> Result<Response<Body>, Failure> {
+    upload.discard(&catalogue.config).await;
+    let visitor = Visitor::of(&parts.extensions);
+    let streams = &catalogue.streams;
+    if parts.method == Method::DELETE {
+        return streams.cancel(name, &visitor).map(|()| nothing());
+    }
+    let wishes = Wishes::of(&parts.headers)?;
+    let after = last(&parts.headers)?;
+    if parts.method == Method::HEAD {
+        // Whoever asks this much takes nothing from who reads.
+        let there = streams.look(name, &visitor, after)?;
+        return Ok(if there { head() } else { nothing() });
+    }
+    let reader = streams.read(name, &visitor, after)?;
+    let answer = reader.map(|reader| read_on(reader, name, wishes, false));
+    // What tells a browser's `EventSource` that it need not come again.
+    Ok(answer.unwrap_or_else(nothing))
+}
+
+fn head() -> Response<Body> {
+    let mut answer = Response::new(Body::empty());
+    answer.headers_mut().insert(header::CONTENT_TYPE, EVENTS);
+    answer
+}
+
+/// The event to go on behind; the beginning where none is named.
+fn last(headers: &HeaderMap) -> Result<u64, Failure> {
+    let Some(last) = headers.get(LAST) else {
+        return Ok(0);
+    };
+    let digits = last.to_str().ok().map(str::trim);
+    let digits = digits.filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    match digits {
+        Some("") => Ok(0),
+        Some(digits) => digits.parse().map_err(|_| wrong()),
+        None => Err(wrong()),
+    }
+}
+
+fn wrong() -> Failure {
+    let message = format!("header '{LAST}' must be the number of an event");
+    Failure::new(Code::InvalidRequest, message)
+}
