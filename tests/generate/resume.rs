@@ -231,14 +231,16 @@ async fn tr_1303_places_and_bytes_are_bounded() {
         resume_bytes: 300,
         ..Config::default()
     };
+    let (server, _engine) = hanging(config.clone(), &[]).await;
+    let (_wire, first) = begin(&server, &[]).await;
+    let (mut second, without) = begin(&server, &[]).await;
+    assert_eq!(without.header("sapwood-stream-id"), None);
+    assert!(chunk(&mut second).await.starts_with("data: "));
+    assert!(first.header("sapwood-stream-id").is_some());
     let kernel = kernel(&[("m", steps(words()))]);
     let server = Running::generating(kernel, config).await;
     let (mut wire, first) = begin(&server, &[]).await;
     let path = path(&first);
-    let (mut second, without) = begin(&server, &[]).await;
-    assert_eq!(without.header("sapwood-stream-id"), None);
-    assert!(chunk(&mut second).await.starts_with("data: "));
-    drop(second);
     let mut events = 0;
     while !chunk(&mut wire).await.is_empty() {
         events += 1;
