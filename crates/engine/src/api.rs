@@ -359,6 +359,11 @@ pub trait Vocabulary: Send + Sync + 'static {
         true
     }
 
+    /// The `tokenizer.json` that it was read from, if it was.
+    fn file(&self) -> Option<bytes::Bytes> {
+        None
+    }
+
     /// The tokens of `text`. With `special`, the texts of control tokens become control tokens; without, plain text.
     fn tokenize(&self, text: &str, special: bool) -> Vec<Token>;
 

@@ -27,6 +27,9 @@ pub mod stats;
 mod submission;
 pub mod template;
 mod text;
+#[cfg(feature = "tokenizer")]
+pub mod tokenizer;
+mod transcript;
 
 pub use engine::{Config, Engine};
 pub use outbox::Handle;
@@ -35,3 +38,4 @@ pub use submission::{
     CHOICES_MAX, STOP_SEQUENCE_TOKENS_MAX, STOP_SEQUENCES_MAX, STOP_TEXT_BYTES_MAX, STOP_TEXTS_MAX,
     TOP_LOGPROBS_MAX,
 };
+pub use transcript::Transcript;

@@ -1,0 +1,156 @@
+//! The bytes of each token, by how its tokenizer writes them.
+//!
+//! Owns: [`Pieces`], and the two ways in which such files write bytes: characters that stand for them, and texts in which a
+//! mark stands for a space and `<0x0A>` for a byte. Refuses to know: how text becomes tokens.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use sapwood_proto::steer::Token;
+use serde_json::Value;
+use tokenizers::Tokenizer as Machine;
+
+use super::Unusable;
+
+/// The tokens of a vocabulary.
+pub(super) struct Pieces {
+    /// The bytes of all tokens, one after the other; those of token `t` end at `ends[t]`.
+    bytes: Bytes,
+    ends: Vec<u32>,
+    /// Control tokens, and what they are called.
+    controls: HashMap<Token, String>,
+}
+
+/// How tokens are written.
+enum Spelling {
+    /// A character for each byte.
+    ByteLevel(HashMap<char, u8>),
+    /// As text, with this for a space.
+    Marked(String),
+}
+
+impl Pieces {
+    /// Those of `machine`, which was read from `file`.
+    pub(super) fn of(machine: &Machine, file: &[u8]) -> Result<Self, Unusable> {
+        let spelling = spelling(file)?;
+        let added = machine.get_added_tokens_decoder();
+        let named = machine.get_vocab(true);
+        let size = named.values().max().map_or(0, |last| *last as usize + 1);
+        if size == 0 || size > TOKENS_MAX {
+            return Err(Unusable::Size);
+        }
+        let mut texts = vec![String::new(); size];
+        for (text, id) in named {
+            texts[id as usize] = text;
+        }
+        let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(size));
+        let mut controls = HashMap::new();
+        for (id, text) in (0..).zip(texts) {
+            match added.get(&id) {
+                Some(token) if token.special => drop(controls.insert(id, text)),
+                Some(_) => bytes.extend_from_slice(text.as_bytes()),
+                None => spelling.write(&text, &mut bytes),
+            }
+            // A file has fewer bytes than that.
+            ends.push(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+        }
+        Ok(Self {
+            bytes: bytes.into(),
+            ends,
+            controls,
+        })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Nothing for a control token.
+    pub(super) fn bytes(&self, token: Token) -> Bytes {
+        let at = token as usize;
+        let Some(&end) = self.ends.get(at) else {
+            return Bytes::new();
+        };
+        let start = at.checked_sub(1).map_or(0, |before| self.ends[before]);
+        self.bytes.slice(start as usize..end as usize)
+    }
+
+    pub(super) fn is_control(&self, token: Token) -> bool {
+        self.controls.contains_key(&token)
+    }
+
+    pub(super) fn name(&self, token: Token) -> Option<&str> {
+        self.controls.get(&token).map(String::as_str)
+    }
+
+    /// What control tokens are called.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.controls.values().map(String::as_str)
+    }
+}
+
+/// What the file's way back from tokens to text shows.
+fn spelling(file: &[u8]) -> Result<Spelling, Unusable> {
+    let file: Value =
+        serde_json::from_slice(file).map_err(|error| Unusable::Syntax(error.to_string()))?;
+    let decoder = file.get("decoder").unwrap_or(&Value::Null);
+    let listed = decoder.get("decoders").and_then(Value::as_array);
+    let steps = listed.map_or(std::slice::from_ref(decoder), Vec::as_slice);
+    let step = |kind: &str| {
+        let mut steps = steps.iter();
+        steps.find(|step| step.get("type").is_some_and(|name| name == kind))
+    };
+    if step("ByteLevel").is_some() {
+        return Ok(Spelling::ByteLevel(alphabet()));
+    }
+    let mark = match (step("Metaspace"), step("Replace")) {
+        (Some(step), _) => step.get("replacement"),
+        (None, Some(step)) => step.pointer("/pattern/String"),
+        (None, None) => None,
+    };
+    let mark = mark.and_then(Value::as_str).filter(|mark| !mark.is_empty());
+    mark.map(|mark| Spelling::Marked(mark.to_owned()))
+        .ok_or(Unusable::Kind)
+}
+
+/// Characters and the bytes they stand for: bytes that print stand for themselves, the others are characters from 256 on.
+fn alphabet() -> HashMap<char, u8> {
+    let mut moved = 256..;
+    let shown = (0..=u8::MAX).map(|byte| match byte {
+        b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => (char::from(byte), byte),
+        // There are fewer of them than would leave the characters.
+        _ => {
+            let shown = moved.next().and_then(char::from_u32);
+            (shown.unwrap_or_default(), byte)
+        }
+    });
+    shown.collect()
+}
+
+impl Spelling {
+    fn write(&self, text: &str, out: &mut Vec<u8>) {
+        match self {
+            Self::ByteLevel(alphabet) => {
+                for shown in text.chars() {
+                    match alphabet.get(&shown) {
+                        Some(byte) => out.push(*byte),
+                        None => out.extend(shown.encode_utf8(&mut [0; 4]).bytes()),
+                    }
+                }
+            }
+            Self::Marked(mark) => match byte(text) {
+                Some(byte) => out.push(byte),
+                None => out.extend(text.replace(mark, " ").bytes()),
+            },
+        }
+    }
+}
+
+/// `<0x0A>`.
+fn byte(text: &str) -> Option<u8> {
+    let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
+    (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())?
+}
+
+/// The largest known vocabularies have a quarter of a million.
+const TOKENS_MAX: usize = 1 << 22;

@@ -1,0 +1,198 @@
+//! Tokenizers of both spellings, made here.
+
+use serde_json::json;
+
+use super::*;
+use crate::api::Message;
+
+/// Bytes, two merges, a control token and a word of somebody's own.
+fn byte_level() -> Value {
+    let mut vocab = serde_json::Map::new();
+    let mut moved = 256..;
+    for byte in 0..=255_u8 {
+        let plain = matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+        let shown = if plain {
+            char::from(byte)
+        } else {
+            char::from_u32(moved.next().unwrap()).unwrap()
+        };
+        vocab.insert(shown.to_string(), json!(byte));
+    }
+    vocab.insert("he".into(), json!(256));
+    vocab.insert("Ġhe".into(), json!(257));
+    let added = |id: u32, content: &str, special: bool| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": special})
+    };
+    let level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    json!({
+        "version": "1.0", "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+        "padding": null, "normalizer": null,
+        "added_tokens": [added(258, "<s>", true), added(259, "</s>", true), added(260, "<own>", false)],
+        "pre_tokenizer": level, "post_processor": null, "decoder": level,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab,
+            "merges": [["h", "e"], ["Ġ", "he"]]},
+    })
+}
+
+fn files(tokenizer: &Value) -> Files {
+    Files {
+        tokenizer: tokenizer.to_string().into(),
+        ..Files::default()
+    }
+}
+
+fn bytes(tokenizer: &Tokenizer, tokens: &[Token]) -> Vec<u8> {
+    let bytes = tokens.iter().map(|token| tokenizer.bytes(*token).to_vec());
+    bytes.collect::<Vec<_>>().concat()
+}
+
+#[test]
+fn lm_712_tokens_of_a_byte_level_file_are_the_bytes_of_its_texts() {
+    let tokenizer = Tokenizer::new(&files(&byte_level()), Ends::default()).unwrap();
+    assert_eq!(tokenizer.size(), 261);
+    assert_eq!(tokenizer.tokenize("he he", false), [256, 257]);
+    for text in ["he hehe, wörter\n \t€", "<s> is text", "<own>", ""] {
+        let tokens = tokenizer.tokenize(text, false);
+        assert!(tokens.iter().all(|token| !tokenizer.is_special(*token)));
+        assert_eq!(bytes(&tokenizer, &tokens), text.as_bytes());
+    }
+    assert!(tokenizer.is_special(258) && tokenizer.bytes(258).is_empty());
+    assert_eq!(tokenizer.name(258).as_deref(), Some("<s>"));
+    assert!(!tokenizer.is_special(260) && tokenizer.bytes(1000).is_empty());
+    assert_eq!(tokenizer.file(), Some(byte_level().to_string().into()));
+    assert_eq!(tokenizer.beginning(), None);
+    let no_chat = tokenizer.chat(&Chat::default()).unwrap_err();
+    assert_eq!(no_chat.reason, "NO_TEMPLATE");
+}
+
+#[test]
+fn lm_712_what_stands_beside_a_tokenizer_says_how_texts_begin_and_end() {
+    let beside = |config: Value, generation: Value| Files {
+        config,
+        generation,
+        ..files(&byte_level())
+    };
+    let config =
+        || json!({"add_bos_token": true, "bos_token": {"content": "<s>"}, "eos_token": "</s>"});
+    let said = Tokenizer::new(
+        &beside(config(), json!({"eos_token_id": [3, 900]})),
+        Ends::default(),
+    );
+    let said = said.unwrap();
+    assert_eq!(said.beginning(), Some(258));
+    assert!(said.is_end(259) && said.is_end(3) && !said.is_end(900));
+    let told = Ends {
+        beginning: Some(None),
+        ends: vec![7],
+    };
+    let told = Tokenizer::new(&beside(config(), Value::Null), told).unwrap();
+    assert_eq!(told.beginning(), None);
+    assert!(told.is_end(7) && told.is_end(259));
+}
+
+/// EV-607
+#[test]
+fn lm_712_conversations_need_a_template_and_forge_no_control_tokens() {
+    let source = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}<s>";
+    for config in [
+        json!({"chat_template": source}),
+        json!({"chat_template": [{"name": "other", "template": "x"}, {"name": "default", "template": source}]}),
+    ] {
+        let files = Files {
+            config,
+            ..files(&byte_level())
+        };
+        let tokenizer = Tokenizer::new(&files, Ends::default()).unwrap();
+        assert!(tokenizer.has_template());
+        let chat = Chat {
+            messages: vec![Message {
+                role: "user".into(),
+                content: "he</s>".into(),
+                ..Message::default()
+            }],
+            ..Chat::default()
+        };
+        let plain = b"</s>".map(Token::from);
+        let expect = [&[258, 256], &plain[..], &[259, 258]].concat();
+        assert_eq!(tokenizer.chat(&chat).unwrap(), expect);
+    }
+}
+
+#[test]
+fn lm_712_sentencepiece_files_mark_spaces_and_write_bytes_as_texts() {
+    let mut vocab = serde_json::Map::new();
+    vocab.insert("<unk>".into(), json!(0));
+    vocab.insert("<s>".into(), json!(1));
+    for byte in 0..=255_u32 {
+        vocab.insert(format!("<0x{byte:02X}>"), json!(2 + byte));
+    }
+    for (id, piece) in (258..).zip(["▁", "a", "b", "▁a"]) {
+        vocab.insert(piece.into(), json!(id));
+    }
+    let special = |id: u32, content: &str| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    };
+    let file = json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [special(0, "<unk>"), special(1, "<s>")],
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "pre_tokenizer": null,
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+            {"type": "Fuse"}]},
+        "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "vocab": vocab,
+            "merges": [["▁", "a"]]},
+    });
+    let tokenizer = Tokenizer::new(&files(&file), Ends::default()).unwrap();
+    assert_eq!(tokenizer.beginning(), Some(1));
+    let tokens = tokenizer.tokenize("b a\n", false);
+    assert_eq!(tokens, [260, 261, 2 + 10]);
+    assert_eq!(bytes(&tokenizer, &tokens), b"b a\n");
+}
+
+#[test]
+fn lm_712_what_is_no_tokenizer_says_so() {
+    let read = |tokenizer: &str| {
+        let files = Files {
+            tokenizer: tokenizer.to_owned().into(),
+            ..Files::default()
+        };
+        Tokenizer::new(&files, Ends::default()).unwrap_err()
+    };
+    assert!(matches!(read("{}"), Unusable::Syntax(_)));
+    assert!(matches!(read("no json"), Unusable::Syntax(_)));
+    let mut odd = byte_level();
+    odd["decoder"] = json!({"type": "WordPiece", "prefix": "##", "cleanup": true});
+    assert_eq!(read(&odd.to_string()), Unusable::Kind);
+}
+
+#[test]
+fn lm_712_files_are_read_from_a_folder_or_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = Files::read(folder.path()).unwrap_err();
+    assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+    let path = folder.path().join("tokenizer.json");
+    std::fs::write(&path, byte_level().to_string()).unwrap();
+    std::fs::write(folder.path().join("chat_template.jinja"), "x").unwrap();
+    std::fs::write(
+        folder.path().join("tokenizer_config.json"),
+        "{\"eos_token\":\"</s>\"}",
+    )
+    .unwrap();
+    let all = Files::read(folder.path()).unwrap();
+    assert_eq!(all.template.as_deref(), Some("x"));
+    assert_eq!(all.named("eos_token"), Some("</s>"));
+    let alone = Files::read(&path).unwrap();
+    assert_eq!(alone.tokenizer, all.tokenizer);
+    assert_eq!(alone.template, None);
+    std::fs::write(folder.path().join("tokenizer_config.json"), "{").unwrap();
+    assert!(Files::read(folder.path()).is_err());
+}

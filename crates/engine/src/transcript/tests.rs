@@ -1,0 +1,147 @@
+//! What an engine gives, told once more token by token.
+
+use std::sync::Arc;
+
+use sapwood_proto::time::Time;
+
+use super::*;
+use crate::Owner;
+use crate::api::Prompt;
+use crate::model::Model;
+use crate::scripted::{Config, Script, Scripted};
+
+/// The events of a request at an engine, in order.
+fn computed(request: Request) -> Vec<Event> {
+    let (mut owner, engine) = Owner::by_hand(
+        Box::new(Scripted::new(config()).unwrap()),
+        crate::Config::default(),
+    );
+    let mut handle = engine.submit(request).unwrap();
+    let mut events = Vec::new();
+    loop {
+        owner.step(Time::ZERO);
+        while let Some(event) = handle.try_next() {
+            let over = matches!(event.kind, Kind::Usage(_));
+            events.push(event);
+            if over {
+                return events;
+            }
+        }
+    }
+}
+
+fn config() -> Config {
+    Config {
+        script: Script::Echo,
+        ..Config::default()
+    }
+}
+
+/// The same, of the tokens that it gave.
+fn told(request: Request, tokens: &[Token]) -> Vec<Event> {
+    let model = Scripted::new(config()).unwrap();
+    let mut transcript = Transcript::new(request, &model.info(), model.vocabulary()).unwrap();
+    let mut events = Vec::new();
+    for &id in tokens {
+        let token = Sampled {
+            id,
+            logprob: f32::NAN,
+            top: Vec::new(),
+            special: false,
+            forced: false,
+        };
+        events.extend(transcript.take(0, Some(token), None));
+    }
+    assert!(transcript.is_over(0));
+    events
+}
+
+/// Text, ids and end of events.
+fn said(events: &[Event]) -> (String, Vec<Token>, Option<Finish>) {
+    let mut all = (String::new(), Vec::new(), None);
+    for event in events {
+        match &event.kind {
+            Kind::Tokens(tokens) => {
+                all.0.push_str(&tokens.text);
+                all.1.extend(tokens.tokens.iter().map(|token| token.id));
+            }
+            Kind::Finish(finish) => all.2 = Some(finish.clone()),
+            Kind::Usage(_) | Kind::Fault(_) => {}
+        }
+    }
+    all
+}
+
+/// Each of them a way to end.
+fn requests() -> Vec<Request> {
+    let echo = || Request::new(Prompt::Text("wörter, and more: wörter".into()));
+    let changed = |change: fn(&mut Request)| {
+        let mut request = echo();
+        change(&mut request);
+        request
+    };
+    vec![
+        echo(),
+        changed(|request| request.max_tokens = Some(2)),
+        changed(|request| request.stop = vec!["more: x".into(), "mor".into()]),
+        changed(|request| {
+            request.stop = vec!["w".into(), "er".into()];
+            request.min_tokens = 9;
+        }),
+        changed(|request| request.stop_sequences = vec![vec![u32::from(b','), u32::from(b' ')]]),
+        changed(|request| request.scored = Some(b"er".iter().map(|&byte| byte.into()).collect())),
+    ]
+}
+
+/// LM-704
+#[test]
+fn lm_712_tokens_from_elsewhere_become_what_an_engine_makes_of_its_own() {
+    for index in 0..requests().len() {
+        let request = || requests().swap_remove(index);
+        let near = computed(request());
+        let (text, tokens, finish) = said(&near);
+        let far = told(request(), &tokens);
+        assert_eq!(said(&far), (text, tokens, finish), "request {index}");
+        let usage = |events: &[Event]| match &events.last().unwrap().kind {
+            Kind::Usage(usage) => (usage.prompt_tokens, usage.completion_tokens),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(usage(&far), usage(&near), "request {index}");
+    }
+}
+
+#[test]
+fn lm_712_whoever_computes_may_end_a_choice_and_nothing_follows_an_end() {
+    let model = Scripted::new(config()).unwrap();
+    let vocabulary: SharedVocabulary = Arc::clone(&model.vocabulary());
+    let mut request = Request::new(Prompt::Text("x".into()));
+    request.stop = vec!["held".into()];
+    request.n = 2;
+    let mut transcript = Transcript::new(request, &model.info(), vocabulary).unwrap();
+    let token = |byte: u8| Sampled {
+        id: byte.into(),
+        logprob: 0.0,
+        top: Vec::new(),
+        special: false,
+        forced: false,
+    };
+    assert_eq!(said(&transcript.take(0, Some(token(b'h')), None)).0, "");
+    let ended = transcript.take(0, Some(token(b'e')), Some(Reason::Length));
+    let finish = Finish {
+        reason: Reason::Length,
+        stop: None,
+    };
+    assert_eq!(said(&ended), ("he".into(), vec![b'e'.into()], Some(finish)));
+    assert_eq!(ended.len(), 2, "another choice runs");
+    assert!(transcript.is_over(0) && !transcript.is_over(1) && transcript.is_over(2));
+    assert!(transcript.take(0, Some(token(b'l')), None).is_empty());
+    transcript.cached(1);
+    let ended = transcript.take(1, None, Some(Reason::Stop));
+    let [_, Event { kind, .. }] = &ended[..] else {
+        panic!("{ended:?}");
+    };
+    let Kind::Usage(usage) = kind else {
+        panic!("{kind:?}");
+    };
+    assert_eq!((usage.completion_tokens, usage.cached_tokens), (2, 1));
+}
