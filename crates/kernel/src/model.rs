@@ -21,16 +21,17 @@ mod tests;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::{FutureExt, StreamExt, TryStreamExt};
+use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
 use sapwood_engine::Engine;
-use sapwood_engine::api::{self, Prompt, Request};
+use sapwood_engine::api::{self, ModelInfo, Prompt, Request};
 use serde_json::{Map, Value};
 
-use self::answer::{Answer, Asked};
+pub(crate) use self::answer::{Answer, Asked, Told};
 pub use self::config::{GenerateConfig, PromptMode};
 pub use self::facts::Facts;
 use crate::Result;
 use crate::call::{Call, Instant, Ports};
+use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::function::Fun;
 use crate::handler::raw;
@@ -49,10 +50,14 @@ pub fn model(name: impl Into<Name>, engine: Engine) -> Fun {
     spec.finishes = true;
     spec.inner = Some(InnerType::of::<api::Tokens>());
     spec.model = true;
-    spec.facts = Some(Arc::new(Facts::of(&engine)));
+    let facts = Arc::new(Facts::of(&engine));
+    spec.facts = Some(Arc::clone(&facts));
     raw(spec, move |call| {
-        let engine = engine.clone();
-        begin(call, engine).into_stream().try_flatten().boxed()
+        let (engine, facts) = (engine.clone(), Arc::clone(&facts));
+        begin(call, engine, facts)
+            .into_stream()
+            .try_flatten()
+            .boxed()
     })
 }
 
@@ -84,36 +89,50 @@ pub(crate) fn outputs() -> Vec<Output> {
 }
 
 /// Reads the inputs and submits the request.
-async fn begin(call: Call, engine: Engine) -> Result<Answer> {
-    let began = Instant::now();
-    let config = read_config(&call, &engine).await?;
-    let tools = read_tools(&call).await?;
-    let has_tools = tools.as_array().is_some_and(|tools| !tools.is_empty());
-    let prompt = read_prompt(&call, &engine, &config, tools).await?;
-    let markup = matches!(prompt, Prompt::Chat(_));
-    let asked = Asked {
-        model: Name::shared(&engine.info().name),
-        vocabulary: engine.vocabulary().clone(),
-        want: call.want.clone(),
-        call: call.id,
-        choices: config.n.unwrap_or(1),
-        logprobs: logprobs(&call, &config).is_some(),
-        reasoning: markup,
-        tools: markup && has_tools,
-        began,
-        payer: call.payer.clone(),
-        witness: call.witness.clone(),
-    };
-    let request = request(&call, config, prompt);
-    if let Some(witness) = &call.witness {
-        witness.asked(&request);
-    }
+async fn begin(
+    call: Call,
+    engine: Engine,
+    facts: Arc<Facts>,
+) -> Result<impl Stream<Item = Result<Chunk>> + Send> {
+    let (request, asked) = read(&call, &facts).await?;
     let handle = engine.submit(request)?;
     if let Some(payer) = &call.payer {
         // A refusal drops the handle, and with it the request.
         payer.prompt(handle.prompt_tokens())?;
     }
-    Ok(Answer::new(asked, handle))
+    Ok(Answer::new(
+        asked,
+        handle.map(|event| Ok(Told::Event(event))),
+    ))
+}
+
+/// What a model with these facts is asked, whoever computes its tokens, and what is to be known to tell the answer.
+pub(crate) async fn read(call: &Call, facts: &Facts) -> Result<(Request, Asked)> {
+    let began = Instant::now();
+    let config = read_config(call, facts).await?;
+    let tools = read_tools(call).await?;
+    let has_tools = tools.as_array().is_some_and(|tools| !tools.is_empty());
+    let prompt = read_prompt(call, facts, &config, tools).await?;
+    let markup = matches!(prompt, Prompt::Chat(_));
+    let asked = Asked {
+        model: Name::shared(&facts.info.name),
+        vocabulary: facts.vocabulary.clone(),
+        want: call.want.clone(),
+        call: call.id,
+        choices: config.n.unwrap_or(1),
+        logprobs: logprobs(call, &config).is_some(),
+        reasoning: markup,
+        tools: markup && has_tools,
+        seeded: true,
+        began,
+        payer: call.payer.clone(),
+        witness: call.witness.clone(),
+    };
+    let request = request(call, config, prompt);
+    if let Some(witness) = &call.witness {
+        witness.asked(&request);
+    }
+    Ok((request, asked))
 }
 
 fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> Request {
@@ -140,12 +159,12 @@ fn logprobs(call: &Call, config: &GenerateConfig) -> Option<u32> {
     }
 }
 
-async fn read_config(call: &Call, engine: &Engine) -> Result<GenerateConfig> {
+async fn read_config(call: &Call, facts: &Facts) -> Result<GenerateConfig> {
     if let Some(config) = typed_config(call).await? {
         return Ok(config);
     }
     let config = written_config(call).await?;
-    config.check_vocabulary(engine.info().vocabulary_tokens)?;
+    config.check_vocabulary(facts.info.vocabulary_tokens)?;
     Ok(config)
 }
 
@@ -216,11 +235,11 @@ async fn read_json(call: &Call, name: &'static str) -> Result<Option<Value>> {
 
 async fn read_prompt(
     call: &Call,
-    engine: &Engine,
+    facts: &Facts,
     config: &GenerateConfig,
     tools: Value,
 ) -> Result<Prompt> {
-    let mode = prompt_mode(config, engine)?;
+    let mode = prompt_mode(config, &facts.info)?;
     let given = (call.inputs.get("prompt"), call.inputs.get("messages"));
     let turns = match given {
         (Some(_), None) => prompt::read(call.read("prompt")?).await?,
@@ -238,7 +257,7 @@ async fn read_prompt(
         }
     };
     match mode {
-        PromptMode::Raw => turns.raw(&**engine.vocabulary()),
+        PromptMode::Raw => turns.raw(&*facts.vocabulary),
         _ => {
             let template_args = config.template_args.clone().unwrap_or(Value::Null);
             turns.chat(tools, template_args)
@@ -247,15 +266,15 @@ async fn read_prompt(
 }
 
 /// EV-607.
-fn prompt_mode(config: &GenerateConfig, engine: &Engine) -> Result<PromptMode> {
+fn prompt_mode(config: &GenerateConfig, info: &ModelInfo) -> Result<PromptMode> {
     match config.prompt_mode {
-        PromptMode::Chat if !engine.info().chat => Err(api::Fault::new(
+        PromptMode::Chat if !info.chat => Err(api::Fault::new(
             sapwood_proto::code::Code::FailedPrecondition,
             "NO_TEMPLATE",
             "this model has no chat template; use prompt_mode \"raw\"",
         )
         .into()),
-        PromptMode::Auto if engine.info().chat => Ok(PromptMode::Chat),
+        PromptMode::Auto if info.chat => Ok(PromptMode::Chat),
         PromptMode::Auto => Ok(PromptMode::Raw),
         mode => Ok(mode),
     }

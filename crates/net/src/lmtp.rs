@@ -30,6 +30,7 @@ mod keeper;
 pub mod pool;
 mod post;
 mod served;
+mod tokenizer;
 mod wire;
 
 use std::fmt;
@@ -137,6 +138,8 @@ struct Seen {
     outstanding: AtomicUsize,
     raw_logprobs: AtomicBool,
     draining: AtomicBool,
+    /// It knows nothing of version 2, as far as it was asked.
+    base: AtomicBool,
     load: AtomicU64,
     gone: Gone,
 }
@@ -171,6 +174,7 @@ impl Client {
             outstanding: AtomicUsize::new(0),
             raw_logprobs: AtomicBool::new(false),
             draining: AtomicBool::new(false),
+            base: AtomicBool::new(true),
             load: AtomicU64::new(LOAD_UNKNOWN),
             gone: Gone::default(),
         });
@@ -254,6 +258,12 @@ impl Client {
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.0.seen.draining.load(Ordering::Relaxed)
+    }
+
+    /// Whether the peer, when it was last asked, agreed to nothing of version 2 and so takes only what LMQL's own servers take.
+    #[must_use]
+    pub fn is_base(&self) -> bool {
+        self.0.seen.base.load(Ordering::Relaxed)
     }
 
     /// Whether there is a connection now; changes with it.

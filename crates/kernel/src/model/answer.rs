@@ -1,4 +1,4 @@
-//! An engine's events as a model function's chunks.
+//! The events of a request as a model function's chunks, whether an engine gives them or a server elsewhere.
 //!
 //! Owns: [`Answer`]: ports, choices, finish reasons, usage, the metadata at the end (EV-601, KE-612). Refuses to know:
 //! prompts, sampling. Without markup and without `inner`, one step with text is one chunk and allocates nothing.
@@ -15,7 +15,6 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::Stream;
-use sapwood_engine::Handle;
 use sapwood_engine::api::{self, Event, Kind, SharedVocabulary, Stop, Tokens};
 use serde_json::{Value, json};
 
@@ -31,27 +30,37 @@ use crate::payer::Payer;
 use crate::witness::Witness;
 
 /// What is known when the request is submitted.
-pub(super) struct Asked {
-    pub(super) model: Name,
-    pub(super) vocabulary: SharedVocabulary,
-    pub(super) want: Want,
-    pub(super) call: CallId,
-    pub(super) choices: u32,
-    pub(super) logprobs: bool,
-    pub(super) reasoning: bool,
-    pub(super) tools: bool,
-    pub(super) began: Instant,
-    pub(super) payer: Option<Arc<dyn Payer>>,
-    pub(super) witness: Option<Arc<dyn Witness>>,
+pub(crate) struct Asked {
+    pub(crate) model: Name,
+    pub(crate) vocabulary: SharedVocabulary,
+    pub(crate) want: Want,
+    pub(crate) call: CallId,
+    pub(crate) choices: u32,
+    pub(crate) logprobs: bool,
+    pub(crate) reasoning: bool,
+    pub(crate) tools: bool,
+    /// Whether the seed that the end tells is the one that was in force.
+    pub(crate) seeded: bool,
+    pub(crate) began: Instant,
+    pub(crate) payer: Option<Arc<dyn Payer>>,
+    pub(crate) witness: Option<Arc<dyn Witness>>,
+}
+
+/// What is told of a request.
+pub(crate) enum Told {
+    /// As engines tell it.
+    Event(Event),
+    /// The choice whose end comes next ended in a way that no engine has.
+    Odd(u32, Name),
 }
 
 /// The chunks of one request.
-pub(super) struct Answer {
+pub(crate) struct Answer<S> {
     asked: Asked,
     wants: Wants,
     role: Arc<Meta>,
     /// Dropped with the stream, or at the end: then the sequence is gone (D-7).
-    handle: Option<Handle>,
+    handle: Option<S>,
     ready: VecDeque<Chunk>,
     choices: Vec<Choice>,
     first_token: Option<Instant>,
@@ -74,11 +83,12 @@ struct Choice {
     main_begun: bool,
     reasoning_begun: bool,
     calls: u32,
+    odd: Option<Name>,
     finish: Option<(Reason, Option<Stop>)>,
 }
 
-impl Answer {
-    pub(super) fn new(asked: Asked, handle: Handle) -> Self {
+impl<S> Answer<S> {
+    pub(crate) fn new(asked: Asked, handle: S) -> Self {
         let has = |port: Port| asked.want.ports.has(&port);
         let wants = Wants {
             main: has(Port::MAIN),
@@ -119,13 +129,21 @@ impl Answer {
                 main_begun: false,
                 reasoning_begun: false,
                 calls: 0,
+                odd: None,
                 finish: None,
             });
         }
         Ok(&mut self.choices[index as usize])
     }
 
-    fn take(&mut self, event: Event) -> Result<()> {
+    fn take(&mut self, told: Told) -> Result<()> {
+        let event = match told {
+            Told::Event(event) => event,
+            Told::Odd(choice, name) => {
+                self.choice(choice)?.odd = Some(name);
+                return Ok(());
+            }
+        };
         let choice = event.choice;
         match event.kind {
             Kind::Tokens(tokens) => self.tokens(choice, tokens),
@@ -240,6 +258,10 @@ impl Answer {
     fn finish(&mut self, choice: u32, finish: api::Finish) -> Result<()> {
         self.parse(choice, |markup, out| markup.end(out))?;
         let state = self.choice(choice)?;
+        if let Some(name) = state.odd.take() {
+            state.finish = Some((Reason::Other(name), finish.stop));
+            return Ok(());
+        }
         let reason = match finish.reason {
             // The engine sees an end of sequence where the model waits for its tools.
             api::Reason::Stop if state.calls > 0 => Reason::ToolCalls,
@@ -292,8 +314,10 @@ impl Answer {
         };
         let mut meta = Meta::default()
             .with_role("ASSISTANT")
-            .with_usage(0, counted)
-            .with_extra("seed", usage.seed);
+            .with_usage(0, counted);
+        if self.asked.seeded {
+            meta = meta.with_extra("seed", usage.seed);
+        }
         meta.model = Some(self.asked.model.clone());
         for (index, choice) in self.choices.iter().enumerate() {
             if let Some((reason, _)) = &choice.finish {
@@ -353,7 +377,7 @@ impl Answer {
                 "completion_tokens": usage.completion_tokens,
                 "cached_tokens": usage.cached_tokens,
             },
-            "seed": usage.seed,
+            "seed": self.asked.seeded.then_some(usage.seed),
             "timing": {"first_token_ms": first, "total_ms": ms(self.asked.began, now)},
         });
         if let (Some(object), true) = (document.as_object_mut(), self.choices.len() > 1) {
@@ -367,7 +391,7 @@ impl Answer {
     }
 }
 
-impl Stream for Answer {
+impl<S: Stream<Item = Result<Told>> + Unpin> Stream for Answer<S> {
     type Item = Result<Chunk>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -379,7 +403,7 @@ impl Stream for Answer {
                 return Poll::Ready(None);
             };
             let taken = match ready!(Pin::new(handle).poll_next(cx)) {
-                Some(event) => self.take(event),
+                Some(told) => told.and_then(|told| self.take(told)),
                 // An engine that stops in mid-sentence (KE-313).
                 None => Err(Error::Truncated {
                     what: self.asked.model.clone(),

@@ -272,6 +272,12 @@ impl Prompting {
                 return Err(Error::argument("messages", why));
             }
         };
+        let says = |item: &Item| matches!(&item.content, Content::Text(text) if !text.is_empty());
+        if !vocabulary.has_text() && items.iter().any(says) {
+            return Err(Error::Unimplemented {
+                what: "a prompt of text for a model elsewhere whose tokenizer is not known".into(),
+            });
+        }
         if items
             .iter()
             .all(|item| matches!(item.content, Content::Text(_)))

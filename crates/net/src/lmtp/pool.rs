@@ -12,13 +12,14 @@
 use std::fmt;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::task::{Context, Poll, ready};
 
 use futures::future::{BoxFuture, join_all};
 use futures::{FutureExt, Stream, StreamExt};
 use sapwood_proto::lmtp::pool::{self as machine, Condition, Ended, Member, Passage, Probe};
 use sapwood_proto::lmtp::{Fault, Generate, Reason, Received, Score, Work};
+use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
@@ -45,15 +46,21 @@ pub struct Pool(Arc<Kept>);
 
 struct Kept {
     peers: Arc<Peers>,
-    _watches: Vec<AbortOnDropHandle<()>>,
+    /// One for each peer.
+    watches: Mutex<Vec<AbortOnDropHandle<()>>>,
 }
 
 /// What streams share.
 struct Peers {
-    links: Vec<Link>,
+    /// In the order of the machine's members, whose lock is taken first. They only become more.
+    links: RwLock<Vec<Arc<Link>>>,
     /// Never held while anything is awaited.
     machine: Mutex<machine::Pool>,
+    /// How a peer is spoken to that is named later.
+    options: Options,
     seeded: bool,
+    /// Tokens that end a text, once somebody has said which.
+    ends: OnceLock<Arc<[Token]>>,
     /// Of the machine's clock.
     origin: Instant,
     facts: OnceLock<String>,
@@ -110,7 +117,7 @@ impl Pool {
             Ok((Link::new(client, model, place), weight, away))
         });
         let linked: Result<Vec<_>, Fault> = join_all(connecting).await.into_iter().collect();
-        Self::over(linked?, settings).await
+        Self::over(linked?, options.clone(), settings).await
     }
 
     /// A pool of one: whatever `client` speaks to.
@@ -119,25 +126,33 @@ impl Pool {
     /// What the peer says; one that says nothing in time is asked all the same.
     pub async fn of(client: Client, model: &str) -> Result<Self, Fault> {
         let link = Link::new(client, model.to_owned(), String::new());
-        Self::over(vec![(link, 1, None)], machine::Options::default()).await
+        Self::over(
+            vec![(link, 1, None)],
+            Options::default(),
+            machine::Options::default(),
+        )
+        .await
     }
 
     /// Each peer with its weight, and why it is not there.
     async fn over(
         linked: Vec<(Link, u32, Option<Fault>)>,
+        options: Options,
         settings: machine::Options,
     ) -> Result<Self, Fault> {
         let (mut links, mut weights, mut away) = (Vec::new(), Vec::new(), Vec::new());
         for (link, weight, why) in linked {
-            links.push(link);
+            links.push(Arc::new(link));
             weights.push(weight);
             away.push(why);
         }
         let seeded = settings.seeded;
         let peers = Arc::new(Peers {
             machine: Mutex::new(machine::Pool::new(weights, settings)),
-            links,
+            links: RwLock::new(links),
+            options,
             seeded,
+            ends: OnceLock::new(),
             origin: Instant::now(),
             facts: OnceLock::new(),
             moved: AtomicU64::new(0),
@@ -164,11 +179,9 @@ impl Pool {
         if let Some(fault) = first.filter(|_| !served) {
             return Err(fault);
         }
-        let watches = members
-            .into_iter()
-            .map(|member| AbortOnDropHandle::new(tokio::spawn(watch(Arc::clone(&peers), member))));
+        let watches = members.into_iter().map(|member| watching(&peers, member));
         Ok(Self(Arc::new(Kept {
-            _watches: watches.collect(),
+            watches: Mutex::new(watches.collect()),
             peers,
         })))
     }
@@ -193,8 +206,14 @@ impl Pool {
     /// Whether a peer has sent log-probabilities that are none (LM-711).
     #[must_use]
     pub fn raw_logprobs(&self) -> bool {
-        let mut links = self.0.peers.links.iter();
-        links.any(|link| link.client.raw_logprobs())
+        let links = self.0.peers.links();
+        links.iter().any(|link| link.client.raw_logprobs())
+    }
+
+    /// These tokens end a text of the model. Peers of the base protocol, which know no `min_tokens`, are forbidden them for as long
+    /// (LM-704); until somebody says which they are, such streams are refused. Said once.
+    pub fn ends_with(&self, ends: impl Into<Arc<[Token]>>) {
+        let _known_already = self.0.peers.ends.set(ends.into());
     }
 
     /// The peers as they are now.
@@ -202,29 +221,66 @@ impl Pool {
     pub fn seats(&self) -> Vec<Seat> {
         let peers = &self.0.peers;
         let machine = peers.machine();
+        let links = peers.links();
         let seat = |member: Member| Seat {
-            place: peers.links[member.index()].place.clone(),
+            place: links[member.index()].place.clone(),
             condition: machine.condition(member),
             streams: machine.open(member),
         };
         machine.members().map(seat).collect()
     }
 
-    /// The peers at these places are the ones that are configured now. The others are drained, and taken back when they are named
-    /// again (LM-805). Gives the places at which this pool has no peer: those need a pool of their own.
-    pub fn keep<'a>(&self, places: &[&'a str]) -> Vec<&'a str> {
+    /// These are the peers that are configured now. Others are drained, and taken back when they are named again; new ones are
+    /// probed at once, and asked as soon as they answer as those do that are here (LM-805). Gives the places of the new ones.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn keep(&self, endpoints: Vec<Endpoint>) -> Vec<String> {
+        let options = self.0.peers.options.clone();
+        let named = endpoints.into_iter().map(|endpoint| {
+            let place = format!("{:?}", endpoint.address);
+            let options = options.clone();
+            let link = move |place: String| {
+                let client = Client::connecting(endpoint.address, options);
+                Link::new(client, endpoint.model, place)
+            };
+            (place, endpoint.weight, link)
+        });
+        self.keep_those(named)
+    }
+
+    fn keep_those(
+        &self,
+        named: impl Iterator<Item = (String, u32, impl FnOnce(String) -> Link)>,
+    ) -> Vec<String> {
         let peers = &self.0.peers;
         let (mut machine, now) = (peers.machine(), peers.now());
-        for (member, link) in machine.members().zip(&peers.links) {
-            if places.contains(&&*link.place) {
+        let (mut kept, mut added) = (Vec::new(), Vec::new());
+        for (place, weight, link) in named {
+            let at = peers.links().iter().position(|link| link.place == place);
+            let known = machine.members().find(|member| Some(member.index()) == at);
+            if let Some(member) = known {
                 machine.restore(member, now);
-            } else {
+                machine.weigh(member, weight);
+                kept.push(member);
+                continue;
+            }
+            peers.push(link(place.clone()));
+            let member = machine.add(weight, now);
+            let watches = self.0.watches.lock();
+            watches
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(watching(peers, member));
+            kept.push(member);
+            added.push(place);
+        }
+        for (member, link) in machine.members().zip(&*peers.links()) {
+            if !kept.contains(&member) {
                 machine.remove(member);
             }
             link.news.notify_one();
         }
-        let is_new = |place: &&&str| !peers.links.iter().any(|link| link.place == **place);
-        places.iter().filter(is_new).copied().collect()
+        added
     }
 
     /// Streams that went on at another peer since the pool began.
@@ -236,7 +292,8 @@ impl Pool {
     fn begin(&self, work: Work, deadline: Option<Instant>) -> Items {
         let peers = Arc::clone(&self.0.peers);
         Items {
-            passage: Passage::new(work, peers.seeded),
+            passage: Passage::new(work, peers.seeded)
+                .with_ends(peers.ends.get().cloned().unwrap_or_default()),
             peers,
             deadline,
             leg: Leg::Next(None),
@@ -271,6 +328,21 @@ impl Peers {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn links(&self) -> RwLockReadGuard<'_, Vec<Arc<Link>>> {
+        self.links.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, link: Link) {
+        let links = self.links.write();
+        links
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Arc::new(link));
+    }
+
+    fn link(&self, member: Member) -> Arc<Link> {
+        Arc::clone(&self.links()[member.index()])
+    }
+
     fn now(&self) -> Time {
         Time::new(self.origin.elapsed())
     }
@@ -280,7 +352,7 @@ impl Peers {
         let asked = self.probe(member).await;
         let (mut machine, now) = (self.machine(), self.now());
         let probe = match &asked {
-            Ok(()) => Probe::Answered(self.links[member.index()].client.load()),
+            Ok(()) => Probe::Answered(self.link(member).client.load()),
             Err(fault) if fault.reason == Reason::Timeout => {
                 machine.met(member, now);
                 Probe::Missed
@@ -296,7 +368,7 @@ impl Peers {
 
     /// Whether a peer serves the model that the others serve.
     async fn probe(&self, member: Member) -> Result<(), Fault> {
-        let link = &self.links[member.index()];
+        let link = self.link(member);
         let facts = link.client.model_info(&link.model).await?;
         let agreed = self.facts.get_or_init(|| facts.clone());
         if is_same(agreed, &facts) {
@@ -313,7 +385,7 @@ impl Peers {
     /// Where a stream goes.
     fn route(self: &Arc<Self>, passage: &Passage, but: Option<Member>) -> Result<Place, Fault> {
         let (mut machine, now) = (self.machine(), self.now());
-        for (member, link) in machine.members().zip(&self.links) {
+        for (member, link) in machine.members().zip(&*self.links()) {
             machine.counts(member, link.client.outstanding());
             if link.client.is_draining() {
                 machine.drains(member);
@@ -331,9 +403,14 @@ impl Peers {
         })
     }
 
-    fn ask(&self, member: Member, work: Work, deadline: Option<Instant>) -> Asking {
-        let link = &self.links[member.index()];
+    fn ask(&self, member: Member, passage: &mut Passage, deadline: Option<Instant>) -> Asking {
+        let link = self.link(member);
         let (client, model) = (link.client.clone(), link.model.clone());
+        let work = if client.is_base() {
+            passage.base_work()
+        } else {
+            passage.work()
+        };
         async move {
             match work {
                 Work::Generate(wanted) => client.generate_until(&model, wanted, deadline).await,
@@ -354,9 +431,13 @@ fn is_same(agreed: &str, facts: &str) -> bool {
     })
 }
 
+fn watching(peers: &Arc<Peers>, member: Member) -> AbortOnDropHandle<()> {
+    AbortOnDropHandle::new(tokio::spawn(watch(Arc::clone(peers), member)))
+}
+
 /// Probes a peer when that is due, and sees when its connection goes.
 async fn watch(peers: Arc<Peers>, member: Member) {
-    let link = &peers.links[member.index()];
+    let link = peers.link(member);
     let mut connected = link.connected.clone();
     loop {
         let due = peers.machine().probe_at(member);
@@ -390,10 +471,9 @@ async fn watch(peers: Arc<Peers>, member: Member) {
 
 impl Peers {
     fn tell(&self, member: Member, before: Condition) {
-        let (after, upstream) = (
-            self.machine().condition(member),
-            &*self.links[member.index()].place,
-        );
+        let after = self.machine().condition(member);
+        let link = self.link(member);
+        let upstream = &*link.place;
         match after {
             Condition::Away if before != after => {
                 tracing::warn!(upstream, "an upstream of a pool does not answer");
@@ -481,9 +561,9 @@ impl Stream for Items {
                 Leg::Over => return Poll::Ready(None),
                 Leg::Next(but) => match this.peers.route(&this.passage, *but) {
                     Ok(place) => {
-                        let asking =
-                            this.peers
-                                .ask(place.member, this.passage.work(), this.deadline);
+                        let asking = this
+                            .peers
+                            .ask(place.member, &mut this.passage, this.deadline);
                         this.leg = Leg::Asking(asking);
                         this.place = Some(place);
                         continue;
@@ -502,9 +582,12 @@ impl Stream for Items {
                 },
                 Leg::Reading(items) => match ready!(items.poll_next_unpin(cx)) {
                     Some(Ok(mut item)) => {
-                        this.passage.item(&mut item);
-                        if item.finish.is_some() {
+                        let again = this.passage.item(&mut item);
+                        if again || item.finish.is_some() {
                             this.finished();
+                        }
+                        if again {
+                            this.leg = Leg::Next(None);
                         }
                         return Poll::Ready(Some(Ok(item)));
                     }

@@ -241,6 +241,10 @@ impl Served {
             .fetch_or(machine.raw_logprobs(), Ordering::Relaxed);
         seen.draining
             .store(machine.is_draining(), Ordering::Relaxed);
+        if self.agreement == Agreement::Settled {
+            let base = machine.features().is_empty();
+            seen.base.store(base, Ordering::Relaxed);
+        }
         let load = machine.load().unwrap_or(LOAD_UNKNOWN);
         seen.load.store(load, Ordering::Relaxed);
     }

@@ -121,6 +121,24 @@ struct Upstream {
 }
 
 impl Upstream {
+    /// One that nothing is known of, to be probed then.
+    fn new(weight: u32, delay: Duration, probe_at: Time) -> Self {
+        Self {
+            weight: u64::from(weight.max(1)),
+            condition: Condition::Away,
+            removed: false,
+            open: 0,
+            counted: 0,
+            others: 0,
+            used: 0,
+            missed: 0,
+            engine_errors: 0,
+            probe_at,
+            delay,
+            served_from: Time::ZERO,
+        }
+    }
+
     fn load(&self) -> u64 {
         self.open.max(self.counted) + self.others
     }
@@ -138,26 +156,25 @@ pub struct Pool {
 impl Pool {
     /// A pool of so many upstreams, all away and to be probed at once. A weight of 0 counts as 1.
     pub fn new(weights: impl IntoIterator<Item = u32>, options: Options) -> Self {
-        let upstream = |weight: u32| Upstream {
-            weight: u64::from(weight.max(1)),
-            condition: Condition::Away,
-            removed: false,
-            open: 0,
-            counted: 0,
-            others: 0,
-            used: 0,
-            missed: 0,
-            engine_errors: 0,
-            probe_at: Time::ZERO,
-            delay: options.back_off,
-            served_from: Time::ZERO,
-        };
+        let upstream = |weight| Upstream::new(weight, options.back_off, Time::ZERO);
         Self {
             upstreams: weights.into_iter().map(upstream).collect(),
             affinity: Affinity::new(options.blocks),
             streams: 0,
             options,
         }
+    }
+
+    /// Another upstream is configured: it is probed at once, and asked as soon as it answers (LM-805).
+    pub fn add(&mut self, weight: u32, now: Time) -> Member {
+        let upstream = Upstream::new(weight, self.options.back_off, now);
+        self.upstreams.push(upstream);
+        Member(self.upstreams.len() - 1)
+    }
+
+    /// The weight of an upstream is this now; 0 counts as 1.
+    pub fn weigh(&mut self, at: Member, weight: u32) {
+        self.upstreams[at.0].weight = u64::from(weight.max(1));
     }
 
     /// Every upstream.

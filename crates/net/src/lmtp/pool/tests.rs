@@ -107,7 +107,21 @@ async fn pool(fakes: &[&Fake]) -> Result<Pool, Fault> {
         let place = fake.number.to_string();
         linked.push((Link::new(client, "m".into(), place), 1, away));
     }
-    Pool::over(linked, machine::Options::default()).await
+    Pool::over(linked, Options::default(), machine::Options::default()).await
+}
+
+/// The configuration names these now.
+fn keep(pool: &Pool, fakes: &[&Fake]) -> Vec<String> {
+    let named = fakes.iter().map(|fake| {
+        let fake = (*fake).clone();
+        let place = fake.number.to_string();
+        let link = move |place| {
+            let client = Client::keeping(fake, None, Options::default());
+            Link::new(client, "m".into(), place)
+        };
+        (place, 1, link)
+    });
+    pool.keep_those(named)
 }
 
 /// Who says what a stream says, or how it fails.
@@ -255,16 +269,107 @@ async fn lm_702_a_stream_that_is_dropped_gives_its_place_back() {
 async fn lm_805_a_peer_that_is_not_named_any_more_is_drained_and_taken_back_when_it_is() {
     let (one, two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Serves));
     let pool = pool(&[&one, &two]).await.unwrap();
-    assert_eq!(pool.keep(&["2", "3"]), ["3"]);
+    assert!(keep(&pool, &[&two]).is_empty());
     assert_eq!(conditions(&pool), [Condition::Draining, Condition::Serving]);
     assert_eq!(all(&pool, 3).await, [2, 2, 2]);
     // However often it answers.
     sleep(Duration::from_secs(60)).await;
     assert_eq!(all(&pool, 3).await, [2, 2, 2]);
-    assert!(pool.keep(&["1", "2"]).is_empty());
+    assert!(keep(&pool, &[&one, &two]).is_empty());
     sleep(Duration::from_millis(1)).await;
     assert_eq!(conditions(&pool), [Condition::Serving; 2]);
     let mut both = all(&pool, 2).await;
     both.sort_unstable();
     assert_eq!(both, [1, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lm_805_a_peer_that_is_named_later_joins_the_others() {
+    let (one, two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Gone));
+    let pool = pool(&[&one]).await.unwrap();
+    assert_eq!(keep(&pool, &[&one, &two]), ["2"]);
+    assert_eq!(conditions(&pool), [Condition::Serving, Condition::Away]);
+    assert_eq!(all(&pool, 2).await, [1, 1]);
+    two.becomes(Mode::Serves);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(conditions(&pool), [Condition::Serving; 2]);
+    let mut both = all(&pool, 2).await;
+    both.sort_unstable();
+    assert_eq!(both, [1, 2]);
+    // In the place of another; and one that serves something else is not asked.
+    let mut three = Fake::new(3, Mode::Serves);
+    three.vocabulary = 7;
+    assert_eq!(keep(&pool, &[&two, &three]), ["3"]);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(
+        conditions(&pool),
+        [Condition::Draining, Condition::Serving, Condition::Away]
+    );
+    assert_eq!(all(&pool, 3).await, [2, 2, 2]);
+    assert!(keep(&pool, &[&two, &three]).is_empty());
+    assert_eq!(pool.seats().len(), 3);
+}
+
+/// A peer of the base protocol, which is never told of a minimum, and says so many tokens as it is asked for.
+async fn base(io: DuplexStream, told: tokio::sync::mpsc::Sender<Value>) {
+    let mut io = BufReader::new(io);
+    let mut line = String::new();
+    while io.read_line(&mut line).await.unwrap_or(0) > 0 {
+        let (word, payload) = line.split_once(' ').unwrap();
+        let mut payload: Value = serde_json::from_str(payload).unwrap();
+        let id = payload["stream_id"].take();
+        let answer = if word == "MODEL_INFO" {
+            format!("MSG [{{\"stream_id\":{id},\"model_info\":{{}}}}]\n")
+        } else {
+            let count = payload["max_tokens"].as_u64().unwrap();
+            told.send(payload).await.unwrap();
+            let item = |at: u64| {
+                let end = if at + 1 == count {
+                    ",\"finish_reason\":\"length\""
+                } else {
+                    ""
+                };
+                format!("{{\"stream_id\":{id},\"token\":{at}{end}}}")
+            };
+            let items: Vec<_> = (0..count).map(item).collect();
+            format!("TOKEN [{}]\n", items.join(","))
+        };
+        io.write_all(answer.as_bytes()).await.unwrap();
+        line.clear();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lm_704_a_minimum_of_tokens_is_made_of_two_askings_where_the_peer_knows_none() {
+    let (ours, theirs) = duplex(1 << 16);
+    let (tell, mut told) = tokio::sync::mpsc::channel(8);
+    tokio::spawn(base(theirs, tell));
+    let pool = Pool::of(Client::over(ours, Options::base()), "m")
+        .await
+        .unwrap();
+    let wanted = Generate {
+        prompt: vec![90],
+        max_tokens: 5,
+        min_tokens: 2,
+        ..Generate::default()
+    };
+    let refused = pool.generate(wanted.clone(), None).next().await.unwrap();
+    assert_eq!(refused.unwrap_err().reason, Reason::UnsupportedOperation);
+    pool.ends_with([7]);
+    let items: Vec<_> = pool.generate(wanted, None).collect().await;
+    let tokens = items.iter().map(|item| item.as_ref().unwrap());
+    let tokens: Vec<_> = tokens
+        .map(|item| (item.token.unwrap(), item.finish.is_some()))
+        .collect();
+    assert_eq!(
+        tokens,
+        [(0, false), (1, false), (0, false), (1, false), (2, true)]
+    );
+    let first = told.recv().await.unwrap();
+    assert_eq!(first["logit_bias"]["7"], -100.0);
+    assert_eq!(first["max_tokens"], 2);
+    let second = told.recv().await.unwrap();
+    assert_eq!(second["prompt"], serde_json::json!([90, 0, 1]));
+    assert!(second.get("logit_bias").is_none());
+    assert_eq!(pool.moved(), 0);
 }

@@ -3,6 +3,8 @@
 //! Owns: what is left to be asked for, and whether an error of an upstream ends the stream or sends it elsewhere. Refuses to
 //! know: which upstreams there are.
 
+use std::sync::Arc;
+
 use crate::lmtp::{Fault, Finish, Generate, Reason, Received, Score, Work};
 use crate::steer::Token;
 
@@ -18,6 +20,10 @@ pub struct Passage {
     /// Askings in a row that were lost before their first item.
     in_vain: u32,
     seeded: bool,
+    /// Tokens that end a text, as far as they are known.
+    ends: Arc<[Token]>,
+    /// The present upstream was asked for the tokens of `min_tokens` alone.
+    short: bool,
 }
 
 impl Passage {
@@ -36,7 +42,16 @@ impl Passage {
             before: 0,
             in_vain: 0,
             seeded,
+            ends: Arc::default(),
+            short: false,
         }
+    }
+
+    /// With the tokens that end a text, which make a minimum of tokens possible where upstreams know of none (LM-704).
+    #[must_use]
+    pub fn with_ends(mut self, ends: Arc<[Token]>) -> Self {
+        self.ends = ends;
+        self
     }
 
     /// What the next upstream is asked for: all of it, or what is left.
@@ -62,22 +77,54 @@ impl Passage {
         }
     }
 
+    /// The same for an upstream that knows nothing but the base protocol. The tokens of `min_tokens` are asked for first, with
+    /// whatever would end the stream forbidden, and the rest then (LM-704).
+    #[must_use]
+    pub fn base_work(&mut self) -> Work {
+        let mut work = self.work();
+        self.short = false;
+        if let Work::Generate(wanted) = &mut work
+            && wanted.min_tokens > 0
+            && !self.ends.is_empty()
+            // These look back at the output, and would not see it across the seam.
+            && wanted.presence_penalty == 0.0
+            && wanted.frequency_penalty == 0.0
+        {
+            wanted.max_tokens = wanted.max_tokens.min(wanted.min_tokens);
+            wanted.min_tokens = 0;
+            let stops = std::mem::take(&mut wanted.stop_tokens);
+            let singles = stops.iter().filter(|stop| stop.len() == 1).flatten();
+            wanted.logit_bias = forbidding(&wanted.logit_bias, self.ends.iter().chain(singles));
+            self.short = true;
+        }
+        work
+    }
+
     /// Prompt and output so far: what the present upstream has computed.
     #[must_use]
     pub fn tokens(&self) -> &[Token] {
         &self.tokens
     }
 
-    /// An item of the present upstream, as the caller shall see it.
-    pub fn item(&mut self, item: &mut Received) {
+    /// An item of the present upstream, as the caller shall see it. Whether the stream is to be asked for again, because this one
+    /// was the last of its minimum and not of its own.
+    #[must_use]
+    pub fn item(&mut self, item: &mut Received) -> bool {
         self.tokens.extend(item.token);
-        if self.before == 0 {
-            return;
+        if self.before == 0 && !self.short {
+            return false;
         }
-        // The upstream does not know what stood before the seam.
+        // The upstream does not know what stood before the seam, nor what it was not told.
         let may_stop = matches!(item.finish, None | Some(Finish::Length));
         if may_stop && item.token.is_some() && self.is_stopped() {
             item.finish = Some(Finish::Stop);
+        }
+        let ended = item.finish == Some(Finish::Length);
+        if self.short && ended && self.given() > self.before && self.given() < self.most() {
+            item.finish = None;
+            item.usage = None;
+            self.before = self.given();
+            return true;
         }
         if let Some(usage) = &mut item.usage {
             let before = self.before as u64;
@@ -85,6 +132,7 @@ impl Passage {
             usage.cached_tokens = usage.cached_tokens.min(usage.prompt_tokens);
             usage.completion_tokens += before;
         }
+        false
     }
 
     /// The present upstream has failed. `Ok`: the stream goes on elsewhere, with [`Self::work`].
@@ -107,7 +155,16 @@ impl Passage {
             return Err(Fault::new(Reason::UpstreamError, why));
         }
         self.before = self.given();
+        self.short = false;
         Ok(())
+    }
+
+    /// Items that the caller asked for.
+    fn most(&self) -> usize {
+        match &self.work {
+            Work::Generate(wanted) => wanted.max_tokens as usize,
+            Work::Score(wanted) => wanted.scored.len(),
+        }
     }
 
     fn given(&self) -> usize {
@@ -137,6 +194,21 @@ impl Passage {
         output.len() >= wanted.min_tokens as usize
             && stops.any(|stop| !stop.is_empty() && output.ends_with(stop))
     }
+}
+
+/// The biases, and these tokens forbidden; ascending, each once.
+fn forbidding<'a>(
+    bias: &[(Token, f32)],
+    tokens: impl Iterator<Item = &'a Token> + Clone,
+) -> Arc<[(Token, f32)]> {
+    let others = bias
+        .iter()
+        .filter(|(token, _)| !tokens.clone().any(|forbidden| forbidden == token));
+    let forbidden = tokens.clone().map(|token| (*token, f32::NEG_INFINITY));
+    let mut all: Vec<_> = others.copied().chain(forbidden).collect();
+    all.sort_by_key(|(token, _)| *token);
+    all.dedup_by_key(|(token, _)| *token);
+    all.into()
 }
 
 /// The upstream has gone, or is going; the request is as good as it was.

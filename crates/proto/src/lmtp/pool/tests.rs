@@ -264,10 +264,11 @@ fn generate(change: impl FnOnce(&mut Generate)) -> Passage {
 
 fn give(passage: &mut Passage, tokens: &[Token]) {
     for token in tokens {
-        passage.item(&mut Received {
+        let again = passage.item(&mut Received {
             token: Some(*token),
             ..Received::default()
         });
+        assert!(!again);
     }
 }
 
@@ -413,15 +414,12 @@ fn lm_806_the_seam_does_not_show_in_stops_and_usage() {
         }),
         ..Received::default()
     };
-    passage.item(&mut item);
+    assert!(!passage.item(&mut item));
     assert_eq!(item.finish, Some(Finish::Stop));
     let told = item.usage.take();
     item.finish = Some(Finish::Length);
-    passage.item(&mut Received {
-        token: Some(4),
-        ..Received::default()
-    });
-    passage.item(&mut item);
+    give(&mut passage, &[4]);
+    assert!(!passage.item(&mut item));
     assert_eq!(
         item.finish,
         Some(Finish::Stop),
@@ -433,4 +431,114 @@ fn lm_806_the_seam_does_not_show_in_stops_and_usage() {
         completion_tokens: 2,
     };
     assert_eq!(told, Some(usage));
+}
+
+/// What is asked of a base upstream.
+fn asked(passage: &mut Passage) -> Generate {
+    match passage.base_work() {
+        Work::Generate(wanted) => wanted,
+        Work::Score(_) => panic!("tokens"),
+    }
+}
+
+fn last(token: Token) -> Received {
+    Received {
+        token: Some(token),
+        finish: Some(Finish::Length),
+        usage: Some(Usage {
+            prompt_tokens: 3,
+            cached_tokens: 0,
+            completion_tokens: 2,
+        }),
+        ..Received::default()
+    }
+}
+
+#[test]
+fn lm_704_a_minimum_of_tokens_is_asked_for_first_and_with_its_ends_forbidden() {
+    let mut passage = generate(|wanted| {
+        wanted.min_tokens = 2;
+        wanted.logit_bias = [(5, 1.0), (9, 3.0)].into();
+        wanted.stop_tokens = vec![vec![7], vec![4, 5]];
+    })
+    .with_ends([9, 8].into());
+    let first = asked(&mut passage);
+    assert_eq!((first.max_tokens, first.min_tokens), (2, 0));
+    assert!(first.stop_tokens.is_empty());
+    let never = f32::NEG_INFINITY;
+    let forbidden = [(5, 1.0), (7, never), (8, never), (9, never)];
+    assert_eq!(*first.logit_bias, forbidden);
+    give(&mut passage, &[6]);
+    let mut seam = last(4);
+    assert!(passage.item(&mut seam), "there is more");
+    assert_eq!((seam.finish, seam.usage), (None, None));
+    let rest = asked(&mut passage);
+    assert_eq!(rest.prompt, [1, 2, 3, 6, 4]);
+    assert_eq!((rest.max_tokens, rest.min_tokens), (7, 0));
+    assert_eq!(rest.stop_tokens, [vec![7], vec![4, 5]]);
+    assert_eq!(*rest.logit_bias, [(5, 1.0), (9, 3.0)]);
+    // It stops across the seam, too.
+    let mut item = last(5);
+    item.finish = None;
+    assert!(!passage.item(&mut item));
+    assert_eq!(item.finish, Some(Finish::Stop));
+    assert_eq!(item.usage.map(|usage| usage.completion_tokens), Some(4));
+}
+
+#[test]
+fn lm_704_a_minimum_ends_where_the_stream_does_and_needs_to_be_possible() {
+    // As many as there are at most; and a stop that its last token completes.
+    for (most, stop, expect) in [
+        (2, vec![9, 9], Finish::Length),
+        (5, vec![6, 4], Finish::Stop),
+    ] {
+        let mut passage = generate(|wanted| {
+            wanted.min_tokens = 2;
+            wanted.max_tokens = most;
+            wanted.stop_tokens = vec![stop];
+        })
+        .with_ends([8].into());
+        assert_eq!(asked(&mut passage).max_tokens, 2);
+        give(&mut passage, &[6]);
+        let mut item = last(4);
+        assert!(!passage.item(&mut item));
+        assert_eq!(item.finish, Some(expect));
+    }
+    // Lost within it: what is left of it is asked for again.
+    let mut passage = generate(|wanted| wanted.min_tokens = 3).with_ends([8].into());
+    assert_eq!(asked(&mut passage).max_tokens, 3);
+    give(&mut passage, &[4, 5]);
+    passage.failed(lost()).unwrap();
+    let Work::Generate(elsewhere) = passage.work() else {
+        panic!("tokens");
+    };
+    assert_eq!((elsewhere.max_tokens, elsewhere.min_tokens), (7, 1));
+    assert_eq!(asked(&mut passage).max_tokens, 1);
+    // Whoever looks back would see the seam, and without ends nothing is known to forbid: it is left to be refused.
+    type Case = fn(&mut Generate);
+    let cases: [(Case, &[Token]); 2] = [
+        (|wanted| wanted.presence_penalty = 1.0, &[8]),
+        (|_| {}, &[]),
+    ];
+    for (change, ends) in cases {
+        let mut passage = generate(|wanted| {
+            wanted.min_tokens = 2;
+            change(wanted);
+        })
+        .with_ends(ends.into());
+        assert_eq!(asked(&mut passage).min_tokens, 2);
+    }
+}
+
+#[test]
+fn lm_805_an_upstream_that_is_added_is_asked_once_it_has_answered() {
+    let mut pool = pool(&[1]);
+    let added = pool.add(2, at(5));
+    assert_eq!(pool.probe_at(added), Some(at(5)));
+    assert_eq!(pool.condition(added), Condition::Away);
+    assert_eq!(spread(&mut pool, 2), [0, 0]);
+    pool.probed(added, Probe::Answered(None), at(5));
+    assert_eq!(spread(&mut pool, 3), [1, 1, 1]);
+    pool.weigh(Member(0), 9);
+    assert_eq!(spread(&mut pool, 3), [0, 0, 0]);
 }

@@ -192,7 +192,7 @@ impl World {
         };
         let mut item = there.step();
         let member = *member;
-        stream.passage.item(&mut item);
+        assert!(!stream.passage.item(&mut item));
         stream.seen.extend(item.token);
         if let Some(finish) = item.finish {
             self.pool.remember(member, stream.passage.tokens());

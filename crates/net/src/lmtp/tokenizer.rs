@@ -1,0 +1,83 @@
+//! The files of tokenizers that peers serve beside their streams (LM-712, LM-951).
+//!
+//! Owns: fetching one from where a peer says that it is, within limits of size and time. Refuses to know: what is in it, and
+//! whether it is the right one.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{ACCEPT, AUTHORIZATION, HOST};
+use http::{Request, StatusCode, Uri};
+use http_body_util::{BodyExt, Empty};
+use sapwood_proto::lmtp::{Fault, Reason};
+use tokio::time::timeout;
+
+use super::address::{Address, Place};
+use super::wire::{self, lost};
+use crate::connection;
+use crate::http1::exchange;
+
+impl Address {
+    /// Fetches the file at `path` of the server that is here, as facts of its model name it (LM-951): at most
+    /// [`FILE_BYTES_MAX`], within [`FILE_TIMEOUT`]. No redirect is followed.
+    ///
+    /// # Errors
+    /// `unsupported_operation` for a peer that is no HTTP server; `invalid_value` for what is no path; `message_too_large`,
+    /// `timeout`, `connection_lost`, or what the peer refuses it with.
+    pub async fn fetch(&self, path: &str) -> Result<Bytes, Fault> {
+        let (Place::WebSocket { uri, secure } | Place::Post { uri, secure }) = &self.place else {
+            let why =
+                "files are fetched over HTTP only, and the upstream is reached in another way";
+            return Err(Fault::new(Reason::UnsupportedOperation, why));
+        };
+        if !path.starts_with('/') || path.starts_with("//") {
+            return Err(wire::bad("the upstream says that a file is elsewhere"));
+        }
+        let late = |_| Fault::new(Reason::Timeout, "the upstream takes too long for a file");
+        let fetching = self.get(uri, *secure, path);
+        timeout(FILE_TIMEOUT, fetching).await.map_err(late)?
+    }
+
+    async fn get(&self, uri: &Uri, secure: bool, path: &str) -> Result<Bytes, Fault> {
+        let connecting = connection::connect(uri, secure, self.authorities.as_deref());
+        let io = connecting.await.map_err(wire::unreached)?;
+        let mut request = Request::get(path)
+            .header(HOST, uri.authority().map_or("", |host| host.as_str()))
+            .header(ACCEPT, "application/json");
+        if let Some(key) = wire::credential(self)? {
+            request = request.header(AUTHORIZATION, key);
+        }
+        let request = request
+            .body(Empty::<Bytes>::new())
+            .map_err(|_| wire::bad("the upstream names a file whose path is none"))?;
+        let broken = |error| {
+            tracing::debug!(%error, "a file broke off");
+            lost("the upstream does not give the file")
+        };
+        let answer = exchange(io, request).await.map_err(broken)?;
+        if answer.status() != StatusCode::OK {
+            return Err(wire::refused_with(answer.status().as_u16()));
+        }
+        let mut body = answer.into_body();
+        let mut file = BytesMut::new();
+        while let Some(frame) = body.frame().await {
+            let Ok(data) = frame.map_err(broken)?.into_data() else {
+                continue;
+            };
+            if file.len() + data.len() > FILE_BYTES_MAX {
+                let why = "the upstream's file is larger than any tokenizer's";
+                return Err(Fault::new(Reason::MessageTooLarge, why));
+            }
+            file.extend_from_slice(&data);
+        }
+        Ok(file.freeze())
+    }
+}
+
+/// The largest known file has half of it.
+const FILE_BYTES_MAX: usize = 64 << 20;
+/// Joining an upstream has twice as long.
+const FILE_TIMEOUT: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests;

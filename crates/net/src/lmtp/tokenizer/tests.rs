@@ -1,0 +1,57 @@
+//! A server that gives files, or does not.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::*;
+
+/// What comes of asking a server that answers so, and what it heard.
+async fn asked(path: &str, answer: &'static [u8]) -> (Result<Bytes, Reason>, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let serving = tokio::spawn(async move {
+        let (mut io, _) = listener.accept().await.unwrap();
+        let mut head = [0; 4096];
+        let length = io.read(&mut head).await.unwrap();
+        io.write_all(answer).await.unwrap();
+        io.shutdown().await.unwrap();
+        String::from_utf8_lossy(&head[..length]).into_owned()
+    });
+    let address = Address::parse(&format!("ws://{address}/lmtp")).unwrap();
+    let got = address.with_key("k").fetch(path).await;
+    let heard = serving.await.unwrap();
+    (got.map_err(|fault| fault.reason), heard)
+}
+
+#[tokio::test]
+async fn lm_712_a_file_is_fetched_from_the_server_of_the_streams() {
+    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+    let (file, heard) = asked("/lmtp/tokenizer/m", answer).await;
+    assert_eq!(file, Ok(Bytes::from_static(b"{}")));
+    assert!(
+        heard.starts_with("GET /lmtp/tokenizer/m HTTP/1.1\r\n"),
+        "{heard}"
+    );
+    assert!(heard.contains("authorization: Bearer k\r\n"), "{heard}");
+}
+
+#[tokio::test]
+async fn lm_712_what_is_no_file_of_that_server_is_not_fetched() {
+    let missing = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
+    assert_eq!(asked("/x", missing).await.0, Err(Reason::InvalidValue));
+    let cut = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}";
+    assert_eq!(asked("/x", cut).await.0, Err(Reason::ConnectionLost));
+    // Nobody is asked.
+    for (place, path, reason) in [
+        (
+            "ws://127.0.0.1:9/",
+            "http://elsewhere/",
+            Reason::InvalidValue,
+        ),
+        ("ws://127.0.0.1:9/", "//elsewhere/x", Reason::InvalidValue),
+        ("unix:/nowhere/s", "/x", Reason::UnsupportedOperation),
+    ] {
+        let refused = Address::parse(place).unwrap().fetch(path).await;
+        assert_eq!(refused.unwrap_err().reason, reason, "{path}");
+    }
+}
