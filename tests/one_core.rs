@@ -6,9 +6,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::TryStreamExt;
+use sapwood_engine::api::Vocabulary;
 use sapwood_engine::scripted::{self, Script};
+use sapwood_engine::tokenizer::{Ends, Files, Tokenizer};
+use sapwood_kernel::connect::lmtp::{Terms, function};
 use sapwood_kernel::{Kernel, model};
 use sapwood_net::evergreen::Node;
+use sapwood_net::lmtp::pool::Pool;
+use sapwood_net::lmtp::{Address, Client, Options};
 use sapwood_proto::evergreen::Metadata;
 use sapwood_proto::generated::inference::model_infer_request::InferInputTensor;
 use sapwood_proto::generated::inference::{
@@ -199,17 +204,11 @@ async fn grpc(server: &Running, stream: bool) -> Given {
     text_alone(texts.collect())
 }
 
-/// D-21, D-24
-#[tokio::test]
-async fn lm_605_tr_1311_one_prompt_and_one_seed_give_the_same_at_every_face() {
-    let engine = spawned(wanderer());
-    let vocabulary = engine.vocabulary().clone();
+/// What Evergreen gives, once every other face has given the same.
+async fn agreed(server: &Running, vocabulary: &dyn Vocabulary) -> Given {
     let mut prompt: Vec<u32> = vocabulary.beginning().into_iter().collect();
     prompt.extend(vocabulary.tokenize(PROMPT, false));
-    let kernel = Kernel::new();
-    kernel.add(model("wanderer", engine)).unwrap();
-    let server = Running::start(kernel, Default::default(), Vec::new()).await;
-    let first = evergreen(&server).await;
+    let first = evergreen(server).await;
     let tokens = first.tokens.as_ref().unwrap();
     assert_eq!(tokens.len(), TOKENS as usize);
     let said: Vec<u8> = tokens
@@ -221,12 +220,12 @@ async fn lm_605_tr_1311_one_prompt_and_one_seed_give_the_same_at_every_face() {
         Some(&*String::from_utf8_lossy(&said))
     );
     let others = [
-        ("lmtp", lmtp(&server, &prompt).await),
-        ("generate", generate(&server).await),
-        ("generate_stream", generate_stream(&server).await),
-        ("infer", infer(&server).await),
-        ("ModelInfer", grpc(&server, false).await),
-        ("ModelStreamInfer", grpc(&server, true).await),
+        ("lmtp", lmtp(server, &prompt).await),
+        ("generate", generate(server).await),
+        ("generate_stream", generate_stream(server).await),
+        ("infer", infer(server).await),
+        ("ModelInfer", grpc(server, false).await),
+        ("ModelStreamInfer", grpc(server, true).await),
     ];
     for (face, given) in others {
         let expected = Given {
@@ -235,4 +234,51 @@ async fn lm_605_tr_1311_one_prompt_and_one_seed_give_the_same_at_every_face() {
         };
         assert_eq!(given, expected, "{face}");
     }
+    first
+}
+
+/// D-21, D-24
+#[tokio::test]
+async fn lm_605_tr_1311_one_prompt_and_one_seed_give_the_same_at_every_face() {
+    let engine = spawned(wanderer());
+    let vocabulary = engine.vocabulary().clone();
+    let kernel = Kernel::new();
+    kernel.add(model("wanderer", engine)).unwrap();
+    let server = Running::start(kernel, Default::default(), Vec::new()).await;
+    agreed(&server, &*vocabulary).await;
+}
+
+/// LM-951: the server behind it gives its tokenizer, and the faces before it are those of a model that is there.
+#[tokio::test]
+async fn lm_712_through_an_upstream_every_face_gives_what_the_model_gives() {
+    let engine = spawned(scripted::Config {
+        tokenizer: Some(scripted::Tokenizer::Bytes),
+        ..wanderer()
+    });
+    let vocabulary = engine.vocabulary().clone();
+    let kernel = Kernel::new();
+    kernel.add(model("wanderer", engine)).unwrap();
+    let back = Running::start(kernel, Default::default(), Vec::new()).await;
+    let near = agreed(&back, &*vocabulary).await;
+    let address = Address::parse(&format!("{}/lmtp", back.address)).unwrap();
+    let file = address.fetch("/lmtp/tokenizer/wanderer").await.unwrap();
+    let client = Client::connect(address, Options::default()).await.unwrap();
+    let pool = Pool::of(client, "wanderer").await.unwrap();
+    let files = Files {
+        tokenizer: file,
+        ..Files::default()
+    };
+    let ends = Ends {
+        beginning: Some(vocabulary.beginning()),
+        ends: vec![257],
+    };
+    let tokenizer = Arc::new(Tokenizer::new(&files, ends).unwrap());
+    let terms = Terms {
+        vocabulary: Some(tokenizer.clone()),
+        ..Terms::default()
+    };
+    let kernel = Kernel::new();
+    kernel.add(function(&pool, "wanderer", terms)).unwrap();
+    let front = Running::start(kernel, Default::default(), Vec::new()).await;
+    assert_eq!(agreed(&front, &*tokenizer).await, near);
 }

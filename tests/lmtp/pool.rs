@@ -4,7 +4,7 @@ use futures::StreamExt;
 use sapwood_engine::Owner;
 use sapwood_engine::scripted::{self, Rule, Script, Step};
 use sapwood_kernel::Kernel;
-use sapwood_kernel::connect::lmtp::function;
+use sapwood_kernel::connect::lmtp::{Terms, function};
 use sapwood_net::lmtp::pool::{Endpoint, Items, Pool};
 use sapwood_net::lmtp::{Address, Options};
 use sapwood_proto::lmtp::pool::{self as machine, Condition};
@@ -305,7 +305,9 @@ async fn lm_807_a_pool_of_base_servers_is_a_whole_server() {
     for options in [Options::base(), Options::default()] {
         let pool = speaking(&[&one, &two], options, settings.clone()).await;
         let kernel = Kernel::new();
-        kernel.add(function(&pool, "parrot")).unwrap();
+        kernel
+            .add(function(&pool, "parrot", Terms::default()))
+            .unwrap();
         let front = Running::start(kernel, Default::default(), Vec::new()).await;
         let told = conversation(&front).await;
         assert_eq!(told, conversation(&one).await);

@@ -2,7 +2,7 @@
 
 use futures::StreamExt;
 use sapwood_engine::api::Tokens;
-use sapwood_kernel::connect::lmtp::function;
+use sapwood_kernel::connect::lmtp::{Terms, function};
 use sapwood_kernel::{Chunk, GenerateConfig, Kernel, Mime, PromptMode, args};
 use sapwood_net::lmtp::pool::Pool;
 use sapwood_net::lmtp::{Address, Client, Items, Options};
@@ -118,7 +118,7 @@ async fn lm_712_a_model_behind_a_connection_gives_what_the_model_itself_gives() 
     let client = connected(&server).await;
     let here = kernel("parrot", spawned(parrot()));
     let pool = Pool::of(client, "parrot").await.unwrap();
-    here.add(function(&pool, "far")).unwrap();
+    here.add(function(&pool, "far", Terms::default())).unwrap();
     let near = sampled(&here, "parrot").await;
     assert_eq!(near.len(), 3);
     assert_eq!(sampled(&here, "far").await, near);

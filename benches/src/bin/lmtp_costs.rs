@@ -31,7 +31,7 @@ use sapwood_benches::scripted::{self, NAME};
 use sapwood_engine::Engine;
 use sapwood_engine::api::Tokens;
 use sapwood_engine::scripted::Config as Script;
-use sapwood_kernel::connect::lmtp::function;
+use sapwood_kernel::connect::lmtp::{Terms, function};
 use sapwood_kernel::{Chunk, GenerateConfig, Kernel, Mime, Ports, PromptMode, Want, args};
 use sapwood_net::lmtp::pool::{Endpoint, Pool};
 use sapwood_net::lmtp::{Address, Client, Items, Options};
@@ -331,7 +331,7 @@ async fn passed_per_cpu_second(servers: &[Server], span: Duration) -> Result<f64
     let options = Options::default();
     let pool = Pool::connect(endpoints, &options, Default::default()).await;
     let kernel = Kernel::new();
-    kernel.add(function(&pool.map_err(failed)?, NAME))?;
+    kernel.add(function(&pool.map_err(failed)?, NAME, Terms::default()))?;
     let count = Arc::new(AtomicU64::new(0));
     let mut readers = JoinSet::new();
     for stream in 0..STREAMS {

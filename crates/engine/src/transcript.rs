@@ -7,12 +7,14 @@
 use std::sync::Arc;
 
 use bytestring::ByteString;
+use sapwood_proto::code::Code;
 use sapwood_proto::steer::Token;
 
 use crate::api::{
     Event, Finish, Kind, ModelInfo, Reason, Refusal, Request, Sampled, SharedVocabulary, Stop,
     Tokens, Usage,
 };
+use crate::bad_words::Lexicon;
 use crate::submission::{Submission, Terms, prepare};
 use crate::text::Text;
 
@@ -38,14 +40,21 @@ impl Transcript {
     /// Checks a request and makes tokens of its prompt, as an engine does.
     ///
     /// # Errors
-    /// As [`Engine::submit`](crate::Engine::submit) has them before anything is queued.
+    /// As [`Engine::submit`](crate::Engine::submit) has them before anything is queued; `unimplemented` for bad words, which only
+    /// who draws can forbid.
     pub fn new(
         request: Request,
         info: &ModelInfo,
         vocabulary: SharedVocabulary,
     ) -> Result<Self, Refusal> {
+        if !request.bad_words.is_empty() {
+            let why = "bad_words are not there for a model elsewhere";
+            return Err(Refusal::new(Code::Unimplemented, "", why));
+        }
+        // So there is nothing to look up.
+        let lexicon = || Arc::new(Lexicon::new(Arc::clone(&vocabulary), 0));
         // Whoever computes draws, and has a seed of its own unless one was asked for.
-        let submission = prepare(request, info, &*vocabulary, || 0)?;
+        let submission = prepare(request, info, &*vocabulary, lexicon, || 0)?;
         let Submission {
             prompt,
             terms,
@@ -77,6 +86,12 @@ impl Transcript {
     #[must_use]
     pub fn max_tokens(&self) -> u32 {
         self.terms.max_tokens
+    }
+
+    /// How many choices there are.
+    #[must_use]
+    pub fn choices(&self) -> u32 {
+        u32::try_from(self.choices.len()).unwrap_or(u32::MAX)
     }
 
     /// Whether nothing more is to come of this choice.

@@ -63,7 +63,7 @@ impl Upstreams {
         let places = urls.map(|url| (url, Place::read(url, config, watchers)));
         let models = config.models.iter().filter_map(|model| {
             let upstream = model.upstream.as_ref()?;
-            let place = Place::of_model(&model.name, upstream, config, watchers);
+            let place = Place::of_model(model, upstream, config, watchers);
             Some((&model.name, place))
         });
         let dialled = places.chain(models).map(|(url, place)| async move {

@@ -1,58 +1,92 @@
 //! Models of peers that speak LMTP, as functions of this kernel (LM-712, D-5, D-40).
 //!
-//! Owns: [`function`]: what a call of a model is toward such a peer, and what its items are here. Refuses to know: how a
-//! peer is reached. Nothing here knows the peer's tokenizer: tokens go in, tokens come out in `inner` and on their port, and
-//! whoever wants text is told so before anything is sent.
+//! Owns: [`function`]: what a call of a model is toward such a peer. Refuses to know: how a peer is reached, and where its
+//! tokenizer comes from. With a tokenizer such a model reads like one that runs here; without, tokens go in, tokens come out in
+//! `inner` and on their port, and whoever wants text is told so before anything is sent.
 
 mod known;
+mod voices;
 
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
-use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
-use sapwood_engine::api::{Sampled, Tokens};
+use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
+use sapwood_engine::Transcript;
+use sapwood_engine::api::{Prompt, Request, SharedVocabulary, Tokens};
 use sapwood_net::lmtp::pool::{Items, Pool};
-use sapwood_proto::lmtp::{Fault, Finish, Generate, Received, Score};
-use sapwood_proto::steer::Token;
-use serde_json::{Map, Value};
+use sapwood_proto::lmtp::{Generate, Score};
 
 use self::known::Known;
+use self::voices::Voices;
 use crate::Result;
-use crate::call::{Call, Instant, Want};
+use crate::call::Call;
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::function::Fun;
 use crate::handler::raw;
-use crate::limits;
-use crate::meta::{Meta, Reason, Usage};
-use crate::model::{self, GenerateConfig, PromptMode};
-use crate::name::{Mime, Name, Port};
-use crate::payer::Payer;
-use crate::spec::{Effect, InnerType, Output, Spec};
+use crate::model::{self, Answer, Facts};
+use crate::name::{Name, Port};
+use crate::spec::{Effect, InnerType, Spec};
 
-/// The function `name` of this kernel that is the model of `pool`. It takes what a model takes: `prompt`, as token ids, and
-/// `config`. What the peers do not say of the model is not known.
-pub fn function(pool: &Pool, name: impl Into<Name>) -> Fun {
+/// What is known of a model beside what its peers say.
+#[derive(Clone)]
+pub struct Terms {
+    /// How its text becomes tokens. `None`: it is served in tokens alone.
+    pub vocabulary: Option<SharedVocabulary>,
+    /// Whether that renders conversations.
+    pub chat: bool,
+    /// How many tokens fit, where the peers do not say it.
+    pub context: Option<u32>,
+    /// Whether several choices are asked for as several streams, which the peers do not know to be one (LM-704).
+    pub emulate: bool,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self {
+            vocabulary: None,
+            chat: false,
+            context: None,
+            emulate: true,
+        }
+    }
+}
+
+/// The function `name` of this kernel that is the model of `pool`. It takes what a model takes; without a tokenizer that is
+/// `prompt`, as token ids, and `config`.
+pub fn function(pool: &Pool, name: impl Into<Name>, terms: Terms) -> Fun {
     let known = pool.facts().map(Known::of).unwrap_or_default();
     let name = name.into();
+    let has_text = terms.vocabulary.is_some();
+    let gives = if has_text { "text" } else { "tokens" };
     let description =
-        format!("The model {name} of servers that speak LMTP; it takes and gives tokens.");
+        format!("The model {name} of servers that speak LMTP; it takes and gives {gives}.");
     let mut spec = Spec::new(name, description.as_str()).effect(Effect::Idempotent);
     spec.inputs = model::inputs();
-    spec.outputs = vec![
-        Output::new(Port::MAIN, Mime::TEXT)
-            .wire("response")
-            .alias("text"),
-        Output::new(Port::TOKENS, Mime::TOKENS),
-    ];
+    spec.outputs = model::outputs();
     spec.finishes = true;
     spec.inner = Some(InnerType::of::<Tokens>());
     spec.model = true;
-    spec.facts = known.facts(&spec.name).map(Arc::new);
+    let context = known.context.or(terms.context);
+    let facts = Arc::new(known.facts(&spec.name, &terms));
+    if context.is_some() && (known.vocabulary.is_some() || has_text) {
+        // Faces of tokens check what they are asked before they ask.
+        spec.facts = Some(Arc::clone(&facts));
+    }
+    let vocabulary = &facts.vocabulary;
+    let all = 0..u32::try_from(vocabulary.size()).unwrap_or(u32::MAX);
+    let ends: Vec<_> = if has_text {
+        all.filter(|token| vocabulary.is_end(*token)).collect()
+    } else {
+        known.ends.clone()
+    };
+    if !ends.is_empty() {
+        pool.ends_with(ends);
+    }
     let peer = Arc::new(Peer {
         pool: pool.clone(),
-        name: spec.name.clone(),
-        known,
+        facts,
+        bounded: context.is_some(),
+        emulate: terms.emulate,
     });
     raw(spec, move |call| {
         begin(call, Arc::clone(&peer))
@@ -64,280 +98,118 @@ pub fn function(pool: &Pool, name: impl Into<Name>) -> Fun {
 
 struct Peer {
     pool: Pool,
-    name: Name,
-    known: Known,
+    facts: Arc<Facts>,
+    /// How many tokens fit is known.
+    bounded: bool,
+    emulate: bool,
 }
 
 /// Reads the inputs and asks the peer.
 async fn begin(call: Call, peer: Arc<Peer>) -> Result<impl Stream<Item = Result<Chunk>> + Send> {
-    let reads_text = call.want.ports.has(&Port::MAIN) && !call.want.inner;
-    if reads_text {
-        return Err(unimplemented(
-            "text of a model elsewhere whose tokenizer is not known",
-        ));
+    let has_text = peer.facts.vocabulary.has_text();
+    if !has_text {
+        refuse_text(&call)?;
     }
-    for name in ["messages", "tools"] {
-        if call.inputs.get(name).is_some() {
-            return Err(unimplemented(
-                "chat with a model elsewhere whose tokenizer is not known",
-            ));
-        }
+    let (mut request, mut asked) = model::read(&call, &peer.facts).await?;
+    if !has_text && matches!(&request.prompt, Prompt::Chat(_)) {
+        return Err(unimplemented("chat"));
     }
-    let config = read_config(&call).await?;
-    if let Some(tokens) = peer.known.vocabulary {
-        config.check_vocabulary(tokens)?;
+    if request.n > 1 && !peer.emulate {
+        let what = "several choices of a model elsewhere, which is not to be emulated".into();
+        return Err(Error::Unimplemented { what });
     }
-    let prompt = read_prompt(&call).await?;
-    let count = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+    // What is not known to be bounded is asked for as peers have it.
+    if !peer.bounded && request.max_tokens.is_none() {
+        request.max_tokens = Some(Generate::default().max_tokens);
+    }
+    asked.seeded = request.sampling.seed.is_some();
+    let wanted = wanted(&request, has_text);
+    let weighed = request.scored.clone();
+    let alternatives = request.top_logprobs.unwrap_or(0);
+    let choices = request.n;
+    let vocabulary = peer.facts.vocabulary.clone();
+    let transcript = Transcript::new(request, &peer.facts.info, vocabulary)?;
+    let prompt = transcript.prompt();
     if let Some(payer) = &call.payer {
-        payer.prompt(count)?;
+        payer.prompt(u32::try_from(prompt.len()).unwrap_or(u32::MAX))?;
     }
-    let alternatives = config.top_logprobs.unwrap_or(0);
-    let items = ask(&peer, prompt, config, call.deadline)?;
-    Ok(answer(Answer {
-        items,
-        peer,
-        alternatives,
-        want: call.want.clone(),
-        payer: call.payer.clone(),
-        prompt: count,
-        output: 0,
-        over: false,
-    }))
-}
-
-fn ask(
-    peer: &Peer,
-    prompt: Vec<Token>,
-    config: GenerateConfig,
-    deadline: Option<Instant>,
-) -> Result<Items> {
-    if config.n.is_some_and(|n| n > 1) {
-        return Err(unimplemented("several choices of a model elsewhere"));
-    }
-    if !config.bad_words.is_empty() {
-        return Err(unimplemented("bad_words of a model elsewhere"));
-    }
-    if let Some(scored) = config.scored {
-        let wanted = Score {
-            prompt,
-            scored,
-            ..Score::default()
-        };
-        return Ok(peer.pool.score(wanted));
-    }
-    let room = peer.known.context.map(|context| {
-        let left = context.saturating_sub(u32::try_from(prompt.len()).unwrap_or(u32::MAX));
-        left.max(1)
-    });
-    let usual = Generate::default();
-    let max_tokens = config.max_tokens.or(room).unwrap_or(usual.max_tokens);
-    if max_tokens == 0 {
-        let why = "must be at least 1 for a model elsewhere";
-        return Err(Error::argument("max_tokens", why).because("BAD_CONFIG"));
-    }
-    let mut bias = config.logit_bias.to_vec();
-    bias.sort_by_key(|(token, _)| *token);
-    bias.dedup_by_key(|(token, _)| *token);
-    let wanted = Generate {
-        prompt,
-        max_tokens,
-        temperature: config.temperature.unwrap_or(USUAL_TEMPERATURE),
-        top_logprobs: config.top_logprobs.unwrap_or(0),
-        logit_bias: bias.into(),
-        top_p: config.top_p.unwrap_or(usual.top_p),
-        top_k: config.top_k.unwrap_or(usual.top_k),
-        min_p: config.min_p.unwrap_or(usual.min_p),
-        repetition_penalty: config
-            .repetition_penalty
-            .unwrap_or(usual.repetition_penalty),
-        presence_penalty: config.presence_penalty.unwrap_or(usual.presence_penalty),
-        frequency_penalty: config.frequency_penalty.unwrap_or(usual.frequency_penalty),
-        seed: config.seed,
-        stop_tokens: config.stop_sequences,
-        stop: config.stop,
-        min_tokens: config.min_tokens.unwrap_or(0),
-        ignore_eos: config.ignore_eos.unwrap_or(false),
-        priority: 0,
-    };
-    Ok(peer.pool.generate(wanted, deadline))
-}
-
-/// `config`, typed or as JSON.
-async fn read_config(call: &Call) -> Result<GenerateConfig> {
-    let Some(node) = call.inputs.get("config") else {
-        return Ok(GenerateConfig::default());
-    };
-    if let Some(first) = node.main().read().try_next().await?
-        && let Some(config) = first.inner::<GenerateConfig>()
-    {
-        return Ok(config.clone());
-    }
-    let data: Bytes = node.main().whole().await?;
-    if data.iter().all(u8::is_ascii_whitespace) {
-        return Ok(GenerateConfig::default());
-    }
-    let fields: Map<String, Value> = serde_json::from_slice(&data).map_err(|error| {
-        Error::argument("config", format!("no JSON object: {error}")).because("BAD_CONFIG")
-    })?;
-    let config = GenerateConfig::from_json(fields)?;
-    if config.prompt_mode == PromptMode::Chat {
-        return Err(unimplemented(
-            "chat with a model elsewhere whose tokenizer is not known",
-        ));
-    }
-    Ok(config)
-}
-
-/// The leaves of `prompt`, all of token ids.
-async fn read_prompt(call: &Call) -> Result<Vec<Token>> {
-    if call.inputs.get("prompt").is_none() {
-        let why = "a model needs this input";
-        return Err(Error::argument("prompt", why).because("MISSING_INPUT"));
-    }
-    let mut chunks = call.read("prompt")?;
-    let mut data = BytesMut::new();
-    while let Some(chunk) = chunks.next().await {
-        let chunk = chunk?;
-        if chunk.data.is_empty() {
-            continue;
-        }
-        if !chunk.mime.matches(&Mime::TOKENS) {
-            return Err(unimplemented(
-                "a prompt of text for a model elsewhere whose tokenizer is not known",
-            ));
-        }
-        if data.len() + chunk.data.len() > limits::PROMPT_BYTES {
-            return Err(Error::Limit {
-                name: "prompt_bytes",
-                max: limits::PROMPT_BYTES as u64,
+    let ask = |choice: u32| -> Items {
+        let prompt = prompt.to_vec();
+        if let Some(scored) = weighed.clone() {
+            return peer.pool.score(Score {
+                prompt,
+                scored,
+                ..Score::default()
             });
         }
-        data.extend_from_slice(&chunk.data);
-    }
-    let (words, rest) = data.as_chunks::<4>();
-    if !rest.is_empty() {
-        let why = "token ids are 4 bytes each";
-        return Err(Error::argument("prompt", why).because("BAD_TOKENS"));
-    }
-    Ok(words.iter().map(|word| u32::from_le_bytes(*word)).collect())
+        let wanted = Generate {
+            prompt,
+            max_tokens: transcript.max_tokens(),
+            // As samples of one stream have them (LM-973).
+            seed: wanted.seed.map(|seed| seed.wrapping_add(choice.into())),
+            ..wanted.clone()
+        };
+        peer.pool.generate(wanted, call.deadline)
+    };
+    let streams = match transcript.max_tokens() {
+        0 => Vec::new(),
+        _ => (0..choices).map(ask).collect(),
+    };
+    let voices = Voices::new(streams, transcript, peer.pool.clone(), alternatives);
+    Ok(Answer::new(asked, voices))
 }
 
-/// A stream of the peer's, on its way to be chunks. Dropping it abandons that.
-struct Answer {
-    items: Items,
-    peer: Arc<Peer>,
-    alternatives: u32,
-    want: Want,
-    payer: Option<Arc<dyn Payer>>,
-    prompt: u32,
-    output: u32,
-    over: bool,
-}
-
-fn answer(answer: Answer) -> impl Stream<Item = Result<Chunk>> + Send {
-    stream::try_unfold(answer, |mut answer| async move {
-        while !answer.over {
-            // The client's streams say themselves that they were lost.
-            let Some(item) = answer.items.next().await else {
-                return Err(Error::Truncated {
-                    what: answer.peer.name.clone(),
-                });
-            };
-            let chunks = answer.chunks(item.map_err(told)?);
-            if !chunks.is_empty() {
-                return Ok(Some((stream::iter(chunks.into_iter().map(Ok)), answer)));
-            }
-        }
-        Ok(None)
-    })
-    .try_flatten()
-}
-
-impl Answer {
-    fn chunks(&mut self, item: Received) -> Vec<Chunk> {
-        let mut chunks = Vec::new();
-        let (finish, told_usage) = (item.finish.clone(), item.usage);
-        if let Some(id) = item.token {
-            self.output += 1;
-            if let Some(payer) = &self.payer {
-                payer.output(1);
-            }
-            if self.want.inner {
-                let tokens = Tokens {
-                    tokens: [self.sampled(id, item)].into_iter().collect(),
-                    ..Tokens::default()
-                };
-                chunks.push(Chunk::empty().with_inner(tokens));
-            }
-            if self.want.ports.has(&Port::TOKENS) {
-                let data = Bytes::copy_from_slice(&id.to_le_bytes());
-                chunks.push(Chunk::bytes(data).with_mime(Mime::TOKENS).on(Port::TOKENS));
-            }
-        }
-        if let Some(finish) = finish {
-            self.over = true;
-            let mut usage = Usage::of(u64::from(self.prompt), u64::from(self.output));
-            usage.cached_tokens = told_usage.map_or(0, |told| told.cached_tokens);
-            let mut meta = Meta::default()
-                .with_role("ASSISTANT")
-                .with_usage(0, usage)
-                .with_finish(0, reason(&finish));
-            meta.model = Some(self.peer.name.clone());
-            let carrier = if self.want.ports.has(&Port::MAIN) {
-                Chunk::empty()
-            } else {
-                Chunk::empty().on(Port::TOKENS).with_mime(Mime::TOKENS)
-            };
-            chunks.push(carrier.with_meta(meta));
-        }
-        chunks
+/// What needs a tokenizer, where there is none.
+fn refuse_text(call: &Call) -> Result<()> {
+    if call.want.ports.has(&Port::MAIN) && !call.want.inner {
+        return Err(unimplemented("text"));
     }
-
-    /// A token as engines give it. Probabilities that are none are not passed on (LM-711).
-    fn sampled(&self, id: Token, item: Received) -> Sampled {
-        let raw = self.peer.pool.raw_logprobs();
-        let mut top = if raw { Vec::new() } else { item.top };
-        top.sort_by(|(a, p), (b, q)| q.total_cmp(p).then(a.cmp(b)));
-        top.truncate(self.alternatives as usize);
-        Sampled {
-            id,
-            logprob: item.logprob.filter(|_| !raw).unwrap_or(f32::NAN),
-            top,
-            special: false,
-            forced: false,
-        }
+    let mut chat = ["messages", "tools"].into_iter();
+    if chat.any(|name| call.inputs.get(name).is_some()) {
+        return Err(unimplemented("chat"));
     }
+    Ok(())
 }
 
-fn reason(finish: &Finish) -> Reason {
-    match finish {
-        Finish::Stop => Reason::Stop,
-        Finish::Length => Reason::Length,
-        Finish::Cancelled => Reason::Cancelled,
-        Finish::Deadline | Finish::Superseded | Finish::Other(_) => {
-            Reason::Other(Name::shared(finish.name()))
-        }
-    }
-}
-
-/// A fault as every other failure of a peer.
-fn told(fault: Fault) -> Error {
-    Error::Remote {
-        code: fault.reason.code(),
-        reason: Name::shared(fault.reason.name()),
-        retryable: fault.reason.is_retryable(),
-        retry_after: fault.retry_after,
-        message: fault.message.into_owned(),
+/// What a request is in LMTP, but for its prompt and its limit. Texts that stop it are looked for here where that is possible,
+/// so that no peer has to know of them (LM-704).
+fn wanted(request: &Request, has_text: bool) -> Generate {
+    let sampling = &request.sampling;
+    let mut bias = sampling.logit_bias.to_vec();
+    bias.sort_by_key(|(token, _)| *token);
+    bias.dedup_by(|later, first| {
+        let same = later.0 == first.0;
+        first.1 += if same { later.1 } else { 0.0 };
+        same
+    });
+    Generate {
+        temperature: sampling.temperature,
+        top_logprobs: request.top_logprobs.unwrap_or(0),
+        logit_bias: bias.into(),
+        top_p: sampling.top_p,
+        top_k: sampling.top_k,
+        min_p: sampling.min_p,
+        repetition_penalty: sampling.repetition_penalty,
+        presence_penalty: sampling.presence_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        seed: sampling.seed,
+        stop_tokens: request.stop_sequences.clone(),
+        stop: if has_text {
+            Vec::new()
+        } else {
+            request.stop.clone()
+        },
+        min_tokens: request.min_tokens,
+        ignore_eos: request.ignore_eos,
+        ..Generate::default()
     }
 }
 
 fn unimplemented(what: &str) -> Error {
-    Error::Unimplemented { what: what.into() }
+    Error::Unimplemented {
+        what: format!("{what} of a model elsewhere whose tokenizer is not known"),
+    }
 }
-
-/// As a model here has it, where nothing is asked for.
-const USUAL_TEMPERATURE: f32 = 1.0;
 
 #[cfg(test)]
 mod tests;

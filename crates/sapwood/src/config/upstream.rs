@@ -2,6 +2,8 @@
 //!
 //! Owns: the keys, and the peers that they name. Refuses to know: connections.
 
+use std::path::PathBuf;
+
 use sapwood_net::lmtp::Address;
 use sapwood_net::lmtp::pool;
 use sapwood_proto::lmtp::Fault;
@@ -21,8 +23,18 @@ pub(crate) struct Upstream {
     /// What they call the model; not given: as it is called here.
     #[serde(default)]
     pub(crate) model: Option<String>,
+    /// `tokenizer.json`, or the folder that it stands in with what belongs to it, where the servers do not give theirs.
+    #[serde(default)]
+    pub(crate) tokenizer: Option<PathBuf>,
+    /// What the servers cannot do is made of what they can, where that is more than one stream (LM-704).
+    #[serde(default = "yes")]
+    pub(crate) emulate: bool,
     #[serde(default)]
     pub(crate) failover: Failover,
+}
+
+const fn yes() -> bool {
+    true
 }
 
 /// What servers elsewhere speak.

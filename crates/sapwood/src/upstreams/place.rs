@@ -10,10 +10,11 @@ use sapwood_net::evergreen::Address;
 use sapwood_net::triton::Address as TritonAddress;
 use sapwood_proto::evergreen::Status;
 
+pub(super) use self::lmtp::let_in;
 use super::{Dial, Link, Watchers};
 use crate::client;
-use crate::config::Config;
 use crate::config::upstream::Upstream;
+use crate::config::{Config, Model};
 
 /// Where an upstream is.
 pub(super) enum Place {
@@ -45,13 +46,13 @@ impl Place {
     /// # Errors
     /// As [`Self::read`].
     pub(super) fn of_model(
-        name: &str,
+        model: &Model,
         upstream: &Upstream,
         config: &Config,
         watchers: &Watchers,
     ) -> Result<Self, Status> {
         let known = client::address("", config, client::CONNECT_TIMEOUT)?;
-        lmtp::configured(name, upstream, &known, watchers)
+        lmtp::configured(model, upstream, &known, watchers)
     }
 }
 

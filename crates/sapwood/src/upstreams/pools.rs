@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use sapwood_net::lmtp::Address;
 use sapwood_net::lmtp::pool::{Endpoint, Pool};
 
+use super::place;
+use crate::client;
 use crate::config::Config;
 
 /// The pools by the names of their models. Clones share them.
@@ -21,41 +23,48 @@ impl Pools {
         pools.push((model.to_owned(), pool));
     }
 
-    /// Servers that are not configured any more are drained, and those that are again are taken back. A new one needs a
-    /// restart, and so does a model that is new or gone.
+    /// Servers that are not configured any more are drained, those that are again are taken back, and new ones join. A model that
+    /// is new or gone needs a restart.
     pub(crate) fn reload(&self, config: &Config) {
+        let known = match client::address("", config, client::CONNECT_TIMEOUT) {
+            Ok(known) => known,
+            Err(status) => {
+                tracing::error!(why = status.message, "upstreams stay as they were");
+                return;
+            }
+        };
         let pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (model, pool) in &*pools {
-            let places = places(config, model);
-            if places.is_empty() {
+            let endpoints = endpoints(config, model);
+            if endpoints.is_empty() {
                 continue;
             }
-            let places: Vec<&str> = places.iter().map(String::as_str).collect();
-            for upstream in pool.keep(&places) {
-                tracing::warn!(model, upstream, "a new upstream is asked after a restart");
+            let endpoints = endpoints.into_iter();
+            let endpoints = endpoints.map(|endpoint| place::let_in(endpoint, &known));
+            for upstream in pool.keep(endpoints.collect()) {
+                tracing::info!(model, upstream, "an upstream joins a pool");
             }
         }
     }
 }
 
 /// Where the servers of a model are; nothing if it has none any more. The configuration was checked.
-fn places(config: &Config, model: &str) -> Vec<String> {
-    let shown = |address: &Address| format!("{address:?}");
+fn endpoints(config: &Config, model: &str) -> Vec<Endpoint> {
     let mut configured = config.models.iter().filter(|one| one.name == model);
     if let Some(upstream) = configured.find_map(|one| one.upstream.as_ref()) {
-        let peers = upstream.peers(model).unwrap_or_default();
-        return peers
-            .iter()
-            .map(|peer: &Endpoint| shown(&peer.address))
-            .collect();
+        return upstream.peers(model).unwrap_or_default();
     }
     let named = config
         .upstreams
         .iter()
         .filter_map(|url| Address::of_model(url).ok());
     let named = named.filter(|(_, name)| name == model);
-    named
-        .flat_map(|(peers, _)| peers)
-        .map(|peer| shown(&peer))
-        .collect()
+    let peers =
+        named.flat_map(|(peers, name)| peers.into_iter().map(move |peer| (peer, name.clone())));
+    let peers = peers.map(|(address, model)| Endpoint {
+        address,
+        model,
+        weight: 1,
+    });
+    peers.collect()
 }

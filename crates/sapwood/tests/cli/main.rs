@@ -13,3 +13,4 @@ mod remote;
 mod server;
 mod sockets;
 mod traces;
+mod upstream;

@@ -146,9 +146,8 @@ fn describe(name: &Name, facts: &Facts) -> (Model, Option<Bytes>) {
         .collect();
     let special = (0..size).filter_map(|token| Some((token, vocabulary.name(token)?)));
     let kind = kind(&**vocabulary, size);
-    let file = (kind == "bytes")
-        .then(|| tokenizer::file(&**vocabulary, size))
-        .flatten();
+    let made = || tokenizer::file(&**vocabulary, size).filter(|_| kind == "bytes");
+    let file = vocabulary.file().or_else(made);
     let beginning = vocabulary.beginning();
     let model = Model {
         constructor: format!("sapwood:{} {}", info.architecture, info.description),

@@ -1,7 +1,7 @@
 //! The files of tokenizers, for clients that tokenise by themselves (LM-951).
 //!
-//! Owns: `tokenizer.json` of a vocabulary of bytes, and how it is served. Refuses to know: other vocabularies; no file of
-//! theirs is known here, because models bring their tokenizer in a form of their own.
+//! Owns: `tokenizer.json` of a vocabulary of bytes, and how files are served. Refuses to know: other vocabularies; those that were
+//! read from a file have it, and models that bring their tokenizer in a form of their own have none.
 
 use std::sync::Arc;
 

@@ -6,11 +6,12 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use sapwood_engine::api::{Chat, Fault, ModelInfo, Vocabulary};
+use sapwood_engine::api::{Chat, Fault, ModelInfo, SharedVocabulary, Vocabulary};
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::Token;
 use serde_json::Value;
 
+use super::Terms;
 use crate::model::Facts;
 
 /// What the peer says of its model.
@@ -19,7 +20,7 @@ pub(super) struct Known {
     pub(super) context: Option<u32>,
     pub(super) vocabulary: Option<u32>,
     beginning: Option<Token>,
-    ends: Vec<Token>,
+    pub(super) ends: Vec<Token>,
 }
 
 impl Known {
@@ -37,29 +38,36 @@ impl Known {
         }
     }
 
-    /// What faces of tokens have to know of the model called `name`; nothing, where the peer does not say how many tokens there
-    /// are and how many fit.
-    pub(super) fn facts(&self, name: &str) -> Option<Facts> {
-        let (context_tokens, vocabulary_tokens) = (self.context?, self.vocabulary?);
+    /// What there is to know of the model called `name`, by `terms` too. What nobody says is as large as it can be.
+    pub(super) fn facts(&self, name: &str, terms: &Terms) -> Facts {
+        let tokens = |vocabulary: &SharedVocabulary| u32::try_from(vocabulary.size()).ok();
+        let vocabulary_tokens = terms.vocabulary.as_ref().and_then(tokens);
+        let vocabulary_tokens = vocabulary_tokens.or(self.vocabulary).unwrap_or(u32::MAX);
         let info = ModelInfo {
             name: name.to_owned(),
             architecture: "lmtp".to_owned(),
             description: "a model of an upstream".to_owned(),
-            context_tokens,
+            context_tokens: self.context.or(terms.context).unwrap_or(u32::MAX),
             vocabulary_tokens,
             parameters: 0,
             weight_bytes: 0,
             parallel: 1,
-            chat: false,
+            chat: terms.chat,
             truncates: true,
             deterministic: false,
         };
-        let vocabulary = Arc::new(Numbers {
-            size: vocabulary_tokens,
-            beginning: self.beginning,
-            ends: self.ends.clone(),
-        });
-        Some(Facts { info, vocabulary })
+        let numbers = || {
+            Arc::new(Numbers {
+                size: vocabulary_tokens,
+                beginning: self.beginning,
+                ends: self.ends.clone(),
+            })
+        };
+        let vocabulary = terms.vocabulary.clone();
+        Facts {
+            info,
+            vocabulary: vocabulary.unwrap_or_else(|| numbers()),
+        }
     }
 }
 

@@ -6,8 +6,17 @@ use sapwood_proto::lmtp::Reason as Rule;
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex};
 
+use sapwood_engine::api::Sampled;
+use sapwood_engine::model::Model;
+use sapwood_engine::scripted::{Config, Scripted};
+use sapwood_proto::lmtp::Fault;
+use serde_json::Value;
+
 use super::*;
 use crate::call::Ports;
+use crate::meta::Reason;
+use crate::model::GenerateConfig;
+use crate::name::Mime;
 use crate::{Kernel, Run, args};
 
 /// The peer, after it was asked what the model is.
@@ -30,6 +39,28 @@ const FACTS: &str =
     r#"MSG [{"stream_id":1,"model_info":{"model":"tiny","vocab_size":300,"max_context":64}}]"#;
 
 async fn joined(facts: &str) -> Result<(Kernel, Fake), Fault> {
+    let terms = Terms {
+        emulate: false,
+        ..Terms::default()
+    };
+    joined_on(facts, terms).await
+}
+
+/// A peer whose tokens are bytes.
+async fn of_bytes() -> (Kernel, Fake) {
+    let script = Config {
+        chat: true,
+        ..Config::default()
+    };
+    let terms = Terms {
+        vocabulary: Some(Scripted::new(script).unwrap().vocabulary()),
+        chat: true,
+        ..Terms::default()
+    };
+    joined_on(FACTS, terms).await.unwrap()
+}
+
+async fn joined_on(facts: &str, terms: Terms) -> Result<(Kernel, Fake), Fault> {
     let (ours, theirs) = duplex(1 << 16);
     let client = Client::over(ours, Options::base());
     let mut fake = Fake(BufReader::new(theirs));
@@ -39,7 +70,7 @@ async fn joined(facts: &str) -> Result<(Kernel, Fake), Fault> {
     };
     let (made, ()) = tokio::join!(Pool::of(client, "tiny"), answering);
     let kernel = Kernel::new();
-    kernel.add(function(&made?, "far")).unwrap();
+    kernel.add(function(&made?, "far", terms)).unwrap();
     Ok((kernel, fake))
 }
 
@@ -167,11 +198,6 @@ async fn lm_712_what_it_cannot_give_is_refused_before_anything_is_sent() {
         ),
         ("half a token", far(half, json!({})), Code::InvalidRequest),
         (
-            "no tokens",
-            far(ids(&[1]), json!({"max_tokens": 0})),
-            Code::InvalidRequest,
-        ),
-        (
             "no prompt",
             kernel.run("far", args! { config: json!({}) }),
             Code::InvalidRequest,
@@ -287,4 +313,95 @@ async fn lm_712_a_model_that_says_little_is_served_and_one_that_is_not_there_is_
     let absent = r#"MSG [{"stream_id":1,"error":"no","code":"model_not_found"}]"#;
     let refused = joined(absent).await.err().unwrap();
     assert_eq!(refused.reason, Rule::ModelNotFound);
+}
+
+/// LM-704: stop texts are found here.
+#[tokio::test]
+async fn lm_712_with_a_tokenizer_text_goes_in_and_text_comes_out() {
+    let (kernel, mut fake) = of_bytes().await;
+    let asking: Run<String> = kernel.run(
+        "far",
+        args! { prompt: "Hi", config: json!({"promptMode": "raw", "maxTokens": 9, "stop": ["c\u{f6}"]}) },
+    );
+    let answering = async {
+        assert_eq!(
+            fake.heard().await,
+            r#"GENERATE {"max_tokens":9,"temperature":1.0,"top_logprobs":1,"model":"tiny","prompt":[256,72,105],"stream_id":2}"#
+        );
+        for token in b"a c\xc3\xb6!".map(u32::from) {
+            fake.say(&format!(r#"TOKEN [{{"stream_id":2,"token":{token}}}]"#))
+                .await;
+        }
+    };
+    let (ended, ()) = tokio::join!(asking.finish(), answering);
+    let (text, meta) = ended.unwrap();
+    assert_eq!(text, "a ");
+    assert_eq!(meta.finish[&0], Reason::Stop);
+    // What stopped it was computed.
+    assert_eq!(
+        (meta.usage.prompt_tokens, meta.usage.completion_tokens),
+        (3, 5)
+    );
+    assert!(!meta.extra.contains_key("seed"), "nobody knows it");
+}
+
+#[tokio::test]
+async fn lm_712_a_template_makes_conversations_and_an_end_is_no_text() {
+    let (kernel, mut fake) = of_bytes().await;
+    let messages = json!([{"role": "user", "content": "x"}]);
+    let asking: Run<String> = kernel.run("far", args! { messages: messages });
+    let answering = async {
+        let heard = fake.heard().await;
+        let open: Vec<String> = b"user\nx".map(|byte| byte.to_string()).into();
+        let prompt = format!("\"prompt\":[256,{},257,256,", open.join(","));
+        assert!(heard.contains(&prompt), "{heard}");
+        // Its name of an end, which is not ours; and a token behind it.
+        fake.say(r#"TOKEN [{"stream_id":2,"token":121},{"stream_id":2,"token":257,"finish_reason":"eos"},{"stream_id":2,"token":9}]"#).await;
+    };
+    let (ended, ()) = tokio::join!(asking.finish(), answering);
+    let (text, meta) = ended.unwrap();
+    assert_eq!(text, "y");
+    assert_eq!(meta.finish[&0], Reason::Other(Name::new("eos")));
+}
+
+#[tokio::test]
+async fn lm_704_choices_are_streams_beside_each_other() {
+    let (kernel, mut fake) = of_bytes().await;
+    let config = json!({"n": 2, "maxTokens": 2, "promptMode": "raw"});
+    let asking: Run<Chunk> = kernel.run("far", args! { prompt: "x", config: config });
+    let answering = async {
+        let (first, second) = (fake.heard().await, fake.heard().await);
+        assert!(first.ends_with(r#""stream_id":2}"#), "{first}");
+        assert_eq!(
+            second,
+            first.replace(r#""stream_id":2}"#, r#""stream_id":3}"#)
+        );
+        fake.say(r#"TOKEN [{"stream_id":3,"token":98},{"stream_id":2,"token":97}]"#)
+            .await;
+        fake.say(r#"TOKEN [{"stream_id":2,"token":97,"finish_reason":"length"},{"stream_id":3,"token":257,"finish_reason":"stop"}]"#).await;
+    };
+    let (ended, ()) = tokio::join!(asking.finish(), answering);
+    let (chunks, meta) = ended.unwrap();
+    let said = |choice| {
+        let chunks = chunks
+            .iter()
+            .filter(|chunk| chunk.port == Port::MAIN && chunk.choice == choice);
+        let bytes: Vec<u8> = chunks.flat_map(|chunk| chunk.data.to_vec()).collect();
+        String::from_utf8(bytes).unwrap()
+    };
+    assert_eq!((said(0), said(1)), ("aa".into(), "b".into()));
+    assert_eq!(
+        (&meta.finish[&0], &meta.finish[&1]),
+        (&Reason::Length, &Reason::Stop)
+    );
+    assert_eq!(meta.usage.completion_tokens, 4);
+}
+
+#[tokio::test]
+async fn lm_712_nothing_is_asked_of_a_peer_for_no_tokens() {
+    let (kernel, _fake) = of_bytes().await;
+    let config = json!({"maxTokens": 0});
+    let asking: Run<String> = kernel.run("far", args! { prompt: "x", config: config });
+    let (text, meta) = asking.finish().await.unwrap();
+    assert_eq!((text.as_str(), &meta.finish[&0]), ("", &Reason::Length));
 }

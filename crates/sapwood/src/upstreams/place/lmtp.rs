@@ -2,9 +2,13 @@
 //!
 //! Owns: reading their addresses, and joining them. Refuses to know: when they are joined, and what becomes of the function.
 
+mod tokenizer;
+
+use std::path::PathBuf;
+
 use futures::FutureExt;
 use sapwood_kernel::Name;
-use sapwood_kernel::connect::lmtp::function;
+use sapwood_kernel::connect::lmtp::{Terms, function};
 use sapwood_net::evergreen;
 use sapwood_net::lmtp::pool::{Endpoint, Pool};
 use sapwood_net::lmtp::{Address, Options};
@@ -14,6 +18,7 @@ use sapwood_proto::lmtp::{Fault, pool};
 
 use super::super::Watchers;
 use super::{Link, Place};
+use crate::config::Model;
 use crate::config::upstream::Upstream;
 
 /// A model that peers serve.
@@ -22,6 +27,11 @@ pub(crate) struct Peers {
     name: String,
     endpoints: Vec<Endpoint>,
     settings: pool::Options,
+    /// Where the files of its tokenizer are.
+    tokenizer: Option<PathBuf>,
+    /// How many tokens fit, where the peers do not say it.
+    context: Option<u32>,
+    emulate: bool,
     watchers: Watchers,
 }
 
@@ -36,36 +46,40 @@ pub(super) fn read(
 ) -> Result<Place, Status> {
     let (peers, model) = Address::of_model(url).map_err(|fault| told(&fault))?;
     let endpoint = |address: Address| Endpoint {
-        address: let_in(address, known),
+        address,
         model: model.clone(),
         weight: 1,
     };
+    let endpoints = peers.into_iter().map(endpoint);
     Ok(Place::Lmtp(Peers {
-        endpoints: peers.into_iter().map(endpoint).collect(),
+        endpoints: endpoints.map(|one| let_in(one, known)).collect(),
         name: model,
         settings: pool::Options::default(),
+        tokenizer: None,
+        context: None,
+        emulate: true,
         watchers: watchers.clone(),
     }))
 }
 
-/// The peers of the configured model `name`; we are let in there as `known` says.
+/// The peers of the configured `model`; we are let in there as `known` says.
 ///
 /// # Errors
 /// An address cannot be used.
 pub(super) fn configured(
-    name: &str,
+    model: &Model,
     upstream: &Upstream,
     known: &evergreen::Address,
     watchers: &Watchers,
 ) -> Result<Place, Status> {
-    let endpoints = upstream.peers(name).map_err(|fault| told(&fault))?;
-    let let_in = |endpoint: Endpoint| Endpoint {
-        address: let_in(endpoint.address, known),
-        ..endpoint
-    };
+    let endpoints = upstream.peers(&model.name).map_err(|fault| told(&fault))?;
+    let endpoints = endpoints.into_iter();
     Ok(Place::Lmtp(Peers {
-        name: name.to_owned(),
-        endpoints: endpoints.into_iter().map(let_in).collect(),
+        name: model.name.clone(),
+        endpoints: endpoints.map(|one| let_in(one, known)).collect(),
+        tokenizer: upstream.tokenizer.clone(),
+        context: model.ctx,
+        emulate: upstream.emulate,
         settings: pool::Options {
             seeded: upstream.failover.seeded,
             ..pool::Options::default()
@@ -74,14 +88,19 @@ pub(super) fn configured(
     }))
 }
 
-fn let_in(mut peer: Address, known: &evergreen::Address) -> Address {
+/// The same, where we are let in as `known` says.
+pub(in crate::upstreams) fn let_in(endpoint: Endpoint, known: &evergreen::Address) -> Endpoint {
+    let mut peer = endpoint.address;
     if let Some(key) = &known.key {
         peer = peer.with_key(key);
     }
     if let Some(authorities) = &known.authorities {
         peer = peer.with_authorities(authorities.clone());
     }
-    peer
+    Endpoint {
+        address: peer,
+        ..endpoint
+    }
 }
 
 /// A pool, which makes connections anew by itself (LM-713, LM-804).
@@ -89,11 +108,18 @@ pub(super) async fn dial(peers: &Peers) -> Result<Link, Status> {
     let options = Options::default();
     let connecting = Pool::connect(peers.endpoints.clone(), &options, peers.settings.clone());
     let pool = connecting.await.map_err(|fault| told(&fault))?;
+    let tokenizer = tokenizer::find(pool.facts(), peers).await?;
+    let terms = Terms {
+        chat: tokenizer.as_ref().is_some_and(|one| one.has_template()),
+        vocabulary: tokenizer.map(|one| one as _),
+        context: peers.context,
+        emulate: peers.emulate,
+    };
     let Watchers { metrics, pools } = &peers.watchers;
     metrics.watch_pool(&peers.name, pool.clone());
     pools.add(&peers.name, pool.clone());
     Ok(Link {
-        functions: vec![function(&pool, Name::shared(&peers.name))],
+        functions: vec![function(&pool, Name::shared(&peers.name), terms)],
         worn: std::future::pending().boxed(),
         // Its peers come and go; the pool stays.
         over: std::future::pending().boxed(),

@@ -1,0 +1,96 @@
+//! Models of servers that speak LMTP, behind a server of ours.
+
+use std::path::Path;
+
+use rustix::process::Signal;
+
+use crate::process::{Serving, folder, run};
+use crate::server::with_echo;
+
+/// A server of `parrot`, loaded.
+fn parrot(name: &str) -> Serving {
+    let mut back = Serving::start(&with_echo(name, ""), &[]);
+    back.wait_for("loaded");
+    back
+}
+
+/// What the model `parrot` makes of a prompt at the server at `url`.
+fn asked(here: &Path, url: &str, prompt: &str) -> (i32, String) {
+    let prompt = format!("prompt={prompt}");
+    let call = ["run", "GENERATE", "--server", url, "--input", &prompt];
+    let ended = run(here, &call);
+    (ended.code, ended.out + &ended.err)
+}
+
+/// LM-951: with the tokenizer that the server itself has.
+#[test]
+fn lm_712_a_model_of_a_server_is_asked_in_text_like_one_that_is_here() {
+    let back = parrot("lmtp-back");
+    let here = folder("lmtp-front");
+    let upstream = format!("lmtp://{}/parrot", back.address());
+    let front = Serving::start(&here, &["--upstream", &upstream]);
+    let said = asked(&here, &front.url, "h\u{e4}lt es?");
+    assert_eq!(said, (0, "h\u{e4}lt es?".into()));
+    // Whoever is a client of ours finds the file here, too.
+    let files = [&front, &back].map(|server| server.get("/lmtp/tokenizer/parrot", ""));
+    let [ours, theirs] = files.map(|file| file.split_once("\r\n\r\n").unwrap().1.to_owned());
+    assert!(theirs.starts_with('{') && ours == theirs);
+}
+
+#[test]
+fn lm_712_a_tokenizer_of_another_size_keeps_a_server_from_starting() {
+    let back = parrot("lmtp-sized-back");
+    let here = folder("lmtp-sized-front");
+    let file = back.get("/lmtp/tokenizer/parrot", "");
+    let file = file.split_once("\r\n\r\n").unwrap().1;
+    // The same with a token that nobody has.
+    let one = "\"id\":257,";
+    assert!(file.contains(one));
+    std::fs::write(
+        here.join("tokenizer.json"),
+        file.replace(one, "\"id\":258,"),
+    )
+    .unwrap();
+    let config = |peer: &str, tokenizer: &str| {
+        let config = format!(
+            "[[models]]\nname = \"parrot\"\nbackend = \"upstream\"\nupstream = {{ endpoints = [\"{peer}\"], tokenizer = \
+             \"{}\" }}\n",
+            here.join(tokenizer).display()
+        );
+        std::fs::write(here.join("sapwood.toml"), config).unwrap();
+    };
+    config(&back.address().to_string(), "nowhere.json");
+    let serve = ["serve", "--listen", "127.0.0.1:0"];
+    let ended = run(&here, &serve);
+    assert!(
+        ended.code != 0 && ended.err.contains("nowhere.json"),
+        "{ended:?}"
+    );
+    // What the server has itself is right, whatever was configured.
+    config(&back.address().to_string(), "tokenizer.json");
+    let front = Serving::start(&here, &[]);
+    assert_eq!(asked(&here, &front.url, "x"), (0, "x".into()));
+}
+
+/// SIGHUP: servers come and go, and the one that serves them stays.
+#[test]
+fn lm_805_a_server_that_is_named_later_takes_the_place_of_another() {
+    let (first, second) = (parrot("lmtp-first"), parrot("lmtp-second"));
+    let here = folder("lmtp-pool");
+    let names = |server: &Serving| {
+        let config = format!(
+            "[[models]]\nname = \"parrot\"\nbackend = \"upstream\"\nupstream = {{ endpoints = [\"{}\"] }}\n",
+            server.address()
+        );
+        std::fs::write(here.join("sapwood.toml"), config).unwrap();
+    };
+    names(&first);
+    let mut front = Serving::start(&here, &[]);
+    assert_eq!(asked(&here, &front.url, "one"), (0, "one".into()));
+    names(&second);
+    front.signal(Signal::HUP);
+    front.wait_for("an upstream joins a pool");
+    front.wait_for("an upstream of a pool serves");
+    drop(first);
+    assert_eq!(asked(&here, &front.url, "two"), (0, "two".into()));
+}
