@@ -166,7 +166,7 @@ impl Tokenizer {
         let listed = files.generation.get("eos_token_id");
         let listed = listed.map(|ids| {
             ids.as_array()
-                .map_or(std::slice::from_ref(ids), Vec::as_slice)
+                .map_or_else(|| std::slice::from_ref(ids), Vec::as_slice)
         });
         let listed = listed.into_iter().flatten().filter_map(Value::as_u64);
         ends.extend(listed.filter_map(|id| Token::try_from(id).ok()));

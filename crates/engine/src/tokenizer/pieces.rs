@@ -95,7 +95,7 @@ fn spelling(file: &[u8]) -> Result<Spelling, Unusable> {
         serde_json::from_slice(file).map_err(|error| Unusable::Syntax(error.to_string()))?;
     let decoder = file.get("decoder").unwrap_or(&Value::Null);
     let listed = decoder.get("decoders").and_then(Value::as_array);
-    let steps = listed.map_or(std::slice::from_ref(decoder), Vec::as_slice);
+    let steps = listed.map_or_else(|| std::slice::from_ref(decoder), Vec::as_slice);
     let step = |kind: &str| {
         let mut steps = steps.iter();
         steps.find(|step| step.get("type").is_some_and(|name| name == kind))

@@ -77,7 +77,7 @@ pub fn function(pool: &Pool, name: impl Into<Name>, terms: Terms) -> Fun {
     let ends: Vec<_> = if has_text {
         all.filter(|token| vocabulary.is_end(*token)).collect()
     } else {
-        known.ends.clone()
+        known.ends
     };
     if !ends.is_empty() {
         pool.ends_with(ends);
