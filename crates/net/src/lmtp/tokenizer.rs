@@ -41,7 +41,9 @@ impl Address {
     async fn get(&self, uri: &Uri, secure: bool, path: &str) -> Result<Bytes, Fault> {
         let connecting = connection::connect(uri, secure, self.authorities.as_deref());
         let io = connecting.await.map_err(wire::unreached)?;
-        let mut request = Request::get(path)
+        // A key may stand there (LM-108).
+        let query = uri.query().map(|query| format!("?{query}"));
+        let mut request = Request::get([path, query.as_deref().unwrap_or_default()].concat())
             .header(HOST, uri.authority().map_or("", |host| host.as_str()))
             .header(ACCEPT, "application/json");
         if let Some(key) = wire::credential(self)? {

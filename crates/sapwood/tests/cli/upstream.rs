@@ -38,12 +38,12 @@ fn lm_712_a_model_of_a_server_is_asked_in_text_like_one_that_is_here() {
 }
 
 #[test]
-fn lm_712_a_tokenizer_of_another_size_keeps_a_server_from_starting() {
-    let back = parrot("lmtp-sized-back");
-    let here = folder("lmtp-sized-front");
+fn lm_712_a_configured_tokenizer_has_to_be_there_and_the_servers_own_is_taken() {
+    let back = parrot("lmtp-configured-back");
+    let here = folder("lmtp-configured-front");
     let file = back.get("/lmtp/tokenizer/parrot", "");
     let file = file.split_once("\r\n\r\n").unwrap().1;
-    // The same with a token that nobody has.
+    // It reads, and is another.
     let one = "\"id\":257,";
     assert!(file.contains(one));
     std::fs::write(

@@ -17,7 +17,7 @@ async fn asked(path: &str, answer: &'static [u8]) -> (Result<Bytes, Reason>, Str
         io.shutdown().await.unwrap();
         String::from_utf8_lossy(&head[..length]).into_owned()
     });
-    let address = Address::parse(&format!("ws://{address}/lmtp")).unwrap();
+    let address = Address::parse(&format!("ws://{address}/lmtp?key=q")).unwrap();
     let got = address.with_key("k").fetch(path).await;
     let heard = serving.await.unwrap();
     (got.map_err(|fault| fault.reason), heard)
@@ -29,7 +29,7 @@ async fn lm_712_a_file_is_fetched_from_the_server_of_the_streams() {
     let (file, heard) = asked("/lmtp/tokenizer/m", answer).await;
     assert_eq!(file, Ok(Bytes::from_static(b"{}")));
     assert!(
-        heard.starts_with("GET /lmtp/tokenizer/m HTTP/1.1\r\n"),
+        heard.starts_with("GET /lmtp/tokenizer/m?key=q HTTP/1.1\r\n"),
         "{heard}"
     );
     assert!(heard.contains("authorization: Bearer k\r\n"), "{heard}");
