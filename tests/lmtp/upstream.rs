@@ -7,6 +7,7 @@ use sapwood_kernel::{Chunk, GenerateConfig, Kernel, Mime, PromptMode, args};
 use sapwood_net::lmtp::pool::Pool;
 use sapwood_net::lmtp::{Address, Client, Items, Options};
 use sapwood_proto::lmtp::{Finish, Generate, Reason, Score};
+use sapwood_tests::http::Wire;
 use sapwood_tests::{Running, spawned};
 
 use super::{kernel, of_parrot, parrot};
@@ -122,4 +123,30 @@ async fn lm_712_a_model_behind_a_connection_gives_what_the_model_itself_gives() 
     let near = sampled(&here, "parrot").await;
     assert_eq!(near.len(), 3);
     assert_eq!(sampled(&here, "far").await, near);
+}
+
+/// A model whose tokenizer nobody knows: tokens go through, and text is refused.
+#[tokio::test]
+async fn lm_712_without_a_tokenizer_faces_of_text_say_so_and_those_of_tokens_serve() {
+    let server = of_parrot().await;
+    let pool = Pool::of(connected(&server).await, "parrot").await.unwrap();
+    let here = Kernel::new();
+    here.add(function(&pool, "far", Terms::default())).unwrap();
+    let front = Running::start(here, Default::default(), Vec::new()).await;
+    let mut wire = Wire::connect(front.address).await;
+    for path in ["generate", "generate_stream"] {
+        let path = format!("/v2/models/far/{path}");
+        let answer = wire.post(&path, r#"{"text_input":"x"}"#).await;
+        let code = answer.head.header("sapwood-error");
+        assert_eq!(code.as_deref(), Some("unimplemented"), "{}", answer.text());
+    }
+    let client = connected(&front).await;
+    let stops = Generate {
+        stop: vec!["x".into()],
+        ..wanted("Hi")
+    };
+    let refused = whole(client.generate("far", stops).await.unwrap()).await;
+    assert_eq!(refused.1, Err(Reason::UnsupportedOperation));
+    let tokens = whole(client.generate("far", wanted("Hi")).await.unwrap()).await;
+    assert_eq!(tokens, (vec![72, 105, 257], Ok(Finish::Stop)));
 }

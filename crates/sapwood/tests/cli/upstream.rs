@@ -27,7 +27,8 @@ fn asked(here: &Path, url: &str, prompt: &str) -> (i32, String) {
 fn lm_712_a_model_of_a_server_is_asked_in_text_like_one_that_is_here() {
     let back = parrot("lmtp-back");
     let here = folder("lmtp-front");
-    let upstream = format!("lmtp://{}/parrot", back.address());
+    // Beside one that is not there.
+    let upstream = format!("lmtp://127.0.0.1:9,{}/parrot", back.address());
     let front = Serving::start(&here, &["--upstream", &upstream]);
     let said = asked(&here, &front.url, "h\u{e4}lt es?");
     assert_eq!(said, (0, "h\u{e4}lt es?".into()));

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::select_ok;
 use sapwood_engine::tokenizer::{Ends, Files, Tokenizer};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
@@ -107,19 +109,21 @@ async fn read(path: PathBuf) -> Result<Files, Status> {
     })
 }
 
-/// The file, of the first peer that gives the one whose digest this is.
+/// The file, of whichever peer is the first to give the one whose digest this is.
 async fn fetch(peers: &Peers, url: &str, sha256: &str) -> Result<Bytes, String> {
-    let mut why = String::from("there is no server");
-    for endpoint in &peers.endpoints {
+    let asked = peers.endpoints.iter().map(|endpoint| async move {
         match endpoint.address.fetch(url).await {
-            Ok(file) if hex(&file) == sha256 => return Ok(file),
-            Ok(_) => {
-                "the file is not the one that was named: its digest differs".clone_into(&mut why)
-            }
-            Err(fault) => why = fault.message.into_owned(),
+            Ok(file) if hex(&file) == sha256 => Ok(file),
+            Ok(_) => Err("the file is not the one that was named: its digest differs".to_owned()),
+            Err(fault) => Err(fault.message.into_owned()),
         }
+    });
+    let asked: Vec<_> = asked.map(FutureExt::boxed).collect();
+    if asked.is_empty() {
+        return Err("there is no server".to_owned());
     }
-    Err(why)
+    // One that is not there is not waited for.
+    select_ok(asked).await.map(|(file, _)| file)
 }
 
 fn unusable(peers: &Peers, why: &str) -> Status {
