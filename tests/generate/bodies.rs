@@ -1,6 +1,7 @@
 //! How a body arrives: too large, in pieces, compressed, refused before it was needed (TR-208, TR-209, TR-315, TR-316).
 
 use std::io::Write;
+use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};
@@ -8,8 +9,8 @@ use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use sapwood_engine::scripted::Script;
 use sapwood_proto::generate::Limits;
 use sapwood_server::generate::Config;
-use sapwood_tests::Running;
 use sapwood_tests::http::{Wire, head, post};
+use sapwood_tests::{Running, in_time, until};
 
 use super::{demo, error, kernel, script};
 
@@ -291,5 +292,29 @@ async fn tr_203_the_first_check_that_fails_is_the_answer() {
             "{expect}: {}",
             answer.text()
         );
+    }
+}
+
+/// TR-206, OA-911: and the connection goes with it.
+#[tokio::test]
+async fn tr_205_a_body_that_stops_arriving_is_told_so_as_every_error_here_is() {
+    let server = demo().await;
+    let open = &server.shared.metrics.connections_open;
+    for coming in ["content-length: 100", "transfer-encoding: chunked"] {
+        let mut wire = Wire::connect(server.address).await;
+        wire.send(head("POST", "/v2/models/demo/generate", &[coming]))
+            .await;
+        wire.send("7\r\n{\"text_\r\n").await;
+        until("it has begun", || open.get() == 1).await;
+        let limit = Duration::from_secs(120);
+        let took = in_time("it is answered", limit, || open.get() == 0).await;
+        assert!(took >= Duration::from_secs(15), "{took:?}");
+        let answer = wire.answer().await;
+        let (status, kind, _) = answer.told();
+        assert_eq!((status, kind.as_str()), (408, "application/json"));
+        assert_eq!(error(&answer), "The body of this request stopped arriving.");
+        let code = answer.head.header("sapwood-error");
+        assert_eq!(code.as_deref(), Some("invalid-request"));
+        assert!(wire.closes().await);
     }
 }

@@ -123,7 +123,7 @@ impl House {
     }
 }
 
-fn tasks() -> usize {
+pub(super) fn tasks() -> usize {
     tokio::runtime::Handle::current()
         .metrics()
         .num_alive_tasks()

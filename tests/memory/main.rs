@@ -1,4 +1,4 @@
-//! What a server holds, in bytes of the allocator (EV-104, EV-805, LM-1305).
+//! What a server holds, in bytes of the allocator (EV-104, EV-805, LM-1305, TR-1303).
 //!
 //! Owns: the counting allocator, which is global, so this is a program of its own, and its tests take turns. Refuses to
 //! know: resident memory, which the system's allocator rounds and keeps as it likes. Client and server are one process:
@@ -11,6 +11,7 @@
 )]
 
 mod evergreen;
+mod generate;
 mod lmtp;
 
 use std::alloc::System;

@@ -22,7 +22,8 @@ use crate::refusal::Refusal;
 pub struct Config {
     /// A body may pause for this long. gRPC has its own rules: a session may be silent.
     pub body_idle: Duration,
-    /// A request may take this long; a client may ask for less in `x-request-timeout-ms`.
+    /// A request may take this long, or as long as it likes where this is zero (section 14 of the Triton face); a client may
+    /// ask for less in `x-request-timeout-ms`.
     pub request: Duration,
 }
 
@@ -47,14 +48,18 @@ impl Config {
     /// `invalid-request` if the header is no positive number of milliseconds.
     pub(crate) fn deadline(&self, headers: &HeaderMap) -> Result<Deadline, Refusal> {
         let now = Instant::now();
+        let most = match self.request {
+            Duration::ZERO => FOREVER,
+            limit => limit,
+        };
         let Some(asked) = headers.get(HEADER) else {
-            return Ok(Deadline(now + self.request));
+            return Ok(Deadline(now + most));
         };
         let milliseconds = asked.to_str().ok().and_then(|text| text.parse().ok());
         match milliseconds {
             Some(1_u64..) => {
                 let asked = Duration::from_millis(milliseconds.unwrap_or(u64::MAX));
-                Ok(Deadline(now + asked.min(self.request)))
+                Ok(Deadline(now + asked.min(most)))
             }
             _ => Err(Refusal::new(
                 Code::InvalidRequest,
@@ -138,6 +143,8 @@ impl hyper::body::Body for Arriving {
 }
 
 const HEADER: &str = "x-request-timeout-ms";
+/// Ten years: longer than any process.
+const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 #[cfg(test)]
 mod tests {
@@ -149,23 +156,31 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn oa_911_a_client_may_lower_the_time_of_its_request_and_not_raise_it() {
         let now = Instant::now();
-        for (asked, seconds) in [
-            (None, Some(600)),
-            (Some("1000"), Some(1)),
-            (Some("600000"), Some(600)),
-            (Some("600001"), Some(600)),
-            (Some("18446744073709551615"), Some(600)),
-            (Some("0"), None),
-            (Some("-5"), None),
-            (Some("soon"), None),
+        for (limit, asked, seconds) in [
+            (600, None, Some(600)),
+            (600, Some("1000"), Some(1)),
+            (600, Some("600000"), Some(600)),
+            (600, Some("600001"), Some(600)),
+            (600, Some("18446744073709551615"), Some(600)),
+            (600, Some("0"), None),
+            (600, Some("-5"), None),
+            (600, Some("soon"), None),
+            // None at all.
+            (0, None, Some(FOREVER.as_secs())),
+            (0, Some("700000"), Some(700)),
+            (0, Some("18446744073709551615"), Some(FOREVER.as_secs())),
         ] {
+            let config = Config {
+                request: Duration::from_secs(limit),
+                ..Config::default()
+            };
             let mut headers = HeaderMap::new();
             if let Some(asked) = asked {
                 headers.insert(HEADER, asked.parse().unwrap());
             }
-            let deadline = Config::default().deadline(&headers);
+            let deadline = config.deadline(&headers);
             let expect = seconds.map(|seconds| Deadline(now + Duration::from_secs(seconds)));
-            assert_eq!(deadline.ok(), expect, "{asked:?}");
+            assert_eq!(deadline.ok(), expect, "{limit} {asked:?}");
         }
     }
 

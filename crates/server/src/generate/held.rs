@@ -30,7 +30,7 @@ use crate::trail;
 
 /// Names of 256 random bits.
 const NAMES: Kind = Kind {
-    prefix: "",
+    prefix: "st_",
     bytes: 32,
 };
 
