@@ -90,7 +90,7 @@ impl Ranking {
     /// The token of rank 0.
     #[must_use]
     pub fn first(&self) -> Token {
-        self.chosen.unwrap_or_else(|| self.stride().1)
+        self.chosen.unwrap_or_else(|| self.start())
     }
 
     /// The most likely tokens with their log-probabilities, best first; as many as there are up to `k`.
@@ -136,7 +136,7 @@ impl Ranking {
     #[must_use]
     pub fn rank(&self, token: Token) -> usize {
         let size = u64::from(self.vocabulary());
-        let (stride, start) = self.stride();
+        let (stride, start) = (self.stride(), self.start());
         let inverse = inverse(u64::from(stride), size);
         // How far along the walk a token comes. All factors are below 2^32.
         let place =
@@ -184,10 +184,10 @@ impl Ranking {
     /// The tokens of ranks 1, 2, … in order.
     fn others(&self) -> impl Iterator<Item = Token> {
         let size = self.vocabulary();
-        let (stride, start) = self.stride();
+        let stride = self.stride();
         let first = self.first();
-        let mut at = start;
-        // The walk visits every token once, beginning at `start`. The chosen token is left out where the walk meets
+        let mut at = self.start();
+        // The walk visits every token once, beginning at its start. The chosen token is left out where the walk meets
         // it; if it is not the walk's own first, that one moves down to rank 1 as the walk's first step.
         (0..size)
             .map(move |_| {
@@ -198,12 +198,14 @@ impl Ranking {
             .filter(move |&token| token != first)
     }
 
-    /// A stride without a common divisor with the vocabulary's size, and a start below it.
-    fn stride(&self) -> (u32, u32) {
-        let size = u64::from(self.vocabulary());
-        let mixed = mix(self.key);
-        let below = |bits: u64| u32::try_from(bits % size).unwrap_or(0);
-        let mut stride = below(mixed >> 32).max(1);
+    /// Where the walk over all tokens begins.
+    fn start(&self) -> Token {
+        self.below(mix(self.key) & 0xffff_ffff)
+    }
+
+    /// How far its steps are: no common divisor with the vocabulary's size.
+    fn stride(&self) -> u32 {
+        let mut stride = self.below(mix(self.key) >> 32).max(1);
         while gcd(stride, self.vocabulary()) != 1 {
             stride = if stride + 1 < self.vocabulary() {
                 stride + 1
@@ -211,7 +213,12 @@ impl Ranking {
                 1
             };
         }
-        (stride, below(mixed & 0xffff_ffff))
+        stride
+    }
+
+    fn below(&self, bits: u64) -> u32 {
+        // A remainder of division by a u32.
+        u32::try_from(bits % u64::from(self.vocabulary())).unwrap_or(0)
     }
 }
 
