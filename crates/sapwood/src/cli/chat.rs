@@ -182,7 +182,7 @@ impl Chat {
     async fn show(&self, answer: &Node, text: &mut String) -> Result<Ended, Failure> {
         let mut interrupts = client::interrupts()?;
         let mut run = answer.run::<String>();
-        let mut first = None;
+        let asked = Instant::now();
         let ended = loop {
             // Both may be cancelled: the interrupt is what we wait for, a piece not taken is not lost.
             let next = tokio::select! {
@@ -191,7 +191,6 @@ impl Chat {
             };
             match next {
                 Some(Ok(piece)) => {
-                    first.get_or_insert_with(Instant::now);
                     text.push_str(&piece);
                     output::data(&piece)?;
                 }
@@ -204,8 +203,8 @@ impl Chat {
             output::data("\n")?;
         }
         let meta = run.meta();
-        if let (Ended::Whole, Some(first)) = (&ended, first) {
-            output::whisper(cost(meta.usage, first.elapsed()));
+        if matches!(ended, Ended::Whole) {
+            output::whisper(cost(meta.usage, asked.elapsed()));
         }
         let cut = meta.finish.values().any(|reason| *reason == Reason::Length);
         Ok(
@@ -218,19 +217,15 @@ impl Chat {
     }
 }
 
-/// Tokens, tokens per second, and how much of the prompt did not have to be computed again.
+/// Tokens, how long they took from the question to the end, and how much of the prompt did not have to be computed again.
+/// Short answers come in one burst, so a rate from their first token to their last says nothing.
 #[expect(clippy::cast_precision_loss, reason = "exact below 2^53 tokens")]
-fn cost(usage: sapwood_kernel::Usage, since_first: std::time::Duration) -> String {
-    let seconds = since_first.as_secs_f64();
+fn cost(usage: sapwood_kernel::Usage, took: std::time::Duration) -> String {
+    let seconds = took.as_secs_f64();
     let tokens = usage.completion_tokens;
-    // The first token came at the beginning of the time measured, so it is not part of the rate.
-    let rate = if tokens > 1 && seconds > 0.0 {
-        format!(", {:.1} tokens/s", (tokens - 1) as f64 / seconds)
-    } else {
-        String::new()
-    };
+    let rate = tokens as f64 / seconds.max(f64::EPSILON);
     format!(
-        "{tokens} tokens{rate}; {} of {} prompt tokens cached",
+        "{tokens} tokens in {seconds:.2} s ({rate:.0} tokens/s); {} of {} prompt tokens cached",
         usage.cached_tokens, usage.prompt_tokens
     )
 }
