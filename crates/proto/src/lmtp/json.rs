@@ -119,8 +119,7 @@ impl<'a> Iterator for Elements<'a> {
 
     fn next(&mut self) -> Option<Value<'a>> {
         self.0.skip(|byte| byte == b',' || is_space(byte));
-        // The text was checked: what is no value is the end.
-        self.0.value(0).ok()
+        self.0.checked()
     }
 }
 
@@ -134,9 +133,9 @@ impl<'a> Iterator for Members<'a> {
 
     fn next(&mut self) -> Option<Self::Item> {
         self.0.skip(|byte| byte == b',' || is_space(byte));
-        let name = self.0.value(0).ok()?.string().unwrap_or_default();
+        let name = self.0.checked()?.string().unwrap_or_default();
         self.0.skip(|byte| byte == b':' || is_space(byte));
-        Some((name, self.0.value(0).ok()?))
+        Some((name, self.0.checked()?))
     }
 }
 
@@ -160,6 +159,48 @@ impl<'a> Scan<'a> {
             Some(_) => self.word(&["true", "false", "null", "NaN", "Infinity"])?,
         }
         Ok(Value(&self.text[from..self.at]))
+    }
+
+    /// One value of a text that [`Scan::value`] has checked; none at the end of what it stands in.
+    fn checked(&mut self) -> Option<Value<'a>> {
+        let from = self.at;
+        match self.peek()? {
+            b'}' | b']' => return None,
+            b'"' => self.checked_string(),
+            b'{' | b'[' => self.checked_nest()?,
+            _ => self.skip(|byte| !matches!(byte, b',' | b':' | b'}' | b']') && !is_space(byte)),
+        }
+        Some(Value(&self.text[from..self.at]))
+    }
+
+    fn checked_string(&mut self) {
+        self.at += 1;
+        loop {
+            self.skip(|byte| byte != b'"' && byte != b'\\');
+            if self.next() != Some(b'\\') {
+                return;
+            }
+            self.at += 1;
+        }
+    }
+
+    fn checked_nest(&mut self) -> Option<()> {
+        let mut depth = 0_usize;
+        loop {
+            match self.peek()? {
+                b'"' => {
+                    self.checked_string();
+                    continue;
+                }
+                b'{' | b'[' => depth += 1,
+                b'}' | b']' => depth -= 1,
+                _ => {}
+            }
+            self.at += 1;
+            if depth == 0 {
+                return Some(());
+            }
+        }
     }
 
     fn object(&mut self, depth: usize) -> Result<(), Malformed> {

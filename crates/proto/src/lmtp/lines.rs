@@ -50,7 +50,7 @@ impl Lines {
     pub fn next_line(&mut self) -> Option<Line> {
         loop {
             let rest = &self.buffer[self.searched..];
-            let Some(end) = rest.iter().position(|&byte| byte == b'\n') else {
+            let Some(end) = memchr::memchr(b'\n', rest) else {
                 self.searched = self.buffer.len();
                 return self.overflow();
             };

@@ -126,6 +126,34 @@ fn lm_205_members_and_elements_are_those_that_were_sent() {
     assert_eq!(elements, ["1", "[2,3]", "\"a,b\""]);
 }
 
+/// What was checked is walked with less care, to the same ends.
+#[test]
+fn lm_205_parts_of_what_was_checked_end_where_they_did() {
+    for inner in [
+        r#""a\\\"}]""#,
+        r#"{"]" : [ {"}":"\\"} , -Infinity,1e5 ] , "" :{} }"#,
+        "[]",
+        "[ [ ] ,\t[{}]\r\n]",
+        "-0.5E+7",
+        "NaN",
+        "null",
+        r#""\u0022\/ü""#,
+    ] {
+        let list = format!("[{inner}, {inner} ,{inner}]");
+        let (list, rest) = value(&list).unwrap();
+        let elements: Vec<_> = list.elements().unwrap().map(Value::as_str).collect();
+        assert_eq!((elements, rest), (vec![inner; 3], ""));
+        let object = format!(r#"{{"x":{inner},"\u0079" : {inner} }}"#);
+        let (object, _) = value(&object).unwrap();
+        let members: Vec<_> = object.members().unwrap().collect();
+        let members: Vec<_> = members
+            .iter()
+            .map(|(name, value)| (&**name, value.as_str()))
+            .collect();
+        assert_eq!(members, [("x", inner), ("y", inner)]);
+    }
+}
+
 #[test]
 fn half_a_surrogate_pair_is_no_text() {
     assert_eq!(value("\"\\ud83c\"").unwrap().0.string(), None);
