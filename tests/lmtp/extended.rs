@@ -1,11 +1,17 @@
 //! Version 2 over a real socket and a real engine: what the machine's own tests cannot show.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use sapwood_engine::{Engine, Owner, scripted};
+use sapwood_proto::lmtp::Limits;
 use sapwood_proto::time::Time;
+use sapwood_server::lmtp;
 use sapwood_tests::socket::Socket;
-use sapwood_tests::{Running, spawned, until};
+use sapwood_tests::{Running, by_hand, spawned, until};
 use serde_json::{Value, json};
 
-use super::{chatter, client, kernel, message, of_parrot, stepped, stream, told};
+use super::{chatter, client, kernel, message, of_parrot, stepped, stream, told, with_config};
 
 const NEGOTIATE: &str = r#"MODEL_INFO {"stream_id":1,"model":"parrot","data":{"lmtp":{"version":2,"features":["text","cancel","usage","samples","teleport"]}}}"#;
 
@@ -185,4 +191,142 @@ async fn lm_973_samples_of_a_seed_are_those_of_the_seeds_after_it() {
         assert_eq!(&told(&own).0, alone);
         assert_eq!(own.last().unwrap()["sample_end"], json!("length"));
     }
+}
+
+/// A server whose engine the test steps, and that tells of streams whenever there is news.
+async fn talkative(config: scripted::Config) -> (Owner, Engine, Running) {
+    let (owner, engine) = by_hand(config);
+    let limits = Limits {
+        status_after: Duration::ZERO,
+        status_interval: Duration::ZERO,
+        ..Limits::default()
+    };
+    let config = lmtp::Config {
+        limits: Arc::new(limits),
+        ..lmtp::Config::default()
+    };
+    let server = with_config(kernel("parrot", engine.clone()), config).await;
+    (owner, engine, server)
+}
+
+/// What is said of this stream, in order: the next message about it.
+async fn next(socket: &mut Socket, id: u64) -> (String, Value) {
+    loop {
+        let (word, items) = message(socket).await;
+        let mut own = items.into_iter().filter(|item| item["stream_id"] == id);
+        if let Some(item) = own.next() {
+            return (word, item);
+        }
+    }
+}
+
+/// LM-922: `running` with the first item, since it was told that it waits.
+#[tokio::test]
+async fn lm_921_a_client_is_told_how_its_stream_waits_and_gets_on() {
+    let one_place = scripted::Config {
+        parallel: 1,
+        ..chatter()
+    };
+    let (mut owner, engine, server) = talkative(one_place).await;
+    let (mut base, mut socket) = (client(&server).await, negotiated(&server).await);
+    base.say(r#"GENERATE {"model":"parrot","prompt":[1],"max_tokens":900,"stream_id":1}"#)
+        .await;
+    let at = Time::from_millis;
+    until("the first has the place", || {
+        !owner.step(at(0)).admitted.is_empty()
+    })
+    .await;
+    let prompt = vec!["1"; 600].join(",");
+    let ask = format!(
+        r#"GENERATE {{"model":"parrot","prompt":[{prompt}],"max_tokens":3,"stream_id":2}}"#
+    );
+    socket.say(&ask).await;
+    until("the second waits", || {
+        owner.step(at(0));
+        engine.stats().requests_waiting.get() == 1
+    })
+    .await;
+    owner.step(at(100));
+    let (word, said) = next(&mut socket, 2).await;
+    assert_eq!(word, "STATUS");
+    assert_eq!(
+        (&said["event"], &said["queue_pos"]),
+        (&json!("queued"), &json!(0))
+    );
+    // It is told again as long as it waits.
+    owner.step(at(200));
+    assert_eq!(next(&mut socket, 2).await.1["event"], json!("queued"));
+    // A base client hears of nothing but tokens.
+    for _ in 0..3 {
+        assert_eq!(message(&mut base).await.0, "TOKEN");
+    }
+    drop(base);
+    until("the second has the place", || {
+        !owner.step(at(200)).admitted.is_empty()
+    })
+    .await;
+    let mut progress = 0.0;
+    for ms in [300, 400] {
+        owner.step(at(ms));
+        let (word, said) = next(&mut socket, 2).await;
+        assert_eq!((&*word, &said["event"]), ("STATUS", &json!("prefill")));
+        let told = said["progress"].as_f64().unwrap();
+        assert!(progress < told && told < 1.0, "{said}");
+        progress = told;
+    }
+    while !owner.is_empty() {
+        owner.step(at(401));
+    }
+    let (word, said) = next(&mut socket, 2).await;
+    assert_eq!((&*word, &said["event"]), ("STATUS", &json!("running")));
+    let items = stream(&mut socket, 2).await;
+    assert_eq!((items.len(), told(&items).1.as_str()), (3, "length"));
+}
+
+#[tokio::test]
+async fn lm_921_a_stream_that_has_to_make_room_is_throttled() {
+    let small = scripted::Config {
+        parallel: 2,
+        context_tokens: 250,
+        cells: Some(300),
+        kept_prefixes: 0,
+        ..chatter()
+    };
+    let (mut owner, engine, server) = talkative(small).await;
+    let mut socket = negotiated(&server).await;
+    for id in [1, 2] {
+        let ask = format!(
+            r#"GENERATE {{"model":"parrot","prompt":[{id}],"max_tokens":200,"stream_id":{id}}}"#
+        );
+        socket.say(&ask).await;
+    }
+    until("both are in", || {
+        owner.step(Time::ZERO);
+        engine.stats().requests_running.get() == 2
+    })
+    .await;
+    let mut steps = 0;
+    until("one had to make room", || {
+        steps += 1;
+        assert!(steps < 1_000, "there is room for both");
+        !owner.step(Time::ZERO).preempted.is_empty()
+    })
+    .await;
+    owner.step(Time::from_millis(100));
+    let said = loop {
+        let (word, items) = message(&mut socket).await;
+        if word == "STATUS" {
+            break items[0].clone();
+        }
+    };
+    assert_eq!(
+        (&said["stream_id"], &said["event"]),
+        (&json!(2), &json!("throttled"))
+    );
+    assert!(said["retry_after_ms"].is_u64(), "{said}");
+    while !owner.is_empty() {
+        owner.step(Time::from_millis(100));
+    }
+    let items = stream(&mut socket, 2).await;
+    assert_eq!(told(&items).1, "length", "it went on");
 }

@@ -21,6 +21,8 @@ use sapwood_proto::code::Code;
 use sapwood_proto::steer::{Steer, Token};
 use smallvec::SmallVec;
 
+use crate::phase::Follower;
+
 /// Reason of a fault: end the transport in order, but without the protocol's own end.
 pub const CUT_CLOSE: &str = "cut_close";
 /// Reason of a fault: reset the transport.
@@ -139,6 +141,8 @@ pub struct Request {
     pub cache_key: Option<u64>,
     /// Steers the request; forked for each further choice.
     pub steer: Option<Box<dyn Steer>>,
+    /// Is told where the request is while no token comes.
+    pub follower: Option<Follower>,
     /// Not to generate: these tokens, at least one, are taken as the output, each with its log-probability given the
     /// prompt and those before it, without bias (LM-312). Only `top_logprobs` counts beside the prompt: nothing stops
     /// it, nothing is drawn; `n` is 1 and there is no steerer. It ends with [`Reason::Stop`].
@@ -165,6 +169,7 @@ impl Request {
             timeout: None,
             cache_key: None,
             steer: None,
+            follower: None,
             scored: None,
         }
     }

@@ -17,6 +17,7 @@ mod engine;
 pub mod model;
 mod outbox;
 mod owner;
+pub mod phase;
 mod prefix_cache;
 mod queue;
 pub mod ranking;

@@ -100,6 +100,13 @@ impl Pace {
     }
 }
 
+impl Pace {
+    /// How long so many departures may take; `None` where there was none yet.
+    pub(crate) fn after(&self, departures: u32) -> Option<Duration> {
+        self.smoothed.map(|gap| gap.saturating_mul(departures))
+    }
+}
+
 /// Half of what waits has to go first, so that those who come back find room for more than one of them. Whole seconds,
 /// 1 to 60 (OA-202); a second where nothing was seen yet.
 fn retry_after(waiting: usize, pace: Option<Duration>) -> Duration {

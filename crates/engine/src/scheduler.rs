@@ -81,28 +81,34 @@ impl Scheduler {
         if self.running >= self.seats {
             return None;
         }
-        let rank = |member: &Member| {
-            let ran = member.stage == Stage::Waiting { ran: true };
-            let turn = if ran {
-                0
-            } else {
-                self.last_turn.get(&member.caller).copied().unwrap_or(0)
-            };
-            (
-                std::cmp::Reverse(member.priority),
-                !ran,
-                turn,
-                member.arrival,
-            )
-        };
-        let waiting = self
-            .members
-            .iter()
-            .filter(|member| matches!(member.stage, Stage::Waiting { .. }));
-        waiting
+        self.in_wait()
             .filter(|member| eligible(member.key))
-            .min_by_key(|member| rank(member))
+            .min_by_key(|member| self.rank(member))
             .map(|member| member.key)
+    }
+
+    /// Who waits, in the order in which they go as things stand: callers take turns, so each departure may change it.
+    pub(crate) fn line(&self) -> Vec<Key> {
+        let mut line: Vec<_> = self.in_wait().collect();
+        line.sort_by_key(|member| self.rank(member));
+        line.into_iter().map(|member| member.key).collect()
+    }
+
+    fn in_wait(&self) -> impl Iterator<Item = &Member> {
+        let waits = |member: &&Member| matches!(member.stage, Stage::Waiting { .. });
+        self.members.iter().filter(waits)
+    }
+
+    /// The lowest goes first.
+    fn rank(&self, member: &Member) -> impl Ord + use<> {
+        let ran = member.stage == Stage::Waiting { ran: true };
+        let turn = if ran {
+            0
+        } else {
+            self.last_turn.get(&member.caller).copied().unwrap_or(0)
+        };
+        let urgency = std::cmp::Reverse(member.priority);
+        (urgency, !ran, turn, member.arrival)
     }
 
     /// A waiting sequence runs.
@@ -177,10 +183,7 @@ impl Scheduler {
 
     /// How many wait.
     pub(crate) fn waiting(&self) -> usize {
-        self.members
-            .iter()
-            .filter(|member| matches!(member.stage, Stage::Waiting { .. }))
-            .count()
+        self.in_wait().count()
     }
 
     /// Who gives up its cells: of those that hold some, who does not run before who runs, then the lowest priority, then

@@ -11,6 +11,7 @@ use sapwood_proto::steer::{Steer, Token};
 
 use crate::api::{ModelInfo, Prompt, Refusal, Request, Sampling, Vocabulary};
 use crate::bad_words::{BadWords, Lexicon};
+use crate::phase::Follower;
 
 /// Choices of one request, forks of its steerers included.
 pub const CHOICES_MAX: u32 = 64;
@@ -36,6 +37,7 @@ pub(crate) struct Submission {
     pub(crate) caller: u64,
     pub(crate) timeout: Option<Duration>,
     pub(crate) cache_key: Option<u64>,
+    pub(crate) follower: Option<Follower>,
     /// One per choice, or none at all.
     pub(crate) steerers: Vec<Box<dyn Steer>>,
 }
@@ -137,6 +139,7 @@ pub(crate) fn prepare(
         caller: request.caller,
         timeout: request.timeout,
         cache_key: request.cache_key,
+        follower: request.follower,
         steerers,
         terms: Arc::new(Terms {
             seed: request.sampling.seed.unwrap_or_else(seed),

@@ -43,6 +43,9 @@ impl Owner {
                 .map_or(earliest, |next| next.min(earliest)),
         );
         self.observe_request(&submission);
+        if submission.follower.is_some() {
+            self.follow_from(now);
+        }
         let nothing_wanted = submission.terms.max_tokens == 0;
         let job = self.jobs.insert(Job {
             outbox,
@@ -51,6 +54,7 @@ impl Owner {
             priority: submission.priority,
             caller: submission.caller,
             cache_key: submission.cache_key,
+            follower: submission.follower,
             members: Vec::new(),
             next_choice: 0,
             arrived: now,

@@ -18,6 +18,7 @@
 
 mod admission;
 mod ending;
+mod following;
 mod gather;
 mod output;
 mod pass;
@@ -64,6 +65,8 @@ pub struct Owner {
     pace: Pace,
     /// The earliest deadline of any job.
     next_deadline: Option<Time>,
+    /// When followers are told next, if there are any.
+    phases_due: Option<Time>,
     /// The model is lost; why.
     dead: Option<Fault>,
     numbers: SequenceId,
@@ -122,6 +125,7 @@ impl Owner {
             sampler: Sampler::default(),
             pace: Pace::default(),
             next_deadline: None,
+            phases_due: None,
             dead: None,
             numbers: 0,
             now: Time::ZERO,
@@ -151,6 +155,7 @@ impl Owner {
         let computed = self.pass(now);
         self.now = self.clock.as_ref().map_or(now, |clock| clock());
         self.gather(self.now);
+        self.tell_phases(self.now);
         self.publish();
         self.report.wake_at = self.wake_at(now);
         self.count(now, computed);
@@ -194,7 +199,7 @@ impl Owner {
         {
             return Some(now);
         }
-        let mut earliest = self.next_deadline;
+        let mut earliest = self.next_deadline.into_iter().chain(self.phases_due).min();
         for key in self.scheduler.running() {
             let sequence = &self.sequences[key];
             let due = match sequence.asleep_until {

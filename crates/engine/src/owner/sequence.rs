@@ -16,6 +16,7 @@ use super::SequenceId;
 use crate::api::{Sampled, Tokens};
 use crate::model::Slot;
 use crate::outbox::Sender;
+use crate::phase::Follower;
 use crate::ranking::Ranking;
 use crate::sampling::History;
 use crate::scheduler::Key;
@@ -31,6 +32,7 @@ pub(super) struct Job {
     pub(super) priority: i32,
     pub(super) caller: u64,
     pub(super) cache_key: Option<u64>,
+    pub(super) follower: Option<Follower>,
     /// Its sequences that have not ended.
     pub(super) members: Vec<Key>,
     pub(super) next_choice: u32,

@@ -3,6 +3,7 @@
 mod bad_words;
 mod cache;
 mod faults;
+mod following;
 mod harness;
 mod life;
 mod load;

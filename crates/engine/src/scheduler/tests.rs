@@ -28,6 +28,13 @@ fn priority_then_turns_of_callers_then_arrival() {
         scheduler.submit(key, priority, caller);
     }
     assert_eq!(order(&mut scheduler), [5, 4, 1, 2, 3, 6]);
+    // Who runs is not in the line, and its caller stands behind the others.
+    for (key, priority, caller) in arrivals {
+        scheduler.submit(key, priority, caller);
+    }
+    assert_eq!(scheduler.line(), [5, 1, 2, 3, 4, 6]);
+    scheduler.seat(5);
+    assert_eq!(scheduler.line(), [4, 1, 2, 3, 6]);
 }
 
 #[test]

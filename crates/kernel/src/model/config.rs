@@ -10,6 +10,7 @@
 use std::sync::Arc;
 
 use sapwood_engine::api::Request;
+use sapwood_engine::phase::Follower;
 use sapwood_proto::steer::Token;
 use serde_json::{Map, Value};
 
@@ -69,6 +70,8 @@ pub struct GenerateConfig {
     /// In whose turn it waits, where nobody pays for it; 0 is nobody's. Not to be said in JSON: only a face in this process
     /// knows who its clients are.
     pub turn: u64,
+    /// Is told where the request is while no token comes. Not to be said in JSON either.
+    pub follower: Option<Follower>,
     /// Weigh these tokens as the output instead of generating one (LM-311).
     pub scored: Option<Vec<Token>>,
     /// How the prompt becomes tokens.
@@ -231,6 +234,7 @@ impl GenerateConfig {
         request.stop_sequences = self.stop_sequences;
         request.bad_words = self.bad_words;
         request.scored = self.scored;
+        request.follower = self.follower;
     }
 }
 

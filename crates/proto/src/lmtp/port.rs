@@ -99,6 +99,8 @@ pub struct Start {
     pub model: Arc<Model>,
     /// What to do with it.
     pub work: Work,
+    /// Its client wants to know how it is: give that to [`super::Session::status`].
+    pub statuses: bool,
 }
 
 /// What a stream wants.

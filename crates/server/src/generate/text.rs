@@ -421,6 +421,7 @@ fn config(call: &Call, settings: &Settings, prompt: &Prompt, logprobs: bool) -> 
         priority: Some(i32::try_from(settings.priority.saturating_neg()).unwrap_or(i32::MIN)),
         turn: 0,
         scored: None,
+        follower: None,
         prompt_mode: match prompt {
             // D-24
             Prompt::Text(_) if !templated => PromptMode::Raw,

@@ -18,7 +18,7 @@ use bytestring::ByteString;
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
-use sapwood_proto::lmtp::{self, Close, Output, Session, StreamKey, Unreadable};
+use sapwood_proto::lmtp::{self, Close, Output, Session, Unreadable};
 use sapwood_proto::time::Time;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Sleep, sleep_until};
@@ -28,7 +28,7 @@ use super::held::{self, Estate, Nowhere, Place};
 use super::house::{Guest, House};
 use super::tally::Tally;
 use super::work::Work;
-use super::works::Works;
+use super::works::{Sights, Works};
 use crate::allowance::Allowance;
 use crate::auth::Caller;
 use crate::drain::Phase;
@@ -333,9 +333,10 @@ impl Conversation {
 
     /// Gives the session what a step has for its streams; whether there was anything.
     fn look(&mut self) -> bool {
-        let (mut pieces, mut over) = (Vec::new(), Vec::<StreamKey>::new());
-        self.works.look(&mut pieces, &mut over);
-        let seen = !pieces.is_empty() || !over.is_empty();
+        let mut sights = Sights::default();
+        self.works.look(&mut sights);
+        let Sights { pieces, over, news } = sights;
+        let seen = !(pieces.is_empty() && over.is_empty() && news.is_empty());
         if !pieces.is_empty() {
             let now = self.now();
             self.session.step(pieces, now);
@@ -343,6 +344,10 @@ impl Conversation {
         for stream in over {
             let now = self.now();
             self.session.finished(stream, now);
+        }
+        for (stream, news) in news {
+            let now = self.now();
+            self.session.status(stream, &news, now);
         }
         seen
     }

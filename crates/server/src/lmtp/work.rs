@@ -11,10 +11,11 @@ use std::task::{Context, Poll};
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::Stream;
 use sapwood_engine::api;
+use sapwood_engine::phase::{Follower, Phase};
 use sapwood_kernel::{
     Args, Chunk, GenerateConfig, Kernel, Mime, Ports, PromptMode, Reason, Run, Want,
 };
-use sapwood_proto::lmtp::{self, Finish, Generate, Item, Piece, Score, Start};
+use sapwood_proto::lmtp::{self, Finish, Generate, Item, Piece, Score, Start, Status};
 use sapwood_proto::steer::Token;
 
 use serde_json::Value;
@@ -39,25 +40,32 @@ pub(super) struct Work {
     /// What is known to be said and was not looked at yet: what the engine need not be asked for, or the beginning of the
     /// next step. Its last item waits for the end that may follow.
     ahead: VecDeque<Item>,
+    /// Knows how the engine is getting on, if the client wants to know (LM-921).
+    follower: Option<Follower>,
 }
 
 impl Work {
     /// Prepares the work, which waits in this turn; nothing happens before the first look.
     pub(super) fn new(kernel: &Kernel, start: Start, turn: u64) -> Self {
         let name = &*start.name;
+        let base = GenerateConfig {
+            turn,
+            follower: start.statuses.then(Follower::new),
+            prompt_mode: PromptMode::Raw,
+            ..GenerateConfig::default()
+        };
         match start.work {
             lmtp::Work::Generate(wanted) => {
                 let prompt = tokens(&wanted.prompt);
-                let mut config = generate(wanted);
-                config.turn = turn;
+                let config = generate(wanted, base);
                 Self::calling(kernel, name, prompt, config, VecDeque::new())
             }
-            lmtp::Work::Score(wanted) => Self::scoring(kernel, name, wanted, turn),
+            lmtp::Work::Score(wanted) => Self::scoring(kernel, name, wanted, base),
         }
     }
 
     /// LM-312: nothing precedes the first token of an empty prompt, so it is certain, and precedes the others.
-    fn scoring(kernel: &Kernel, name: &str, wanted: Score, turn: u64) -> Self {
+    fn scoring(kernel: &Kernel, name: &str, wanted: Score, base: GenerateConfig) -> Self {
         let Score {
             mut prompt,
             mut scored,
@@ -69,10 +77,17 @@ impl Work {
             ahead.push_back(certain(prompt[0]));
         }
         if scored.is_empty() {
-            return Self { run: None, ahead };
+            return Self {
+                run: None,
+                ahead,
+                follower: None,
+            };
         }
-        let mut config = score(scored, top_logprobs);
-        config.turn = turn;
+        let config = GenerateConfig {
+            top_logprobs: Some(top_logprobs),
+            scored: Some(scored),
+            ..base
+        };
         Self::calling(kernel, name, tokens(&prompt), config, ahead)
     }
 
@@ -83,6 +98,7 @@ impl Work {
         config: GenerateConfig,
         ahead: VecDeque<Item>,
     ) -> Self {
+        let follower = config.follower.clone();
         let args = Args::new()
             .with("prompt", Chunk::bytes(prompt).with_mime(Mime::TOKENS))
             .with("config", config.into_chunk());
@@ -92,7 +108,23 @@ impl Work {
         Self {
             run: Some(run),
             ahead,
+            follower,
         }
+    }
+
+    /// How the engine is getting on, if there is news. Look at the work first: that is what wakes who looks.
+    pub(super) fn news(&self) -> Option<Status> {
+        let phase = self.follower.as_ref()?.latest()?;
+        Some(match phase {
+            Phase::Waits { ahead, eta } => Status::Queued {
+                position: ahead.into(),
+                eta,
+            },
+            Phase::Prefill { computed, prompt } => Status::Prefill {
+                progress: progress(computed, prompt),
+            },
+            Phase::Displaced { eta } => Status::Throttled { retry_after: eta },
+        })
     }
 
     /// Takes what one step has for this stream. Never more, so that the connection can stop reading between steps.
@@ -161,6 +193,13 @@ fn add(tokens: Arc<api::Tokens>, items: &mut VecDeque<Item>) {
     }
 }
 
+/// From 0 to 1, in hundredths: it is for people.
+fn progress(computed: u32, prompt: u32) -> f32 {
+    let hundredths = u64::from(computed) * 100 / u64::from(prompt.max(1));
+    let hundredths = u8::try_from(hundredths).unwrap_or(100).min(100);
+    f32::from(hundredths) / 100.0
+}
+
 fn certain(token: Token) -> Item {
     Item {
         token,
@@ -183,7 +222,7 @@ fn tokens(ids: &[Token]) -> Bytes {
 }
 
 /// How a model is asked for what a GENERATE wants. Ranges were checked, and are the core's (D-20).
-fn generate(wanted: Generate) -> GenerateConfig {
+fn generate(wanted: Generate, base: GenerateConfig) -> GenerateConfig {
     GenerateConfig {
         max_tokens: Some(wanted.max_tokens),
         min_tokens: Some(wanted.min_tokens),
@@ -201,17 +240,6 @@ fn generate(wanted: Generate) -> GenerateConfig {
         top_logprobs: Some(wanted.top_logprobs),
         logit_bias: wanted.logit_bias,
         priority: Some(wanted.priority),
-        prompt_mode: PromptMode::Raw,
-        ..GenerateConfig::default()
-    }
-}
-
-/// The same for a SCORE.
-fn score(scored: Vec<Token>, top_logprobs: u32) -> GenerateConfig {
-    GenerateConfig {
-        top_logprobs: Some(top_logprobs),
-        scored: Some(scored),
-        prompt_mode: PromptMode::Raw,
-        ..GenerateConfig::default()
+        ..base
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 
 use futures::task::AtomicWaker;
-use sapwood_proto::lmtp::{Piece, StreamKey};
+use sapwood_proto::lmtp::{Piece, Status, StreamKey};
 
 use super::work::{Seen, Work};
 use crate::open::Open;
@@ -42,6 +42,14 @@ struct Running {
     /// Nobody looks at it for now (LM-952, LM-964).
     stands: bool,
     _open: Open,
+}
+
+/// What a look at all work has shown.
+#[derive(Default)]
+pub(super) struct Sights {
+    pub(super) pieces: Vec<(StreamKey, Piece)>,
+    pub(super) over: Vec<StreamKey>,
+    pub(super) news: Vec<(StreamKey, Status)>,
 }
 
 /// All work of a connection, in order of admission.
@@ -126,8 +134,8 @@ impl Works {
         self.running.len()
     }
 
-    /// Takes what one step has for any stream, and the streams whose work is over.
-    pub(super) fn look(&mut self, pieces: &mut Vec<(StreamKey, Piece)>, over: &mut Vec<StreamKey>) {
+    /// Takes what one step has for any stream, the streams whose work is over, and news of those that give nothing.
+    pub(super) fn look(&mut self, sights: &mut Sights) {
         if self.parked || !self.bell.rung.swap(false, Ordering::AcqRel) {
             return;
         }
@@ -140,10 +148,15 @@ impl Works {
             let stream = running.stream;
             let seen = running
                 .work
-                .look(&mut context, |piece| pieces.push((stream, piece)));
+                .look(&mut context, |piece| sights.pieces.push((stream, piece)));
             more |= seen == Seen::More;
-            if seen == Seen::Over {
-                over.push(stream);
+            match seen {
+                Seen::Over => sights.over.push(stream),
+                Seen::Waiting => {
+                    let news = running.work.news();
+                    sights.news.extend(news.map(|news| (stream, news)));
+                }
+                Seen::More => {}
             }
             seen != Seen::Over
         });

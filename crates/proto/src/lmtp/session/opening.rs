@@ -157,6 +157,8 @@ impl Session {
     fn begin(&mut self, id: &Id, admitted: Admitted) {
         let first = StreamKey(self.admitted);
         let is_extended = admitted.extended.is_some();
+        let extended = admitted.extended.as_ref();
+        let statuses = extended.is_some_and(|stream| stream.features.has(Feature::Status));
         self.ids.insert(id.clone(), first);
         if let Some(extended) = admitted.extended {
             let due = extended.deadline.into_iter().chain(extended.first_due);
@@ -192,6 +194,8 @@ impl Session {
                 name: admitted.name.clone(),
                 model: Arc::clone(&admitted.model),
                 work,
+                // What is true of one sample is true of all.
+                statuses: statuses && index == 0,
             })));
         }
     }

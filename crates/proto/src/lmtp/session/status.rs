@@ -17,7 +17,8 @@ impl Session {
     /// the way of items.
     pub fn status(&mut self, stream: StreamKey, status: &Status, now: Time) {
         let limits = &self.config.limits;
-        if self.outbound.bytes > limits.outbox_low_bytes {
+        // Nobody hears it while its client is away.
+        if self.outbound.bytes > limits.outbox_low_bytes || self.is_held() {
             return;
         }
         let part = self.streams.get(&stream).and_then(|stream| stream.part);

@@ -135,6 +135,23 @@ fn lm_922_news_are_rare_and_waiting_is_told_after_a_while() {
     assert_eq!(after, "", "never after the end");
 }
 
+/// LM-402, LM-903. Samples share their prompt and their turn: one of them is enough.
+#[test]
+fn lm_921_only_streams_whose_client_agreed_to_it_are_followed() {
+    for (features, expect) in [
+        (r#"["status","samples"]"#, [true, false]),
+        (r#"["samples"]"#, [false, false]),
+    ] {
+        let mut server = Server::agreed(features);
+        server.ask(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1],"n":2}"#);
+        let asked: Vec<bool> = server.started.iter().map(|start| start.statuses).collect();
+        assert_eq!(asked, expect, "{features}");
+    }
+    let mut base = Server::new();
+    base.ask(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1]}"#);
+    assert!(!base.started[0].statuses);
+}
+
 /// LM-402: who did not ask is told nothing.
 #[test]
 fn lm_921_the_connection_is_told_of_its_end_and_of_ignored_members() {

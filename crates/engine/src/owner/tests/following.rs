@@ -1,0 +1,181 @@
+//! Where requests are while no token comes, as their followers see it.
+
+use std::time::Duration;
+
+use super::harness::{Bench, read, say};
+use crate::api::Request;
+use crate::phase::{Follower, Phase};
+use crate::scripted::{Config as Script, Script as Name};
+use crate::{Config, Handle};
+
+/// Ten tokens a second, one sequence at a time.
+fn slow() -> Script {
+    Script {
+        tokens_per_s: 10.0,
+        parallel: 1,
+        ..Script::default()
+    }
+}
+
+fn followed(bench: &Bench, mut request: Request) -> (Handle, Follower) {
+    let follower = Follower::new();
+    request.follower = Some(follower.clone());
+    (bench.submit(request), follower)
+}
+
+/// Steps until this instant, at every appointment.
+fn run_until(bench: &mut Bench, ms: u64) {
+    let end = sapwood_proto::time::Time::from_millis(ms);
+    while bench.now < end {
+        let wake_at = bench.owner.step(bench.now).wake_at;
+        let later = bench.now + Duration::from_millis(1);
+        bench.now = wake_at.map_or(end, |at| at.max(later).min(end));
+    }
+}
+
+fn ahead(phase: Option<Phase>) -> Option<u32> {
+    match phase {
+        Some(Phase::Waits { ahead, .. }) => Some(ahead),
+        _ => None,
+    }
+}
+
+#[test]
+fn lm_921_those_who_wait_are_told_how_many_go_before_them() {
+    let mut bench = Bench::new(slow());
+    let first = bench.submit(say("aaaaaaaaaaaaaaaaaaaa"));
+    run_until(&mut bench, 50);
+    let mut several = say("bbb");
+    several.n = 3;
+    let _several = bench.submit(several);
+    let (_second, second_follower) = followed(&bench, say("bbbbb"));
+    let mut urgent = say("c");
+    urgent.priority = 1;
+    let (_third, third_follower) = followed(&bench, urgent);
+    run_until(&mut bench, 100);
+    assert_eq!(second_follower.latest(), None, "it has hardly come");
+    run_until(&mut bench, 200);
+    // A request counts once, however many choices it has; who is more urgent goes before.
+    assert_eq!(ahead(second_follower.latest()), Some(2));
+    assert_eq!(ahead(third_follower.latest()), Some(0));
+    assert_eq!(third_follower.latest(), None, "nothing has happened since");
+    // It is told again, and the latest is what counts.
+    run_until(&mut bench, 700);
+    assert_eq!(ahead(second_follower.latest()), Some(2));
+    drop(first);
+    run_until(&mut bench, 1_000);
+    let Some(Phase::Waits { ahead, eta }) = second_follower.latest() else {
+        panic!("it waits")
+    };
+    assert_eq!(ahead, 1, "the urgent one has its place");
+    let eta = eta.unwrap();
+    assert!(
+        eta > Duration::ZERO && eta < Duration::from_secs(2),
+        "{eta:?}"
+    );
+}
+
+#[test]
+fn lm_921_a_long_prompt_is_told_as_it_is_computed() {
+    let script = Script {
+        script: Name::Text,
+        text: "x".to_owned(),
+        ..Script::default()
+    };
+    let config = Config {
+        prefill_tokens_alone: 100,
+        ..Config::default()
+    };
+    let mut bench = Bench::with(script, config);
+    let mut prompt = say("");
+    prompt.prompt = crate::api::Prompt::Tokens(vec![97; 1000]);
+    let (mut handle, follower) = followed(&bench, prompt);
+    let mut seen = Vec::new();
+    for _ in 0..20 {
+        // A pass takes a while.
+        bench.now = bench.now + Duration::from_millis(60);
+        bench.owner.step(bench.now);
+        if let Some(Phase::Prefill { computed, prompt }) = follower.latest() {
+            assert_eq!(prompt, 1000);
+            seen.push(computed);
+        }
+    }
+    assert!(seen.len() > 3 && seen.is_sorted(), "{seen:?}");
+    assert!(
+        seen.iter()
+            .all(|computed| *computed <= 1000 && *computed % 100 == 0)
+    );
+    assert_eq!(read(&mut handle).text(), "x");
+    assert_eq!(bench.settle().last().unwrap().wake_at, None);
+    assert!(bench.owner.is_empty());
+}
+
+/// Two long outputs and cells for one and a half: one of them has to go.
+#[test]
+fn lm_921_who_is_displaced_is_told_and_goes_on() {
+    let script = Script {
+        script: Name::Tokens,
+        count: 200,
+        context_tokens: 250,
+        cells: Some(300),
+        kept_prefixes: 0,
+        parallel: 2,
+        ..Script::default()
+    };
+    let mut bench = Bench::new(script);
+    let (mut first, _) = followed(&bench, say("a"));
+    let (mut second, follower) = followed(&bench, say("b"));
+    bench.step();
+    let mut displaced = 0;
+    let mut reports = 0;
+    while !bench.owner.is_empty() && reports < 10_000 {
+        bench.now = bench.now + Duration::from_millis(20);
+        let report = bench.owner.step(bench.now);
+        displaced += report.preempted.len();
+        reports += 1;
+        if displaced > 0 && matches!(follower.latest(), Some(Phase::Displaced { .. })) {
+            break;
+        }
+    }
+    assert!(displaced > 0, "the cells are too many");
+    assert!(
+        reports < 10_000 && !bench.owner.is_empty(),
+        "it was not told"
+    );
+    let answers = [&mut first, &mut second].map(|handle| {
+        bench.settle();
+        read(handle).usage.unwrap().completion_tokens
+    });
+    assert_eq!(answers, [201, 201]);
+}
+
+/// Nothing is due for whoever did not ask, and nothing once the last one who did is gone.
+#[test]
+fn lm_921_without_a_follower_nobody_is_told_and_nothing_wakes_the_owner() {
+    let hang = || {
+        let script = r#"{"script": "steps", "rules": [{"steps": [{"hang": true}]}]}"#;
+        let script: Script = serde_json::from_str(script).unwrap();
+        Bench::new(script)
+    };
+    let mut bench = hang();
+    let _hangs = bench.submit(say("x"));
+    bench.step();
+    let queue_timeout = bench.step().wake_at;
+    let mut bench = hang();
+    let (hangs, follower) = followed(&bench, say("x"));
+    bench.step();
+    let soon = bench.step().wake_at.unwrap();
+    assert!(queue_timeout.is_none_or(|at| soon < at));
+    bench.now = soon;
+    let before = follower.latest();
+    bench.step();
+    assert_eq!(
+        (before.is_none(), follower.latest().is_some()),
+        (true, true)
+    );
+    drop(hangs);
+    bench.now = bench.now + Duration::from_secs(1);
+    bench.step();
+    assert_eq!(bench.step().wake_at, None);
+    assert!(bench.owner.is_empty());
+}
