@@ -33,6 +33,27 @@ async fn ev_703_messages_that_are_too_large_or_no_messages_end_with_their_reason
 }
 
 #[tokio::test]
+async fn ev_703_the_size_of_a_message_is_what_the_operator_says() {
+    let message = fragments(vec![leaf("a", 0, 2_000)]);
+    let exact = message.encoded_len();
+    for (max_message_bytes, expect) in [
+        (exact, (0, String::new())),
+        (exact - 1, (8, "MESSAGE_TOO_LARGE".into())),
+    ] {
+        let limits = Limits {
+            max_message_bytes,
+            ..Limits::default()
+        };
+        let server = Running::limited(limits).await;
+        // What is packed counts as it is unpacked.
+        assert_eq!(ended(&server, vec![message.clone()]).await, expect);
+        let plain = stream::iter([message.clone()]);
+        let answers = call(&server, plain, &[]).await.unwrap();
+        assert_eq!(told(end(answers).await), expect);
+    }
+}
+
+#[tokio::test]
 async fn limits_hold_on_the_wire_at_the_limit_and_past_it() {
     let limits = Limits {
         max_fragment_bytes: 10,

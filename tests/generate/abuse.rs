@@ -147,7 +147,7 @@ fn tasks() -> usize {
     Handle::current().metrics().num_alive_tasks()
 }
 
-/// TR-608, TR-904, TR-907: four calls of five hundred requests each on one connection, left in the middle in every way.
+/// OA-801, TR-608, TR-904, TR-907: four calls of five hundred requests each on one connection, left in the middle in every way.
 #[tokio::test]
 async fn tr_904_thousands_of_streams_on_one_connection_leave_nothing() {
     let house = House::open(Vec::new(), 2.0).await;
@@ -187,6 +187,9 @@ async fn tr_904_thousands_of_streams_on_one_connection_leave_nothing() {
     assert!(calls[0].0.message().await.unwrap().is_some());
     drop(calls);
     house.holds(0).await;
+    let cancelled = &house.server.shared.metrics.cancelled;
+    let gone = cancelled.with_label_values(&["client"]);
+    until("all of them are counted", || gone.get() == 2_000).await;
     // The connection lives, and carries the next call.
     let mut answers = grpc
         .stream(stream::iter([prompt("m", "", "x", true)]), false)
@@ -358,7 +361,7 @@ async fn tr_905_a_flood_of_bad_requests_is_answered_one_by_one() {
     house.is_unharmed().await;
 }
 
-/// OA-904 at both doors: a drain waits for what runs; what it has to cut ends with an error of the face.
+/// OA-801, OA-904 at both doors: a drain waits for what runs; what it has to cut ends with an error of the face.
 #[tokio::test]
 async fn oa_904_a_drain_waits_for_streams_and_tells_those_that_it_cuts() {
     for deadline in [Duration::from_secs(20), Duration::from_millis(50)] {
@@ -417,5 +420,8 @@ async fn oa_904_a_drain_waits_for_streams_and_tells_those_that_it_cuts() {
             "{told:?}"
         );
         assert!(last(&told.infer_response.unwrap()));
+        let cancelled = &server.shared.metrics.cancelled;
+        let counted = ["drain", "client"].map(|why| cancelled.with_label_values(&[why]).get());
+        assert_eq!(counted, [if cut { 2 } else { 0 }, 0]);
     }
 }

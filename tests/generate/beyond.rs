@@ -252,6 +252,7 @@ async fn tr_1310_infer_may_be_streamed() {
     );
 }
 
+/// OA-801
 #[tokio::test]
 async fn tr_1311_a_running_request_is_cancelled_by_its_id() {
     let engine = spawned(steps(vec![Step::Text("a".into()), Step::Hang(true)]));
@@ -295,6 +296,9 @@ async fn tr_1311_a_running_request_is_cancelled_by_its_id() {
         Some(Vec::new()),
         "the stream ends well"
     );
+    let cancelled = &server.shared.metrics.cancelled;
+    let counted = ["delete", "client"].map(|why| cancelled.with_label_values(&[why]).get());
+    assert_eq!(counted, [1, 0]);
     until("the sequence is gone", || {
         engine.stats().requests_running.get() == 0
     })

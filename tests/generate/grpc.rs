@@ -371,6 +371,35 @@ async fn tr_902_statuses_and_texts_of_what_is_not_there() {
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
 }
 
+/// TR-901: at the limit and past it, as one message and on a stream; what is packed counts as it is unpacked.
+#[tokio::test]
+async fn tr_907_the_size_of_a_message_is_what_the_operator_says() {
+    let message = prompt("demo", "", "green tea", false);
+    let exact = message.encoded_len();
+    for (most, code) in [(exact, Code::Ok), (exact - 1, Code::ResourceExhausted)] {
+        let config = Config {
+            grpc_message_size: most,
+            ..Config::default()
+        };
+        let kernel = kernel(&[("demo", script(Script::Echo))]);
+        let server = Running::generating(kernel, config).await;
+        let mut grpc = Grpc::connect(&server).await;
+        let told = grpc.infer(message.clone()).await;
+        assert_eq!(told.map_or_else(|it| it.code(), |_| Code::Ok), code);
+        let mut answers = grpc.stream(stream::iter([message.clone()]), false).await;
+        let told = answers.message().await;
+        assert_eq!(told.map_or_else(|it| it.code(), |_| Code::Ok), code);
+        let mut packing = Grpc::connect(&server).await;
+        packing.0 = packing
+            .0
+            .send_compressed(tonic::codec::CompressionEncoding::Gzip);
+        let told = packing
+            .infer(prompt("demo", "", &"x".repeat(most * 9), false))
+            .await;
+        assert_eq!(told.unwrap_err().code(), Code::ResourceExhausted);
+    }
+}
+
 #[tokio::test]
 async fn tr_903_infer_gives_one_response_or_says_why_not() {
     let server = demo().await;

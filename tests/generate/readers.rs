@@ -62,5 +62,6 @@ async fn tr_609_a_client_that_never_reads_is_reset_and_its_sequence_is_free() {
     let cut = end.is_err() || !seen.ends_with(b"0\r\n\r\n");
     assert!(cut && seen.starts_with(b"HTTP/1.1 200 OK"));
     let cancelled = &server.shared.metrics.cancelled;
-    assert_eq!(cancelled.with_label_values(&["stall"]).get(), 1);
+    let counted = ["stall", "client"].map(|why| cancelled.with_label_values(&[why]).get());
+    assert_eq!(counted, [1, 0], "once");
 }

@@ -229,6 +229,7 @@ async fn tr_504_generate_needs_one_response_and_a_stream_may_have_none() {
     assert_eq!(error(&answer), "broken");
 }
 
+/// OA-801: each is counted as one whose client has gone.
 #[tokio::test]
 async fn tr_608_a_client_that_goes_away_frees_its_sequence_at_once() {
     let config = steps(vec![Step::Text("a".into()), Step::Hang(true)]);
@@ -251,6 +252,9 @@ async fn tr_608_a_client_that_goes_away_frees_its_sequence_at_once() {
         drop(wire);
         until("the sequence is gone", || running(&engine) == 0).await;
     }
+    let cancelled = &server.shared.metrics.cancelled;
+    let gone = cancelled.with_label_values(&["client"]);
+    until("both are counted", || gone.get() == 2).await;
     let mut wire = Wire::connect(server.address).await;
     assert_eq!(wire.get("/v2/health/ready").await.told().0, 200);
 }
@@ -281,6 +285,7 @@ async fn tr_1105_a_script_can_cut_the_connection() {
     );
 }
 
+/// OA-801: each is counted as one whose time was up.
 #[tokio::test]
 async fn tr_404_a_request_that_takes_too_long_is_unavailable() {
     let server = playing(vec![Step::Text("a".into()), Step::Hang(true)]).await;
@@ -305,6 +310,9 @@ async fn tr_404_a_request_that_takes_too_long_is_unavailable() {
         ))
         .await;
     assert_eq!((answer.told().0, error(&answer).as_str()), (503, text));
+    let cancelled = &server.shared.metrics.cancelled;
+    let counted = ["timeout", "client"].map(|why| cancelled.with_label_values(&[why]).get());
+    assert_eq!(counted, [3, 0]);
 }
 
 #[tokio::test]

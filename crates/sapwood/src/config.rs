@@ -7,6 +7,7 @@ pub(crate) mod generate;
 pub(crate) mod keys;
 pub(crate) mod layers;
 pub(crate) mod lmtp;
+pub(crate) mod ports;
 pub(crate) mod references;
 pub(crate) mod span;
 pub(crate) mod trace;
@@ -15,12 +16,14 @@ pub(crate) mod upstream;
 use std::path::PathBuf;
 
 use sapwood_net::lmtp::Address;
+use sapwood_proto::evergreen::Limits as Evergreen;
 use sapwood_server::tls;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::failure::Failure;
 use generate::{Generate, Tensor};
 use lmtp::Lmtp;
+use ports::Preset;
 use references::References;
 use span::Span;
 use trace::Trace;
@@ -38,8 +41,14 @@ pub(crate) fn is_secret(key: &str) -> bool {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
-    /// Where the one listener is: `HOST:PORT`, `unix:PATH` or `systemd`.
+    /// Where the common listener is: `HOST:PORT`, `unix:PATH` or `systemd`.
     pub(crate) listen: String,
+    /// A port for gRPC alone, beside it.
+    pub(crate) listen_grpc: Option<String>,
+    /// A port for `/metrics` alone, beside it.
+    pub(crate) listen_metrics: Option<String>,
+    /// Whose ports those two are where they are not given.
+    pub(crate) preset: Option<Preset>,
     /// Allow a listener beyond this machine without any key.
     pub(crate) insecure: bool,
     /// Log filter: a level, or `target=level` pairs separated by commas.
@@ -70,6 +79,9 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:8000".into(),
+            listen_grpc: None,
+            listen_metrics: None,
+            preset: None,
             insecure: false,
             log: "info".into(),
             default_model: None,
@@ -278,6 +290,8 @@ pub(crate) struct Limits {
     pub(crate) stall: Span,
     /// A request may take this long; a client may ask for less.
     pub(crate) request: Span,
+    /// Bytes of one message of an Evergreen client, in any dialect; a longer one ends its session.
+    pub(crate) max_message_bytes: usize,
     /// Evergreen sessions at a time; one more is refused.
     pub(crate) sessions: usize,
     /// Bytes that all Evergreen sessions together may hold; the one that asks for more is ended.
@@ -309,6 +323,7 @@ impl Default for Limits {
             body_idle: Span::seconds(30),
             stall: Span::seconds(60),
             request: Span::seconds(600),
+            max_message_bytes: Evergreen::default().max_message_bytes,
             sessions: 20_000,
             server_retained_bytes: 4 << 30,
             resumable_sessions: 1_000,
@@ -422,6 +437,8 @@ impl Config {
                 "engine.parallel: at least one sequence must run",
             ));
         }
+        check_message_bytes("limits.max_message_bytes", self.limits.max_message_bytes)?;
+        self.check_ports()?;
         self.lmtp.check()?;
         self.generate.check()?;
         self.tls.files()?;
@@ -446,6 +463,17 @@ impl Model {
             ))),
         }
     }
+}
+
+/// A message has room for its own frame, and a length that four bytes can tell.
+fn check_message_bytes(key: &str, value: usize) -> Result<(), Failure> {
+    let bounds = MESSAGE_BYTES_LEAST..=MESSAGE_BYTES_MOST;
+    if bounds.contains(&value) {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "{key}: must be from {MESSAGE_BYTES_LEAST} to {MESSAGE_BYTES_MOST}"
+    )))
 }
 
 /// D-40: what an upstream's address may look like, as far as it is built.
@@ -489,6 +517,9 @@ fn text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> 
         Some(Written::Text(_)) | None => None,
     })
 }
+
+const MESSAGE_BYTES_LEAST: usize = 1 << 10;
+const MESSAGE_BYTES_MOST: usize = 1 << 30;
 
 /// With everything below them.
 const SECRETS: [&str; 5] = [

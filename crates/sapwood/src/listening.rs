@@ -1,4 +1,4 @@
-//! From the key `listen` to a socket that listens (OA-912).
+//! From the keys of the ports to sockets that listen (OA-912, TR-908).
 //!
 //! Owns: the three ways to write it, and what is said where it does not work. Refuses to know: what is served.
 //!
@@ -11,15 +11,52 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use listenfd::ListenFd;
+use sapwood_server::purpose::Purpose;
 use sapwood_server::socket::Socket;
 use tokio::net::{TcpListener, UnixListener};
 
+use crate::config::Config;
+use crate::config::ports::Port;
 use crate::failure::{Exit, Failure};
 
 /// A socket, and how a client names it.
 pub(crate) struct Listening {
     pub(crate) socket: Socket,
     pub(crate) name: Name,
+}
+
+/// All sockets of a server.
+pub(crate) struct Ports {
+    pub(crate) common: Listening,
+    /// Those that are for one thing alone.
+    pub(crate) own: Vec<(Listening, Purpose)>,
+}
+
+impl Ports {
+    /// The first that other machines can reach, if any can.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn open_to_others(&self) -> Result<Option<&Name>, Failure> {
+        let own = self.own.iter().map(|(listening, _)| listening);
+        for listening in std::iter::once(&self.common).chain(own) {
+            if !listening.is_local()? {
+                return Ok(Some(&listening.name));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Listening {
+    /// Whether it can be reached from this machine only.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn is_local(&self) -> Result<bool, Failure> {
+        let local = self.socket.is_local();
+        local.map_err(|error| Failure::new(error.to_string()))
+    }
 }
 
 /// Where the server is.
@@ -41,27 +78,36 @@ impl std::fmt::Display for Name {
     }
 }
 
-/// Begins to listen.
+/// Begins to listen on every port that is configured.
 ///
 /// # Errors
-/// [`Exit::Listen`], saying what to do.
-pub(crate) async fn listen(address: &str) -> Result<Listening, Failure> {
+/// [`Exit::Listen`], naming the port and saying what to do.
+pub(crate) async fn open(config: &Config) -> Result<Ports, Failure> {
+    let common = listen(&config.common_port()).await?;
+    let mut own = Vec::new();
+    for port in config.own_ports() {
+        own.push((listen(&port).await?, port.purpose));
+    }
+    Ok(Ports { common, own })
+}
+
+async fn listen(Port { address, flag, .. }: &Port) -> Result<Listening, Failure> {
     let opened = match address.strip_prefix("unix:") {
         Some(path) => unix(Path::new(path)),
         None if address == "systemd" => passed(&mut ListenFd::from_env()),
         None => TcpListener::bind(address).await.and_then(tcp),
     };
     opened.map_err(|error| {
-        let what = advice(&error, address);
+        let what = advice(&error, address, flag);
         Failure::exit(Exit::Listen, format!("cannot listen on {address}: {what}"))
     })
 }
 
-fn advice(error: &io::Error, address: &str) -> String {
+fn advice(error: &io::Error, address: &str, flag: &str) -> String {
     let other = if address.starts_with("unix:") {
-        "another path with --listen unix:PATH"
+        format!("another path with {flag} unix:PATH")
     } else {
-        "another port with --listen HOST:PORT"
+        format!("another port with {flag} HOST:PORT")
     };
     match error.kind() {
         io::ErrorKind::AddrInUse => {

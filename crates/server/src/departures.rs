@@ -46,6 +46,7 @@ struct Leaf {
     /// Nothing else goes over the connection meanwhile.
     alone: bool,
     metrics: Arc<Metrics>,
+    let_go: Arc<AtomicBool>,
 }
 
 const MOVING: u64 = u64::MAX;
@@ -70,8 +71,15 @@ impl Departures {
         }))
     }
 
-    /// The body as one whose client has to read it. `alone`: the connection carries one answer at a time.
-    pub(crate) fn watching(&self, body: Body, alone: bool, metrics: Arc<Metrics>) -> Body {
+    /// The body as one whose client has to read it. `alone`: the connection carries one answer at a time. `let_go` is set
+    /// before the work behind it is ended.
+    pub(crate) fn watching(
+        &self,
+        body: Body,
+        alone: bool,
+        metrics: Arc<Metrics>,
+        let_go: Arc<AtomicBool>,
+    ) -> Body {
         if body.is_end_stream() || body.size_hint().exact().is_some() {
             // Nothing waits behind a body that is whole.
             return body;
@@ -81,6 +89,7 @@ impl Departures {
             since: AtomicU64::new(MOVING),
             alone,
             metrics,
+            let_go,
         });
         self.bodies().push(Arc::downgrade(&leaf));
         self.0.more.notify_one();
@@ -149,6 +158,7 @@ impl Leaf {
     fn let_go(&self) -> bool {
         let body = self.body().take();
         if body.is_some() {
+            self.let_go.store(true, Ordering::Relaxed);
             self.metrics.cancelled.with_label_values(&["stall"]).inc();
         }
         body.is_some()
@@ -220,7 +230,8 @@ mod tests {
     fn leaving(departures: &Departures, alone: bool) -> (Body, Weak<()>) {
         let (body, there) = endless();
         let metrics = Arc::new(Metrics::new().unwrap());
-        (departures.watching(body, alone, metrics), there)
+        let body = departures.watching(body, alone, metrics, Arc::default());
+        (body, there)
     }
 
     #[tokio::test(start_paused = true)]
@@ -254,6 +265,7 @@ mod tests {
             Body::from_stream(stream::pending::<Result<Bytes, Infallible>>()),
             false,
             Arc::new(Metrics::new().unwrap()),
+            Arc::default(),
         );
         let mut silent = silent;
         still.frame().await.unwrap().unwrap();
@@ -276,7 +288,7 @@ mod tests {
     async fn nothing_is_watched_where_nothing_leaves() {
         let departures = Departures::new();
         let metrics = Arc::new(Metrics::new().unwrap());
-        let whole = departures.watching(Body::from("whole"), true, metrics);
+        let whole = departures.watching(Body::from("whole"), true, metrics, Arc::default());
         drop(leaving(&departures, true));
         let _ = timeout(LIMIT * 3, departures.stalled(LIMIT)).await;
         assert!(departures.bodies().is_empty());

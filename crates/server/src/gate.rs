@@ -1,6 +1,6 @@
 //! What every request passes before a route sees it, and every answer on its way out.
 //!
-//! Owns: the order of the checks (origin, key, drain), request ids, limits of time, the net under panics, the access log line. Refuses
+//! Owns: the order of the checks (the port's purpose, origin, key, drain), request ids, limits of time, the net under panics, the access log line. Refuses
 //! to know: what the routes do.
 
 use std::panic::AssertUnwindSafe;
@@ -23,6 +23,7 @@ use crate::departures::Departures;
 use crate::drain::Phase;
 use crate::metrics::Face;
 use crate::patience::{Arriving, Deadline};
+use crate::purpose::Purpose;
 use crate::refusal::{Refusal, is_grpc};
 use crate::request_id::{self, RequestId};
 use crate::shared::Shared;
@@ -86,13 +87,14 @@ pub(crate) async fn pass(
         entry.status = answer.status().as_u16();
         entry.grpc = grpc_status(answer.headers());
     });
+    let let_go = trail.let_go();
     answer.map(|body| {
         let body = Body::new(Trailed::new(body, trail, in_flight));
         match departures {
             // A session over gRPC decides for itself how long its client may take nothing.
             Some(departures) if !(is_grpc(&asked) && face == Some(Face::Evergreen)) => {
                 let metrics = Arc::clone(&gate.shared.metrics);
-                departures.watching(body, version < http::Version::HTTP_2, metrics)
+                departures.watching(body, version < http::Version::HTTP_2, metrics, let_go)
             }
             _ => body,
         }
@@ -130,6 +132,8 @@ impl Gate {
     }
 
     fn check(&self, request: &http::request::Parts) -> Result<(Caller, Deadline), Refusal> {
+        let purpose = request.extensions.get::<Purpose>();
+        purpose.copied().unwrap_or_default().check(request)?;
         self.origin.check(request)?;
         let path = request.uri.path();
         let caller = self.shared.auth.check(

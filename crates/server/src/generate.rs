@@ -14,6 +14,7 @@ mod call;
 mod catalogue;
 mod compression;
 mod control;
+mod ending;
 mod endpoint;
 mod events;
 mod failure;

@@ -31,6 +31,7 @@ mod ops;
 pub mod origin;
 mod page;
 pub mod patience;
+pub mod purpose;
 mod reception;
 pub mod refusal;
 pub mod request_id;

@@ -1,4 +1,4 @@
-//! The one port: accepts connections and speaks HTTP/1 and HTTP/2 on each, gRPC included (OA-107, OA-911, EV-703).
+//! The ports: accepts connections and speaks HTTP/1 and HTTP/2 on each, gRPC included (OA-107, OA-911, EV-703).
 //!
 //! Owns: connection limits and timeouts, socket options, the connection tasks. Refuses to know: routes, certificates.
 //!
@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use futures::future::join_all;
 use http::Extensions;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -30,6 +31,7 @@ use crate::drain::{Drain, Phase};
 use crate::handover::Handover;
 use crate::heard::{Abort, Heard};
 use crate::metrics::Metrics;
+use crate::purpose::Purpose;
 use crate::socket::{Accepted, Socket};
 use crate::tls::{self, Tls};
 
@@ -72,34 +74,46 @@ pub struct Peer(pub SocketAddr);
 struct Door {
     router: Router,
     drain: Drain,
+    metrics: Arc<Metrics>,
+    slots: Arc<Semaphore>,
     http: auto::Builder<TokioExecutor>,
     tls: Option<Arc<Tls>>,
     config: Config,
 }
 
-/// Accepts until the drain is over, then waits a moment for the connections to say goodbye.
+/// Accepts on every socket until the drain is over, then waits a moment for the connections to say goodbye.
 pub(crate) async fn run(
-    socket: Socket,
+    sockets: Vec<(Socket, Purpose)>,
     router: Router,
     drain: Drain,
     metrics: Arc<Metrics>,
     tls: Option<Arc<Tls>>,
     config: Config,
 ) {
-    let slots = Arc::new(Semaphore::new(config.connections));
+    // A port that waits for a connection has a slot in its hand.
+    let slots = config.connections.max(sockets.len());
     let door = Arc::new(Door {
         router,
-        drain: drain.clone(),
+        drain,
+        metrics,
+        slots: Arc::new(Semaphore::new(slots)),
         http: protocol(&config),
         tls,
         config,
     });
+    let each = sockets
+        .into_iter()
+        .map(|(socket, purpose)| accept_all(socket, purpose, Arc::clone(&door)));
+    join_all(each).await;
+}
+
+async fn accept_all(socket: Socket, purpose: Purpose, door: Arc<Door>) {
     let mut tasks = JoinSet::new();
     loop {
         // Both arms may be cancelled: a connection not yet accepted stays in the backlog, a permit goes back.
         let accepted = tokio::select! {
-            () = drain.reached(Phase::Over) => break,
-            accepted = accept(&socket, &slots) => accepted,
+            () = door.drain.reached(Phase::Over) => break,
+            accepted = accept(&socket, &door.slots) => accepted,
         };
         while tasks.try_join_next().is_some() {}
         let (accepted, slot) = match accepted {
@@ -111,12 +125,12 @@ pub(crate) async fn run(
                 continue;
             }
         };
-        let open = metrics.connections_open.clone();
+        let open = door.metrics.connections_open.clone();
         let door = Arc::clone(&door);
         tasks.spawn(async move {
             open.inc();
             let _counted = Counted(open);
-            connection(accepted, &door).await;
+            connection(accepted, purpose, &door).await;
             drop(slot);
         });
     }
@@ -164,8 +178,12 @@ fn protocol(config: &Config) -> auto::Builder<TokioExecutor> {
 
 /// Lets one connection in and serves it to its end. Nothing a client leaves out may hold it for longer than the
 /// handshake's limit.
-async fn connection(accepted: Accepted, door: &Door) {
+async fn connection(accepted: Accepted, purpose: Purpose, door: &Door) {
     let limit = door.config.handshake;
+    let caller = match purpose {
+        Purpose::Everything => Extensions::new(),
+        purpose => with(Extensions::new(), purpose),
+    };
     // Waiting for the first byte also keeps an idle connection from costing more than its slot.
     match accepted {
         Accepted::Tcp(socket, peer) => {
@@ -173,13 +191,13 @@ async fn connection(accepted: Accepted, door: &Door) {
             let Ok(Ok(1..)) = tokio::time::timeout(limit, socket.peek(&mut first)).await else {
                 return;
             };
-            let caller = with(Extensions::new(), Peer(peer));
+            let caller = with(caller, Peer(peer));
             secure(socket, first[0] == tls::HANDSHAKE, caller, door).await;
         }
         // It cannot be looked into before it is read; a first byte that is no handshake fails the handshake.
         Accepted::Unix(socket) => {
             if let Ok(Ok(())) = tokio::time::timeout(limit, socket.readable()).await {
-                secure(socket, true, Extensions::new(), door).await;
+                secure(socket, true, caller, door).await;
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The server as a whole: faces and operations behind one gate on one port.
+//! The server as a whole: faces and operations behind one gate, on one port that has everything and those that have less.
 //!
 //! Owns: how the pieces are put together, and the order of going away. Refuses to know: signals, configuration files,
 //! which models there are.
@@ -17,6 +17,7 @@ use crate::drain::{self, Drain, Outcome};
 use crate::gate::{self, Gate};
 use crate::health::Health;
 use crate::metrics::{self, Metrics};
+use crate::purpose::Purpose;
 use crate::shared::{Face, Shared};
 use crate::socket::Socket;
 use crate::tls::Tls;
@@ -147,6 +148,7 @@ impl Builder {
             routes,
             reporter,
             services,
+            also: Vec::new(),
         })
     }
 }
@@ -168,6 +170,7 @@ pub struct Server {
     routes: Router,
     reporter: HealthReporter,
     services: Vec<&'static str>,
+    also: Vec<(Socket, Purpose)>,
 }
 
 impl Server {
@@ -183,6 +186,13 @@ impl Server {
     #[must_use]
     pub const fn shared(&self) -> &Shared {
         &self.shared
+    }
+
+    /// Serves on this socket as well, but for one purpose (TR-908).
+    #[must_use]
+    pub fn also(mut self, socket: impl Into<Socket>, purpose: Purpose) -> Self {
+        self.also.push((socket.into(), purpose));
+        self
     }
 
     /// Serves until `shutdown` resolves and the drain that follows is over.
@@ -208,8 +218,10 @@ impl Server {
             .map(|tls| tokio::spawn(tls.follow()));
         // Goes with the server.
         let _following = following.map(AbortOnDropHandle::new);
+        let mut sockets = self.also;
+        sockets.insert(0, (socket.into(), Purpose::Everything));
         let accepting = listener::run(
-            socket.into(),
+            sockets,
             self.routes,
             shared.drain.clone(),
             Arc::clone(&shared.metrics),

@@ -12,6 +12,7 @@
 //! WebSocket's.
 
 use std::pin::Pin;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
@@ -37,6 +38,7 @@ pub(crate) struct Trail {
     entry: Arc<Mutex<Entry>>,
     allowance: Option<Arc<Allowance>>,
     parent: Option<Parent>,
+    let_go: Arc<AtomicBool>,
 }
 
 impl Trail {
@@ -46,6 +48,7 @@ impl Trail {
             entry: Arc::new(Mutex::new(entry)),
             allowance,
             parent: None,
+            let_go: Arc::default(),
         }
     }
 
@@ -58,6 +61,11 @@ impl Trail {
     /// Whose child the request's spans are.
     pub(crate) const fn parent(&self) -> Option<Parent> {
         self.parent
+    }
+
+    /// Set where the connection lets the answer go, because nobody takes it.
+    pub(crate) fn let_go(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.let_go)
     }
 
     /// The request's id.

@@ -12,7 +12,8 @@ use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder
 pub const PATH: &str = "/evergreen.v2.EvergreenService/StartSession";
 /// The full name of the service.
 pub const SERVICE: &str = "evergreen.v2.EvergreenService";
-/// Bytes of one message; a larger one ends the session with `MESSAGE_TOO_LARGE` (EV-703).
+/// Bytes of one message of a server, and of a client where the server says nothing else; a larger one ends the session
+/// with `MESSAGE_TOO_LARGE` (EV-703).
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 /// The codec.
@@ -81,14 +82,15 @@ pub fn from_grpc(status: &tonic::Status) -> Status {
     }
 }
 
-/// Why there is no next message of a peer that sends no trailers, a client: what the library says, in our terms
-/// (EV-703).
+/// Why there is no next message of a peer that sends no trailers, a client that may send `max` bytes in one: what the
+/// library says, in our terms (EV-703).
 #[must_use]
-pub fn from_client(status: &tonic::Status) -> Status {
+pub fn from_client(status: &tonic::Status, max: usize) -> Status {
     let from_transport = std::error::Error::source(status).is_some();
-    // Of a compressed message the library says so in this way.
-    if status.code() == tonic::Code::ResourceExhausted && !from_transport {
-        return too_large();
+    // Of a compressed message the library says so in the second way.
+    let too_much = [tonic::Code::OutOfRange, tonic::Code::ResourceExhausted];
+    if too_much.contains(&status.code()) && !from_transport {
+        return too_large(max);
     }
     // What has a cause below gRPC and no details of ours is a connection that was cut or reset (EV-109).
     if from_transport && status.details().is_empty() {
@@ -119,7 +121,7 @@ fn unframed(status: &tonic::Status) -> Option<Status> {
         return None;
     }
     match status.code() {
-        tonic::Code::OutOfRange => Some(too_large()),
+        tonic::Code::OutOfRange => Some(too_large(MESSAGE_BYTES_MAX)),
         tonic::Code::Internal => {
             let message = "a message could not be taken out of its gRPC frame";
             Some(Status::new(Reason::BadMessage, message))
@@ -128,12 +130,11 @@ fn unframed(status: &tonic::Status) -> Option<Status> {
     }
 }
 
-fn too_large() -> Status {
-    let max = MESSAGE_BYTES_MAX as u64;
+fn too_large(max: usize) -> Status {
     let message = format!("a message is larger than {max} bytes: send smaller ones");
     Status::new(Reason::MessageTooLarge, message)
         .with("limit", "max_message_bytes")
-        .with("max", max)
+        .with("max", max as u64)
 }
 
 fn plain(status: &tonic::Status) -> Status {
@@ -152,12 +153,12 @@ mod tests {
     #[test]
     fn ev_109_a_lost_connection_is_a_cancel_and_not_a_defect() {
         let cut = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
-        let status = from_client(&tonic::Status::from_error(Box::new(cut)));
+        let status = from_client(&tonic::Status::from_error(Box::new(cut)), 1);
         assert_eq!(status.known(), Some(Reason::Cancelled));
         let cut = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
         let status = from_grpc(&tonic::Status::from_error(Box::new(cut)));
         assert_eq!(status.code, Code::Unavailable);
         let ours = to_grpc(&Status::new(Reason::BadMessage, "bad"));
-        assert_eq!(from_client(&ours).known(), Some(Reason::BadMessage));
+        assert_eq!(from_client(&ours, 1).known(), Some(Reason::BadMessage));
     }
 }

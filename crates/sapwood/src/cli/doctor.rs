@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::{Common, PlaceFlags};
 use crate::config::keys;
 use crate::config::layers::Flags;
+use crate::config::ports::Port;
 use crate::config::{Backend, Config};
 use crate::failure::{Exit, Failure};
 use crate::output::{self, Style, paint};
@@ -105,7 +106,8 @@ fn line(finding: &Finding) -> String {
 
 fn examine(config: &Config) -> Vec<Finding> {
     let mut findings = vec![configuration(config), cpu(), memory(), descriptors(config)];
-    findings.push(port(config));
+    findings.push(port(&config.common_port()));
+    findings.extend(config.own_ports().iter().map(port));
     findings.extend(
         config
             .models
@@ -220,23 +222,14 @@ fn descriptors(config: &Config) -> Finding {
     Finding::new("file descriptors", verdict, found, hint)
 }
 
-fn port(config: &Config) -> Finding {
-    match TcpListener::bind(config.listen.as_str()) {
-        Ok(_) => Finding::new(
-            "port",
-            Verdict::Ok,
-            format!("{} is free", config.listen),
-            "",
-        ),
+fn port(Port { address, flag, .. }: &Port) -> Finding {
+    match TcpListener::bind(address.as_str()) {
+        Ok(_) => Finding::new("port", Verdict::Ok, format!("{address} is free"), ""),
         Err(error) => {
-            let hint =
-                "a server may be running there already; otherwise choose another with --listen";
-            Finding::new(
-                "port",
-                Verdict::Warn,
-                format!("{}: {error}", config.listen),
-                hint,
-            )
+            let hint = format!(
+                "a server may be running there already; otherwise choose another with {flag}"
+            );
+            Finding::new("port", Verdict::Warn, format!("{address}: {error}"), &hint)
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `sapwood serve`: models behind one port, until told to go.
+//! `sapwood serve`: models behind one port (and those beside it that are for less), until told to go.
 //!
 //! ```text
 //!   configuration ─► port ─► server (answers while models load) ─► models ─► signal ─► drain ─► exit code
@@ -12,9 +12,11 @@ use sapwood_kernel::Kernel;
 use sapwood_net::references::References;
 use sapwood_proto::evergreen::Limits;
 use sapwood_server::allowance::Charging;
+use sapwood_server::auth::Key;
 use sapwood_server::counting::Counting;
 use sapwood_server::generate::Explicit;
 use sapwood_server::lmtp::Lmtp;
+use sapwood_server::purpose::Purpose;
 use sapwood_server::socket::Socket;
 use sapwood_server::tls::Tls;
 use sapwood_server::{
@@ -28,7 +30,7 @@ use crate::config::generate::Control;
 use crate::config::layers::{Flags, Layers, list};
 use crate::config::{Config, Mtls, keys};
 use crate::failure::{Exit, Failure};
-use crate::listening::{Listening, Name};
+use crate::listening::{Name, Ports};
 use crate::logs::Logs;
 use crate::models::Planned;
 use crate::repository::Models;
@@ -41,6 +43,15 @@ pub(super) struct Serve {
     /// Where to serve: HOST:PORT, unix:PATH, or systemd for the socket that it passes
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
+    /// A port for gRPC alone, beside the one for everything: HOST:PORT or unix:PATH
+    #[arg(long, value_name = "HOST:PORT")]
+    listen_grpc: Option<String>,
+    /// A port for /metrics alone
+    #[arg(long, value_name = "HOST:PORT")]
+    listen_metrics: Option<String>,
+    /// Ports as a Triton server has them: 8001 for gRPC and 8002 for metrics, beside 8000 for everything
+    #[arg(long, value_parser = ["triton"])]
+    preset: Option<String>,
     /// Serve the functions of another server too, whenever it is there: evergreen+http://HOST:PORT, triton+http://HOST:PORT,
     /// triton+grpc://HOST:PORT; may be repeated
     #[arg(long, value_name = "URL")]
@@ -73,7 +84,15 @@ pub(super) struct Serve {
 impl Serve {
     fn layers(&self, common: &Common) -> Result<Layers, Failure> {
         let mut flags = Flags::default();
-        flags.set("listen", "--listen", self.listen.clone());
+        for (key, flag, said) in [
+            ("listen", "--listen", &self.listen),
+            ("listen_grpc", "--listen-grpc", &self.listen_grpc),
+            ("listen_metrics", "--listen-metrics", &self.listen_metrics),
+            ("preset", "--preset", &self.preset),
+            ("auth.key", "--api-key", &self.api_key),
+        ] {
+            flags.set(key, flag, said.clone());
+        }
         if !self.upstream.is_empty() {
             let urls = self.upstream.iter().map(|url| url.as_str().into());
             flags.set("upstreams", "--upstream", Some(list(urls)));
@@ -83,7 +102,6 @@ impl Serve {
             "--http-max-input-size",
             self.http_max_input_size,
         );
-        flags.set("auth.key", "--api-key", self.api_key.clone());
         for (key, flag, path) in [
             ("auth.key_file", "--key-file", &self.key_file),
             ("tls.certificate", "--tls-cert", &self.tls_cert),
@@ -107,13 +125,8 @@ impl Serve {
         let tls = load_tls(&config)?;
         let references = config.references.clients()?;
         let logs = Logs::start(&config.log)?;
-        let Listening { socket, name } = listening::listen(&config.listen).await?;
-        let local = socket
-            .is_local()
-            .map_err(|error| Failure::new(error.to_string()))?;
-        if !local && keys.is_empty() && is_open(&config) {
-            return Err(open_to_all(&name));
-        }
+        let ports = open(&config, &keys).await?;
+        let local = ports.common.is_local()?;
         let broken = |error: sapwood_server::server::BuildError| Failure::new(error.to_string());
         let settings = server_config(&config, local, tls.clone());
         let builder = Server::builder(settings, keys).map_err(broken)?;
@@ -145,9 +158,13 @@ impl Serve {
             pools: upstreams.pools(),
         };
         let signals = Signals::install()?;
-        announce(&name, &config, &planned);
+        announce(&ports, &config, &planned);
+        let Ports { common, own } = ports;
+        let server = own.into_iter().fold(server, |server, (port, purpose)| {
+            server.also(port.socket, purpose)
+        });
         let stop = Arc::new(Notify::new());
-        let served = server.serve(socket, {
+        let served = server.serve(common.socket, {
             let stop = Arc::clone(&stop);
             async move { stop.notified().await }
         });
@@ -169,6 +186,15 @@ impl Serve {
             failure = load(loading, planned) => Err(failure),
             failure = signals.watch(reload, stop) => Err(failure),
         }
+    }
+}
+
+/// The sockets, none of which lets strangers in by mistake.
+async fn open(config: &Config, keys: &[Key]) -> Result<Ports, Failure> {
+    let ports = listening::open(config).await?;
+    match ports.open_to_others()? {
+        Some(name) if keys.is_empty() && is_open(config) => Err(open_to_all(name)),
+        _ => Ok(ports),
     }
 }
 
@@ -261,6 +287,7 @@ fn evergreen_config(
         resumable_sessions: config.limits.resumable_sessions,
         resumable_sessions_each: config.limits.resumable_sessions_each,
         limits: Arc::new(Limits {
+            max_message_bytes: config.limits.max_message_bytes,
             resume_grace: config.limits.resume_grace.get(),
             reverse_timeout: config.limits.reverse_timeout.get(),
             ..Limits::default()
@@ -294,16 +321,25 @@ fn generate_face(
     Ok(generate::face(shared, kernel, settings))
 }
 
-fn announce(name: &Name, config: &Config, planned: &[Planned]) {
+fn announce(ports: &Ports, config: &Config, planned: &[Planned]) {
     let names: Vec<_> = planned.iter().map(|model| model.name.as_str()).collect();
-    let url = match (name, &config.tls.certificate) {
+    let url = |name: &Name| match (name, &config.tls.certificate) {
         (Name::Tcp(address), None) => format!("http://{address}"),
         (Name::Tcp(address), Some(_)) => format!("https://{address}"),
         (Name::Unix(_) | Name::Unnamed, _) => name.to_string(),
     };
-    tracing::info!(url, models = names.join(", "), "listening");
+    let name = &ports.common.name;
+    tracing::info!(url = url(name), models = names.join(", "), "listening");
+    for (port, purpose) in &ports.own {
+        let purpose = match purpose {
+            Purpose::Everything => "everything",
+            Purpose::Grpc => "gRPC",
+            Purpose::Metrics => "metrics",
+        };
+        tracing::info!(url = url(&port.name), purpose, "listening too");
+    }
     if matches!(name, Name::Tcp(_)) {
-        output::whisper(format!("Talk to it: sapwood chat --server {url}"));
+        output::whisper(format!("Talk to it: sapwood chat --server {}", url(name)));
     }
 }
 

@@ -8,8 +8,8 @@ use sapwood_proto::generate::{Datatype, Input, InputRole, Limits, Output, Output
 use sapwood_server::generate::{self, Category, Forwarded, Restriction};
 use serde::{Deserialize, Serialize};
 
-use super::Model;
 use super::span::Span;
+use super::{Model, check_message_bytes};
 use crate::failure::Failure;
 
 /// What requests of the Triton face may hold, and where it behaves as the reference does.
@@ -22,6 +22,8 @@ pub(crate) struct Generate {
     pub(crate) drain_bytes: u64,
     /// Tokens that one request may ask for; 0: the context is the only limit.
     pub(crate) new_tokens: u32,
+    /// Bytes of one message of a gRPC client.
+    pub(crate) grpc_message_size: usize,
     /// Requests that may run at once on one gRPC stream.
     pub(crate) grpc_requests_per_stream: usize,
     /// Bytes that are kept of a stream that can be come back to.
@@ -80,6 +82,7 @@ impl Default for Generate {
             http_max_input_size: limits.input_bytes,
             drain_bytes: face.drain_bytes,
             new_tokens: limits.new_tokens,
+            grpc_message_size: face.grpc_message_size,
             grpc_requests_per_stream: face.grpc_requests_per_stream,
             resume_bytes: face.resume_bytes,
             unknown_model_status: face.unknown_model_status,
@@ -107,6 +110,7 @@ impl Generate {
         if self.resume_bytes == 0 {
             return Err(Failure::usage("generate.resume_bytes: must be 1 or more"));
         }
+        check_message_bytes("generate.grpc_message_size", self.grpc_message_size)?;
         if !matches!(self.unknown_model_status, 400 | 404) {
             return Err(Failure::usage(
                 "generate.unknown_model_status: must be 400 or 404",
@@ -152,6 +156,7 @@ impl Generate {
                 ..Limits::default()
             },
             drain_bytes: self.drain_bytes,
+            grpc_message_size: self.grpc_message_size,
             grpc_requests_per_stream: self.grpc_requests_per_stream,
             resume_bytes: self.resume_bytes,
             unknown_model_status: self.unknown_model_status,

@@ -30,7 +30,7 @@ fn write_config(here: &Path, more: &str) {
     std::fs::write(here.join("sapwood.toml"), text).unwrap();
 }
 
-/// OA-905: without a key, on loopback only. OA-912.
+/// OA-905: without a key, on loopback only. OA-912. TR-908: also of ports for one thing.
 #[test]
 fn what_cannot_start_says_why_in_one_line() {
     let here = with_echo("cannot-start", "");
@@ -45,6 +45,18 @@ fn what_cannot_start_says_why_in_one_line() {
             ["in use", "--listen"],
         ),
         (&here, &["--listen", "nowhere"], 6, ["nowhere", "HOST:PORT"]),
+        (
+            &here,
+            &["--listen", "127.0.0.1:0", "--listen-grpc", &address],
+            6,
+            [&address, "choose another port with --listen-grpc"],
+        ),
+        (
+            &here,
+            &["--listen", "127.0.0.1:0", "--listen-metrics", "0.0.0.0:0"],
+            2,
+            ["--api-key", "--insecure"],
+        ),
         (
             &here,
             &["--listen", "0.0.0.0:0"],

@@ -1,7 +1,7 @@
 //! Listening elsewhere than on a port of our own: Unix sockets, and sockets that systemd passes.
 
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -41,6 +41,47 @@ fn oa_912_a_unix_socket_serves_without_a_key_and_goes_in_the_drain() {
     serving.signal(Signal::TERM);
     assert_eq!(serving.end().0, 0);
     assert!(!path.exists());
+}
+
+/// TR-1001: a port for metrics.
+#[test]
+fn tr_908_ports_of_their_own_serve_one_thing_and_the_common_one_everything() {
+    let here = with_echo("own-ports", "");
+    let port = "127.0.0.1:0";
+    let own = ["--listen-grpc", port, "--listen-metrics", port];
+    let mut serving = Serving::start(&here, &own);
+    let [grpc, metrics] = ["gRPC", "metrics"].map(|purpose| {
+        let line = serving.wait_for("listening too");
+        assert_eq!(line["purpose"], purpose);
+        line["url"].as_str().unwrap().to_owned()
+    });
+    let get = |url: &str, path: &str| {
+        let mut socket = TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
+        write!(
+            socket,
+            "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).unwrap();
+        answer[9..12].to_owned()
+    };
+    for (url, path, status) in [
+        (&metrics, "/metrics", "200"),
+        (&metrics, "/livez", "200"),
+        (&metrics, "/v2", "404"),
+        (&grpc, "/metrics", "415"),
+        (&grpc, "/", "415"),
+        (&serving.url, "/metrics", "200"),
+        (&serving.url, "/v2", "200"),
+    ] {
+        assert_eq!(get(url, path), status, "{url}{path}");
+    }
+    // Our own client speaks gRPC.
+    for (url, code) in [(&grpc, 0), (&serving.url, 0), (&metrics, 5)] {
+        let ended = run(&here, &["models", "--server", url]);
+        assert_eq!(ended.code != 0, code != 0, "{url}: {ended:?}");
+    }
 }
 
 /// `sapwood serve --listen systemd` with `socket` as the third file, as systemd has it.

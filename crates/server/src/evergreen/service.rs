@@ -54,9 +54,10 @@ impl tower::Service<http::Request<Body>> for Service {
             return Box::pin(ready(Ok(not_grpc().into_response())));
         }
         Box::pin(async move {
+            let most = service.0.config.limits.max_message_bytes;
             let mut grpc = Grpc::new(Wire)
                 .accept_compressed(CompressionEncoding::Gzip)
-                .max_decoding_message_size(grpc::MESSAGE_BYTES_MAX);
+                .max_decoding_message_size(most);
             Ok(grpc.streaming(service, request).await.map(Body::new))
         })
     }
@@ -94,8 +95,9 @@ fn start(
     let headers: HeaderMap = metadata.into_headers();
     let options = Options::read(&headers).map_err(|malformed| refused(&malformed))?;
     let visitor = Visitor::of(&extensions);
+    let most = house.config.limits.max_message_bytes;
     if let Some(token) = &options.token {
-        let incoming = following(incoming);
+        let incoming = following(incoming, most);
         let messages = held::connect(&house.held, token, &visitor, Dialect::Grpc, incoming)?;
         let outgoing = Outgoing {
             messages,
@@ -108,7 +110,7 @@ fn start(
     let Some((token, stay)) = issued else {
         let (session, messages) = house.open(Dialect::Grpc, options, None);
         let orders = house.orders();
-        let incoming = incoming.map(|item| item.map_err(|status| grpc::from_client(&status)));
+        let incoming = incoming.map(move |item| item.map_err(|it| grpc::from_client(&it, most)));
         let task = tokio::spawn(trail::carry(async move {
             session.run(incoming, orders).await;
             drop(place);
@@ -116,7 +118,7 @@ fn start(
         let _task = Some(AbortOnDropHandle::new(task));
         return answer(house, Outgoing { messages, _task }, None);
     };
-    let incoming = following(incoming);
+    let incoming = following(incoming, most);
     let messages = house.hold(
         Dialect::Grpc,
         options,
@@ -131,13 +133,13 @@ fn start(
     answer(house, outgoing, Some(token.text()))
 }
 
-/// What a connection gives that another one may follow.
-fn following(incoming: Streaming<Message>) -> Incoming {
-    let lost = |status: tonic::Status| {
+/// What a connection gives that another one may follow, in messages of at most so many bytes.
+fn following(incoming: Streaming<Message>, most: usize) -> Incoming {
+    let lost = move |status: tonic::Status| {
         if grpc::was_cut(&status) {
             Lost::Cut
         } else {
-            Lost::Ended(grpc::from_client(&status))
+            Lost::Ended(grpc::from_client(&status, most))
         }
     };
     incoming.map(move |item| item.map_err(lost)).boxed()

@@ -13,6 +13,7 @@ use sapwood_proto::generate::{Data, InputRole, Mapped, Response, Settings, Signa
 use tokio::time::Instant;
 
 use super::catalogue::{Catalogue, Found};
+use super::ending::Early;
 use super::failure::Failure;
 use super::{batch, function, scripted, text};
 
@@ -90,7 +91,8 @@ impl Stream for Cuttable {
         // The work ends here, and not when its reader has gone.
         self.responses = stream::empty().boxed();
         let message = "The server is shutting down: try another one.";
-        Poll::Ready(Some(Err(Failure::new(Code::Unavailable, message))))
+        let failure = Failure::new(Code::Unavailable, message).because(Early::Drain);
+        Poll::Ready(Some(Err(failure)))
     }
 }
 

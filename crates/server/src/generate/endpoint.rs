@@ -75,7 +75,7 @@ async fn to(
             let (call, counting, wishes) = read(catalogue, &target, parts, upload).await?;
             let told = Told::of(&call);
             let wanted = wishes.collect.then(|| told.signature.wanted(&call.mapped));
-            let responses = begin(catalogue, call, parts, false)?;
+            let responses = begin(catalogue, call, &counting, parts, false)?;
             let response = match wanted {
                 Some(wanted) => collected(responses, counting, &told, &wanted).await?,
                 None => one(responses, counting).await?,
@@ -85,7 +85,7 @@ async fn to(
         Route::GenerateStream(target) => {
             let (call, counting, wishes) = read(catalogue, &target, parts, upload).await?;
             let told = Told::of(&call);
-            let responses = begin(catalogue, call, parts, true)?;
+            let responses = begin(catalogue, call, &counting, parts, true)?;
             let place = resume::place(catalogue, parts, wishes);
             events::answer(responses, told, counting, wishes, place).await
         }
@@ -107,13 +107,15 @@ async fn to(
 pub(super) fn begin(
     catalogue: &Catalogue,
     call: Call,
+    counting: &Counting,
     parts: &Parts,
     pieces: bool,
 ) -> Result<Responses, Failure> {
     let id = call.mapped.id.clone();
     let responses = call.begin(catalogue, pieces)?;
     let caller = caller(&parts.extensions);
-    Ok(catalogue.running.list(caller, id.as_deref(), responses))
+    let responses = catalogue.running.list(caller, id.as_deref(), responses);
+    Ok(counting.watch(responses))
 }
 
 /// TR-1311.
@@ -225,7 +227,10 @@ pub(super) async fn one(
         }
         Some(Err(failure)) => Err(failure),
         // Dropped, and cancelled with it.
-        Some(Ok(_)) => Err(wrong()),
+        Some(Ok(_)) => {
+            counting.decided();
+            Err(wrong())
+        }
     }
 }
 

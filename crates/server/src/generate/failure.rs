@@ -11,6 +11,8 @@ use sapwood_kernel::Error;
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::{Refused, error_body, error_event};
 
+use super::ending::Early;
+
 /// Where the closed code of an error stands (TR-206).
 const CODE: HeaderName = HeaderName::from_static("sapwood-error");
 /// The type of JSON answers, to the letter (TR-205).
@@ -29,6 +31,8 @@ pub(super) struct Failure {
     pub(super) early: bool,
     /// The script cuts the transport (D-11).
     pub(super) cut: bool,
+    /// It is no failure but an early end (OA-801).
+    pub(super) ended: Option<Early>,
     /// What else the client is told in the head.
     header: Option<(HeaderName, HeaderValue)>,
 }
@@ -43,6 +47,7 @@ impl Failure {
             retry_after: None,
             early: true,
             cut: false,
+            ended: None,
             header: None,
         }
     }
@@ -61,6 +66,12 @@ impl Failure {
     /// What went wrong in the midst of work.
     pub(super) const fn late(mut self) -> Self {
         self.early = false;
+        self
+    }
+
+    /// The same as an end that came early.
+    pub(super) const fn because(mut self, why: Early) -> Self {
+        self.ended = Some(why);
         self
     }
 
@@ -83,6 +94,7 @@ impl Failure {
             retry_after: error.retry_after(),
             early: is_refusal(error),
             cut: is_cut(error),
+            ended: early_end(error),
             ..Self::new(code, message)
         }
     }
@@ -174,6 +186,15 @@ fn is_refusal(error: &Error) -> bool {
         | Error::RateLimited { .. }
         | Error::Unimplemented { .. } => true,
         _ => false,
+    }
+}
+
+fn early_end(error: &Error) -> Option<Early> {
+    match error.code() {
+        _ if error.reason() == "queue_timeout" => Some(Early::Timeout),
+        Code::DeadlineExceeded => Some(Early::Timeout),
+        Code::Cancelled => Some(Early::Client),
+        _ => None,
     }
 }
 

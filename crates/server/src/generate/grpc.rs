@@ -37,8 +37,6 @@ use crate::refusal::{Refusal, is_grpc};
 pub(super) const PATH: &str = "/inference.GRPCInferenceService/{method}";
 /// The full name of the service.
 pub(super) const SERVICE: &str = "inference.GRPCInferenceService";
-/// Bytes of one message of a client (TR-907).
-const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// The service. Clones share everything.
 #[derive(Clone)]
@@ -79,6 +77,10 @@ async fn answer(catalogue: Arc<Catalogue>, request: http::Request<Body>) -> http
     if let Some(Err(failure)) = restriction.map(|it| it.check_grpc(request.headers())) {
         return status(&failure).into_http();
     }
+    let request = Received {
+        most: catalogue.config.grpc_message_size,
+        request,
+    };
     match method {
         "ModelInfer" => {
             asked(request, |request| async move {
@@ -91,9 +93,16 @@ async fn answer(catalogue: Arc<Catalogue>, request: http::Request<Body>) -> http
     }
 }
 
+/// A call whose messages are still to be read.
+struct Received {
+    request: http::Request<Body>,
+    /// Bytes that one of them may have (TR-907).
+    most: usize,
+}
+
 /// A method of one message each way, which is answered at once.
 async fn told<Q, A>(
-    request: http::Request<Body>,
+    request: Received,
     mut answer: impl FnMut(Q, &Extensions) -> Result<A, Failure>,
 ) -> http::Response<Body>
 where
@@ -109,7 +118,7 @@ where
 
 /// A method of one message each way.
 async fn asked<Q, A, W>(
-    request: http::Request<Body>,
+    Received { request, most }: Received,
     answer: impl FnOnce(Request<Q>) -> W,
 ) -> http::Response<Body>
 where
@@ -131,7 +140,7 @@ where
     let mut grpc = Grpc::new(ProstCodec::<A, Q>::default())
         .accept_compressed(CompressionEncoding::Gzip)
         .send_compressed(CompressionEncoding::Gzip)
-        .max_decoding_message_size(MESSAGE_BYTES_MAX);
+        .max_decoding_message_size(most);
     let mut answered = grpc.unary(service, request).await.map(Body::new);
     // The library says so of a message that is too large, and nobody else does.
     if let Some(code) = answered.headers_mut().get_mut("grpc-status")
@@ -143,7 +152,10 @@ where
 }
 
 /// Nothing is awaited before the headers go out (TR-907).
-async fn streamed(catalogue: Arc<Catalogue>, request: http::Request<Body>) -> http::Response<Body> {
+async fn streamed(
+    catalogue: Arc<Catalogue>,
+    Received { request, most }: Received,
+) -> http::Response<Body> {
     let cut = Arc::new(AtomicBool::new(false));
     let cuts = Arc::clone(&cut);
     let service = tower::service_fn(move |request: Request<Streaming<ModelInferRequest>>| {
@@ -153,7 +165,7 @@ async fn streamed(catalogue: Arc<Catalogue>, request: http::Request<Body>) -> ht
     let codec = ProstCodec::<ModelStreamInferResponse, ModelInferRequest>::default();
     let mut grpc = Grpc::new(codec)
         .accept_compressed(CompressionEncoding::Gzip)
-        .max_decoding_message_size(MESSAGE_BYTES_MAX);
+        .max_decoding_message_size(most);
     let answer = grpc.streaming(service, request).await;
     answer.map(|body| Body::new(cut::Cuttable::new(Body::new(body), cut)))
 }

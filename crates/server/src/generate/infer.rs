@@ -44,7 +44,7 @@ pub(super) async fn answer(
     let found = &call.found;
     let head = Head::new(infer.mapped.id.as_deref(), &found.name, found.version);
     let signature = Arc::clone(&found.signature);
-    let responses = begin(catalogue, call, parts, false)?;
+    let responses = begin(catalogue, call, &counting, parts, false)?;
     let response = one(responses, counting).await?;
     let (json, raw) = infer.answer(&head, &signature, &response);
     Ok(told(&parts.headers, json, &raw))
@@ -63,7 +63,7 @@ pub(super) async fn stream(
     };
     let (call, _, counting) = read(target, catalogue, parts, upload).await?;
     let told = Told::infer(&call);
-    let responses = begin(catalogue, call, parts, true)?;
+    let responses = begin(catalogue, call, &counting, parts, true)?;
     let place = resume::place(catalogue, parts, wishes);
     events::answer(responses, told, counting, wishes, place).await
 }

@@ -20,6 +20,8 @@ pub struct Config {
     pub drain_bytes: u64,
     /// Pieces of a chunked body (TR-316).
     pub http_chunks: usize,
+    /// Bytes of one message of a gRPC client, unpacked (TR-907).
+    pub grpc_message_size: usize,
     /// Requests that may run at once on one gRPC stream (TR-904).
     pub grpc_requests_per_stream: usize,
     /// Streams that can be come back to (TR-1303), and how many of them one key, or one address without a key, may have.
@@ -56,6 +58,7 @@ impl Default for Config {
             limits: Limits::default(),
             drain_bytes: 128 << 20,
             http_chunks: 65_536,
+            grpc_message_size: 64 << 20,
             grpc_requests_per_stream: 1_024,
             resumable_streams: 1_000,
             resumable_streams_each: 250,

@@ -12,6 +12,7 @@ use sapwood_proto::code::Code;
 use tokio_util::sync::CancellationToken;
 
 use super::call::Responses;
+use super::ending::Early;
 use super::failure::Failure;
 use crate::auth::{ANONYMOUS, Caller};
 
@@ -109,7 +110,9 @@ impl Drop for Listed {
 
 /// What a request ends with that its sender has cancelled.
 pub(super) fn cancelled() -> Failure {
-    Failure::new(Code::Cancelled, "Request was cancelled").late()
+    Failure::new(Code::Cancelled, "Request was cancelled")
+        .late()
+        .because(Early::Delete)
 }
 
 #[cfg(test)]

@@ -3,9 +3,11 @@
 //! Owns: the counts. Refuses to know: engines, whose own numbers stand in `/metrics`.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use futures::StreamExt;
 use sapwood_kernel::Name;
 use sapwood_proto::generated::inference::{
     InferResponseStatistics, InferStatistics, ModelStatistics, StatisticDuration,
@@ -13,7 +15,9 @@ use sapwood_proto::generated::inference::{
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
+use super::call::Responses;
 use super::catalogue::Found;
+use super::ending::Watched;
 use crate::drain::Drain;
 use crate::metrics::{Face, Metrics};
 use crate::open::Open;
@@ -86,6 +90,8 @@ impl Stats {
             last: now,
             responses: 0,
             ok: false,
+            decided: Arc::default(),
+            metrics: Arc::clone(&self.metrics),
             _open: Open::begin(&self.metrics, &self.drain, Face::Generate),
         }
     }
@@ -195,10 +201,24 @@ pub(super) struct Counting {
     last: Instant,
     responses: usize,
     ok: bool,
+    /// Whoever drops its responses from now on does not end it early.
+    decided: Arc<AtomicBool>,
+    metrics: Arc<Metrics>,
     _open: Open,
 }
 
 impl Counting {
+    /// The responses of the request, as ones that count why they end early.
+    pub(super) fn watch(&self, responses: Responses) -> Responses {
+        let decided = Arc::clone(&self.decided);
+        Watched::new(responses, decided, Arc::clone(&self.metrics)).boxed()
+    }
+
+    /// What becomes of the request is known, although responses are left.
+    pub(super) fn decided(&self) {
+        self.decided.store(true, Ordering::Relaxed);
+    }
+
     /// A response has come.
     pub(super) fn responded(&mut self) {
         let now = Instant::now();

@@ -70,18 +70,22 @@ impl Running {
         self.ask("GET", path, headers).await
     }
 
-    /// One request on a connection of its own; head and body as text.
     async fn ask(&self, method: &str, path: &str, headers: &str) -> (u16, String) {
-        let mut socket = TcpStream::connect(self.address).await.unwrap();
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n"
-        );
-        socket.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        socket.read_to_string(&mut answer).await.unwrap();
-        let status = answer[9..12].parse().unwrap();
-        (status, answer)
+        ask(self.address, method, path, headers).await
     }
+}
+
+/// One request on a connection of its own; head and body as text.
+async fn ask(address: SocketAddr, method: &str, path: &str, headers: &str) -> (u16, String) {
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n"
+    );
+    socket.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).await.unwrap();
+    let status = answer[9..12].parse().unwrap();
+    (status, answer)
 }
 
 /// A drain that waits for events rather than for the clock.
@@ -129,6 +133,58 @@ async fn oa_901_probes_metrics_version_and_page_answer() {
             answer.contains("\r\nx-request-id: req_"),
             "{path}: {answer}"
         );
+    }
+}
+
+/// TR-1001: the port for metrics. With a key like everything else, and with fewer slots than there are ports.
+#[tokio::test]
+async fn tr_908_a_port_for_grpc_and_one_for_metrics_serve_nothing_else() {
+    let key = Key {
+        name: "ops".into(),
+        fingerprint: Fingerprint::of("s3cret"),
+        scopes: [Scope::Metrics].into_iter().collect(),
+        allowance: None,
+    };
+    let config = Config {
+        listener: listener::Config {
+            connections: 1,
+            ..listener::Config::default()
+        },
+        ..Config::default()
+    };
+    let mut server = Server::builder(config, vec![key]).unwrap().build().unwrap();
+    let mut addresses = Vec::new();
+    let mut listeners = Vec::new();
+    for _ in 0..3 {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        addresses.push(listener.local_addr().unwrap());
+        listeners.push(listener);
+    }
+    for purpose in [Purpose::Metrics, Purpose::Grpc] {
+        server = server.also(listeners.pop().unwrap(), purpose);
+    }
+    let common = listeners.pop().unwrap();
+    let _serving =
+        AbortOnDropHandle::new(tokio::spawn(server.serve(common, std::future::pending())));
+    let health = |address: SocketAddr| async move {
+        let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}"));
+        let mut health = HealthClient::new(endpoint.unwrap().connect().await.unwrap());
+        let answer = health.check(HealthCheckRequest::default()).await;
+        answer.map(|answer| answer.into_inner().status).is_ok()
+    };
+    assert!(health(addresses[1]).await);
+    assert!(!health(addresses[2]).await);
+    let with_key = "authorization: Bearer s3cret\r\n";
+    for (port, path, headers, status) in [
+        (1, "/metrics", with_key, 415),
+        (1, "/livez", "", 415),
+        (2, "/metrics", with_key, 200),
+        (2, "/metrics", "", 401),
+        (2, "/livez", "", 200),
+        (2, "/", with_key, 404),
+    ] {
+        let (answered, text) = ask(addresses[port], "GET", path, headers).await;
+        assert_eq!(answered, status, "{port} {path}: {text}");
     }
 }
 

@@ -78,7 +78,7 @@ pub(super) async fn whole(
     counting: Counting,
 ) -> Result<ModelInferResponse, Failure> {
     let told = Told::of(&call);
-    let responses = call.begin(catalogue, false)?;
+    let responses = counting.watch(call.begin(catalogue, false)?);
     let response = one(responses, counting).await?;
     Ok(told.message(&response))
 }

@@ -27,7 +27,7 @@ use serde_json::{Map, Value};
 use tonic::Request;
 
 use super::infer::target;
-use super::{asked, told};
+use super::{Received, asked, told};
 use crate::generate::catalogue::{Catalogue, Found, State};
 use crate::generate::control::{self, Act, act, allowed};
 use crate::generate::failure::Failure;
@@ -38,7 +38,7 @@ use crate::generate::repository::{list, named};
 pub(super) async fn answer(
     method: &str,
     catalogue: Arc<Catalogue>,
-    request: http::Request<Body>,
+    request: Received,
 ) -> http::Response<Body> {
     let it = &*catalogue;
     match method {
@@ -74,7 +74,7 @@ pub(super) async fn answer(
 async fn repository(
     method: &str,
     catalogue: &Catalogue,
-    request: http::Request<Body>,
+    request: Received,
 ) -> http::Response<Body> {
     match method {
         "RepositoryIndex" => told(request, |asked, _| index(catalogue, &asked)).await,
@@ -137,7 +137,7 @@ async fn unload(
     act(catalogue, explicit, &message.model_name, Act::Unload).await
 }
 
-async fn refuse(request: http::Request<Body>, why: &str) -> http::Response<Body> {
+async fn refuse(request: Received, why: &str) -> http::Response<Body> {
     told(request, |(), _| {
         Err::<(), _>(Failure::new(Code::Unimplemented, why))
     })

@@ -330,7 +330,7 @@ impl Telling {
         let (call, counting, empty_final, catalogue) = asked.read().await?;
         let told = Told::of(&call);
         let text = call.found.text && call.found.model.controls.is_empty();
-        let responses = call.begin(&catalogue, true)?;
+        let responses = counting.watch(call.begin(&catalogue, true)?);
         Ok(Box::new(Self {
             responses,
             told,

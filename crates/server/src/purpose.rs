@@ -1,0 +1,49 @@
+//! What a port is for: everything, or one thing alone (TR-908, TR-1001).
+//!
+//! Owns: [`Purpose`], and what is said to whoever asks for something else there. Refuses to know: sockets, and who may ask.
+
+use http::StatusCode;
+use http::request::Parts;
+use sapwood_proto::code::Code;
+
+use crate::refusal::{Refusal, is_grpc};
+
+/// What a port is for. What it serves is also served on the common one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Purpose {
+    /// The common port: every face.
+    #[default]
+    Everything,
+    /// Calls of gRPC, of whichever face.
+    Grpc,
+    /// `/metrics`, and the probes beside it.
+    Metrics,
+}
+
+impl Purpose {
+    /// Whether a request may come in by this port.
+    pub(crate) fn check(self, request: &Parts) -> Result<(), Refusal> {
+        match self {
+            Self::Everything => Ok(()),
+            Self::Grpc if is_grpc(&request.headers) => Ok(()),
+            Self::Grpc => {
+                let message = "This port speaks gRPC alone: send application/grpc over HTTP/2, or use the common port.";
+                Err(Refusal::new(Code::InvalidRequest, "not_grpc", message)
+                    .with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE))
+            }
+            Self::Metrics if of_metrics(request.uri.path()) => Ok(()),
+            Self::Metrics => {
+                let message =
+                    "This port is for /metrics alone: everything else is on the common port.";
+                Err(Refusal::new(Code::NotFound, "unknown_url", message))
+            }
+        }
+    }
+}
+
+fn of_metrics(path: &str) -> bool {
+    matches!(
+        path,
+        "/metrics" | "/livez" | "/readyz" | "/health" | "/ping"
+    )
+}
