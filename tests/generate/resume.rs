@@ -219,6 +219,9 @@ async fn tr_1303_a_stream_belongs_to_its_key() {
         engine.stats().requests_running.get() == 0
     })
     .await;
+    let cancelled = &server.shared.metrics.cancelled;
+    let counted = ["delete", "client"].map(|why| cancelled.with_label_values(&[why]).get());
+    assert_eq!(counted, [1, 0]);
     let deleted = ask(&server, "DELETE", &path, &[&anna]).await;
     assert_eq!(deleted.told().0, 404);
 }

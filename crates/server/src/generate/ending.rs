@@ -1,7 +1,7 @@
 //! Requests that end before their work does, by why (OA-801): their client goes, their time is up, a drain cuts them, or
 //! somebody deletes them.
 //!
-//! Owns: [`Early`], and [`Watched`], responses that count such an end, once. Refuses to know: who reads them. A client that takes nothing
+//! Owns: [`Early`], [`Ending`], and [`Watched`], responses that count such an end, once. Refuses to know: who reads them. A client that takes nothing
 //! for too long is counted by its connection.
 
 use std::pin::Pin;
@@ -38,37 +38,45 @@ impl Early {
     }
 }
 
-/// The responses of a request; who drops them before their end has left.
-pub(super) struct Watched {
-    responses: Responses,
-    /// What became of the request is known.
+/// What becomes of a request: the first that is said of it counts. Clones share it.
+#[derive(Clone, Debug)]
+pub(super) struct Ending {
     decided: Arc<AtomicBool>,
-    /// The connection has let its answer go, and counted that.
-    let_go: Option<Arc<AtomicBool>>,
     metrics: Arc<Metrics>,
 }
 
-impl Watched {
-    pub(super) fn new(
-        responses: Responses,
-        decided: Arc<AtomicBool>,
-        metrics: Arc<Metrics>,
-    ) -> Self {
+impl Ending {
+    pub(super) fn new(metrics: &Arc<Metrics>) -> Self {
         Self {
-            responses,
-            decided,
-            let_go: Trail::present().map(|trail| trail.let_go()),
-            metrics,
+            decided: Arc::default(),
+            metrics: Arc::clone(metrics),
         }
     }
 
-    fn ended(&self, why: Option<Early>) {
+    /// It has ended, well or wrongly, or early.
+    pub(super) fn decide(&self, early: Option<Early>) {
         let known = self.decided.swap(true, Ordering::Relaxed);
-        if let Some(why) = why.filter(|_| !known) {
-            self.metrics
-                .cancelled
-                .with_label_values(&[why.name()])
-                .inc();
+        if let Some(why) = early.filter(|_| !known) {
+            let cancelled = &self.metrics.cancelled;
+            cancelled.with_label_values(&[why.name()]).inc();
+        }
+    }
+}
+
+/// The responses of a request; who drops them before their end has left.
+pub(super) struct Watched {
+    responses: Responses,
+    ending: Ending,
+    /// The connection has let its answer go, and counted that.
+    let_go: Option<Arc<AtomicBool>>,
+}
+
+impl Watched {
+    pub(super) fn new(responses: Responses, ending: Ending) -> Self {
+        Self {
+            responses,
+            ending,
+            let_go: Trail::present().map(|trail| trail.let_go()),
         }
     }
 }
@@ -80,8 +88,8 @@ impl Stream for Watched {
         let next = ready!(self.responses.poll_next_unpin(cx));
         match &next {
             Some(Ok(_)) => {}
-            Some(Err(failure)) => self.ended(failure.ended),
-            None => self.ended(None),
+            Some(Err(failure)) => self.ending.decide(failure.ended),
+            None => self.ending.decide(None),
         }
         Poll::Ready(next)
     }
@@ -91,6 +99,6 @@ impl Drop for Watched {
     fn drop(&mut self) {
         let let_go = self.let_go.as_ref();
         let stalled = let_go.is_some_and(|it| it.load(Ordering::Relaxed));
-        self.ended((!stalled).then_some(Early::Client));
+        self.ending.decide((!stalled).then_some(Early::Client));
     }
 }

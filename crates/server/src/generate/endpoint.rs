@@ -228,7 +228,7 @@ pub(super) async fn one(
         Some(Err(failure)) => Err(failure),
         // Dropped, and cancelled with it.
         Some(Ok(_)) => {
-            counting.decided();
+            counting.ending().decide(None);
             Err(wrong())
         }
     }

@@ -64,6 +64,7 @@ pub(super) async fn answer(
         Some(Ok(response)) => Some(Ok(response)),
         None => None,
     };
+    let ending = counting.ending();
     let sending = Sending {
         responses,
         told,
@@ -79,7 +80,12 @@ pub(super) async fn answer(
         return Ok(dressed(events, wishes, !begun));
     };
     let name = place.name().to_owned();
-    Ok(read_on(place.keep(events.boxed()), &name, wishes, !begun))
+    Ok(read_on(
+        place.keep(events.boxed(), ending),
+        &name,
+        wishes,
+        !begun,
+    ))
 }
 
 /// What a reader reads of the stream with this name. `silent`: nothing has been said for long.

@@ -18,6 +18,7 @@ use sapwood_proto::code::Code;
 use sapwood_proto::generate::error_event;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::ending::{Early, Ending};
 use super::events::Events;
 use super::failure::Failure;
 use super::line::{Gone, Line, Reader};
@@ -45,6 +46,7 @@ pub(super) struct Streams {
 /// The way to a stream, and its task; it is aborted with the server, and where its place is needed.
 struct Kept {
     line: Arc<Line>,
+    ending: Ending,
     _task: AbortOnDropHandle<()>,
 }
 
@@ -114,7 +116,10 @@ impl Streams {
     /// # Errors
     /// `not-found`.
     pub(super) fn cancel(&self, name: &str, visitor: &Visitor) -> Result<(), Failure> {
-        let line = self.line(name, visitor)?;
+        let kept = |kept: &Kept| (Arc::clone(&kept.line), kept.ending.clone());
+        let kept = self.held.back(name, visitor, kept);
+        let (line, ending) = kept.ok_or_else(unknown)?;
+        ending.decide(Some(Early::Delete));
         line.cancel(&error_event(&running::cancelled().message));
         Ok(())
     }
@@ -133,7 +138,7 @@ impl Place<'_> {
     }
 
     /// Has the stream go on by itself, and gives its first reader.
-    pub(super) fn keep(self, events: Events) -> Reader {
+    pub(super) fn keep(self, events: Events, ending: Ending) -> Reader {
         let Self {
             streams,
             token,
@@ -150,7 +155,12 @@ impl Place<'_> {
         let grace = streams.grace;
         let task = tokio::spawn(async move { live(&ended, saying, grace, &drain).await });
         let _task = AbortOnDropHandle::new(task);
-        streams.held.keep(&token, Kept { line, _task });
+        let kept = Kept {
+            line,
+            ending,
+            _task,
+        };
+        streams.held.keep(&token, kept);
         reader
     }
 }

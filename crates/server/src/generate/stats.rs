@@ -3,7 +3,6 @@
 //! Owns: the counts. Refuses to know: engines, whose own numbers stand in `/metrics`.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -17,7 +16,7 @@ use tokio::time::Instant;
 
 use super::call::Responses;
 use super::catalogue::Found;
-use super::ending::Watched;
+use super::ending::{Ending, Watched};
 use crate::drain::Drain;
 use crate::metrics::{Face, Metrics};
 use crate::open::Open;
@@ -90,8 +89,7 @@ impl Stats {
             last: now,
             responses: 0,
             ok: false,
-            decided: Arc::default(),
-            metrics: Arc::clone(&self.metrics),
+            ending: Ending::new(&self.metrics),
             _open: Open::begin(&self.metrics, &self.drain, Face::Generate),
         }
     }
@@ -201,22 +199,19 @@ pub(super) struct Counting {
     last: Instant,
     responses: usize,
     ok: bool,
-    /// Whoever drops its responses from now on does not end it early.
-    decided: Arc<AtomicBool>,
-    metrics: Arc<Metrics>,
+    ending: Ending,
     _open: Open,
 }
 
 impl Counting {
     /// The responses of the request, as ones that count why they end early.
     pub(super) fn watch(&self, responses: Responses) -> Responses {
-        let decided = Arc::clone(&self.decided);
-        Watched::new(responses, decided, Arc::clone(&self.metrics)).boxed()
+        Watched::new(responses, self.ending()).boxed()
     }
 
-    /// What becomes of the request is known, although responses are left.
-    pub(super) fn decided(&self) {
-        self.decided.store(true, Ordering::Relaxed);
+    /// Where it is said what becomes of the request.
+    pub(super) fn ending(&self) -> Ending {
+        self.ending.clone()
     }
 
     /// A response has come.

@@ -10,6 +10,7 @@ use tokio::time::advance;
 
 use super::*;
 use crate::drain;
+use crate::metrics::Metrics;
 
 const GRACE: Duration = Duration::from_secs(60);
 
@@ -51,7 +52,9 @@ fn cut() -> Events {
 fn begin(streams: &Streams, events: Events) -> (String, BoxStream<'static, io::Result<Bytes>>) {
     let place = streams.place(&Visitor::owner()).unwrap();
     let name = place.name().to_owned();
-    (name, place.keep(events).events().fuse().boxed())
+    let ending = Ending::new(&Arc::new(Metrics::new().unwrap()));
+    let reader = place.keep(events, ending);
+    (name, reader.events().fuse().boxed())
 }
 
 fn read(streams: &Streams, name: &str, after: u64) -> Result<Option<Events>, StatusCode> {
