@@ -3,15 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sapwood_engine::{Engine, Owner, scripted};
+use sapwood_engine::{Engine, Owner, PrefixSharing, scripted};
 use sapwood_proto::lmtp::Limits;
 use sapwood_proto::time::Time;
+use sapwood_server::allowance::{self, Allowance, Charging};
+use sapwood_server::auth::Key;
 use sapwood_server::lmtp;
 use sapwood_tests::socket::Socket;
 use sapwood_tests::{Running, by_hand, spawned, until};
 use serde_json::{Value, json};
 
-use super::{chatter, client, kernel, message, of_parrot, stepped, stream, told, with_config};
+use super::{
+    chatter, client, kernel, message, of_parrot, parrot, stepped, stream, told, with_config,
+};
 
 const NEGOTIATE: &str = r#"MODEL_INFO {"stream_id":1,"model":"parrot","data":{"lmtp":{"version":2,"features":["text","cancel","usage","samples","teleport"]}}}"#;
 
@@ -53,6 +57,40 @@ async fn lm_901_text_is_negotiated_and_generated_without_a_round_trip() {
         (&usage["prompt_tokens"], &usage["completion_tokens"]),
         (&json!(8), &json!(8))
     );
+}
+
+/// LM-950
+#[tokio::test]
+async fn lm_609_a_key_does_not_see_what_another_has_had_computed() {
+    for (prefix_sharing, theirs) in [(PrefixSharing::Scope, 0), (PrefixSharing::All, 38)] {
+        let limits = sapwood_engine::Config {
+            prefix_sharing,
+            ..sapwood_engine::Config::default()
+        };
+        let engine = Engine::spawn(sapwood_tests::scripted(parrot()), limits).unwrap();
+        let kernel = kernel("parrot", engine);
+        kernel.layer(Charging);
+        let keys = ["anna", "ben"].map(|name| Key {
+            allowance: Some(Arc::new(Allowance::new(allowance::Limits::default()))),
+            ..sapwood_tests::key(name, name)
+        });
+        let server = Running::start(kernel, Default::default(), keys.into()).await;
+        let mut cached = Vec::new();
+        for key in ["anna", "ben", "anna", "ben"] {
+            let bearer = format!("Bearer {key}");
+            let headers = [
+                ("sec-websocket-protocol", "lmtp.v2"),
+                ("authorization", &bearer),
+            ];
+            let mut socket = Socket::open(&server, "/lmtp", &headers).await.unwrap();
+            let text = "the beginning of everything that I ask";
+            let ask = json!({"model": "parrot", "prompt_text": text, "stream_id": 1});
+            socket.say(&format!("GENERATE {ask}")).await;
+            let items = stream(&mut socket, 1).await;
+            cached.push(items.last().unwrap()["usage"]["cached_tokens"].clone());
+        }
+        assert_eq!(cached, [0, theirs, 38, 38], "{prefix_sharing:?}");
+    }
 }
 
 /// LM-905, LM-913, LM-915

@@ -135,6 +135,9 @@ pub struct Request {
     pub priority: i32,
     /// Whose request it is: among equal priorities, callers take turns. 0 is nobody in particular.
     pub caller: u64,
+    /// Whose computed prefixes it shares, where they are not everybody's (LM-609): those of requests with the same number.
+    /// 0 is nobody in particular.
+    pub prefix_scope: u64,
     /// Ends the request this long after submission, waiting included.
     pub timeout: Option<Duration>,
     /// Requests with the same key probably share a prefix; keep it warm for them.
@@ -166,6 +169,7 @@ impl Request {
             n: 1,
             priority: 0,
             caller: 0,
+            prefix_scope: 0,
             timeout: None,
             cache_key: None,
             steer: None,

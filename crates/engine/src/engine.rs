@@ -27,6 +27,17 @@ use crate::ranking::mix;
 use crate::stats::Stats;
 use crate::submission::{CHOICES_MAX, Submission, prepare};
 
+/// Who may profit from a prefix that was computed already. Whoever may can tell by the time whether it was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PrefixSharing {
+    /// Requests of the same scope: [`Request::prefix_scope`].
+    #[default]
+    Scope,
+    /// Every request.
+    All,
+}
+
 /// The limits of an engine. Plain data; every number has its unit in its name.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -48,6 +59,8 @@ pub struct Config {
     pub prefill_tokens_min: u32,
     /// Milliseconds after the start of `mid` at which a steerer is late (AI-812).
     pub steer_ms: u64,
+    /// Who shares computed prefixes (LM-609).
+    pub prefix_sharing: PrefixSharing,
     /// Seeds for requests that give none follow from this; `None`: from the operating system's randomness.
     pub seed: Option<u64>,
 }
@@ -63,6 +76,7 @@ impl Default for Config {
             step_tokens: 128,
             prefill_tokens_min: 64,
             steer_ms: 25,
+            prefix_sharing: PrefixSharing::default(),
             seed: None,
         }
     }

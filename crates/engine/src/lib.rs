@@ -32,7 +32,7 @@ mod text;
 pub mod tokenizer;
 mod transcript;
 
-pub use engine::{Config, Engine};
+pub use engine::{Config, Engine, PrefixSharing};
 pub use outbox::Handle;
 pub use owner::{Owner, SequenceId, StepReport};
 pub use submission::{

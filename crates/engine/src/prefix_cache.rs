@@ -1,8 +1,8 @@
 //! Which tokens each slot of the model holds, which cells that takes, and which finished sequences are worth keeping.
 //!
-//! Owns: the bookkeeping of slots and cells ([`PrefixCache`]): exact prefix match across requests and sessions, sharing
-//! by reference count, eviction of the least recently used. Refuses to know: the model (its owner repeats each change
-//! there), requests, time.
+//! Owns: the bookkeeping of slots and cells ([`PrefixCache`]): exact prefix match across requests and sessions of one scope,
+//! sharing by reference count, eviction of the least recently used. Refuses to know: the model (its owner repeats each change
+//! there), requests, time, and whose a scope is.
 //!
 //! ```text
 //!   free ── take ──► live ── keep ──► kept       fork: from live or kept into live
@@ -32,6 +32,8 @@ pub(crate) struct PrefixCache {
 #[derive(Debug)]
 struct Place {
     held: Held,
+    /// Whoever looks for its tokens in another scope does not find them (LM-609).
+    scope: u64,
     tokens: Vec<Token>,
     cells: Vec<u32>,
 }
@@ -67,6 +69,7 @@ impl PrefixCache {
     pub(crate) fn new(capacity: Capacity, truncates: bool) -> Self {
         let place = || Place {
             held: Held::Free,
+            scope: 0,
             tokens: Vec::new(),
             cells: Vec::new(),
         };
@@ -95,12 +98,12 @@ impl PrefixCache {
         self.place(slot).tokens.len()
     }
 
-    /// The slot with the longest usable common prefix, if any has one.
-    pub(crate) fn find(&self, prompt: &[Token]) -> Option<Match> {
+    /// The slot of this scope with the longest usable common prefix, if any has one.
+    pub(crate) fn find(&self, scope: u64, prompt: &[Token]) -> Option<Match> {
         let limit = prompt.len().saturating_sub(1);
         let mut best: Option<Match> = None;
         for (slot, place) in (0..).zip(&self.places) {
-            if place.held == Held::Free {
+            if place.held == Held::Free || place.scope != scope {
                 continue;
             }
             let common = common_prefix(&place.tokens, &prompt[..limit]);
@@ -129,13 +132,15 @@ impl PrefixCache {
             .count()
     }
 
-    /// A free slot, made live and empty.
-    pub(crate) fn take(&mut self) -> Option<Slot> {
+    /// A free slot, made live and empty, for tokens of this scope.
+    pub(crate) fn take(&mut self, scope: u64) -> Option<Slot> {
         let slot = (0..)
             .zip(&self.places)
             .find(|(_, place)| place.held == Held::Free)?
             .0;
-        self.place_mut(slot).held = Held::Live;
+        let place = self.place_mut(slot);
+        place.held = Held::Live;
+        place.scope = scope;
         Some(slot)
     }
 
@@ -245,10 +250,10 @@ impl PrefixCache {
         evicted
     }
 
-    /// Marks everything that was kept under `key` as just used.
-    pub(crate) fn warm(&mut self, key: u64) {
+    /// Marks everything of this scope that was kept under `key` as just used.
+    pub(crate) fn warm(&mut self, scope: u64, key: u64) {
         self.uses += 1;
-        for place in &mut self.places {
+        for place in self.places.iter_mut().filter(|it| it.scope == scope) {
             if let Held::Kept {
                 used,
                 key: Some(kept),

@@ -143,6 +143,8 @@ fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> Request {
         .map(|deadline| deadline.saturating_duration_since(Instant::now()));
     let turn = call.payer.as_ref().map_or(0, |payer| payer.turn());
     request.caller = if turn == 0 { config.turn } else { turn };
+    // Whoever pays has prefixes of its own; all others have theirs together.
+    request.prefix_scope = turn;
     config.apply(&mut request);
     request
 }

@@ -116,8 +116,21 @@ pub(crate) struct Engine {
     pub(crate) parallel: u32,
     /// Beginnings of finished prompts that are kept, so that the next turn pays only for what is new.
     pub(crate) kept_prefixes: u32,
+    /// Who shares what was computed of a prompt.
+    pub(crate) prefix_cache_scope: PrefixScope,
     /// A busy engine without a step for this long counts as stuck.
     pub(crate) watchdog: Span,
+}
+
+/// Who shares what was computed of a prompt. Whoever does can tell by the time whether somebody has sent the like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum PrefixScope {
+    /// The requests of one key, and all that have none.
+    #[default]
+    Key,
+    /// Every request.
+    Server,
 }
 
 impl Default for Engine {
@@ -127,6 +140,7 @@ impl Default for Engine {
             threads: 0,
             parallel: 8,
             kept_prefixes: 32,
+            prefix_cache_scope: PrefixScope::Key,
             watchdog: Span::seconds(30),
         }
     }

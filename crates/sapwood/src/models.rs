@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 #[cfg(feature = "embedded")]
 use sapwood_engine::embedded;
-use sapwood_engine::{Engine, scripted};
+use sapwood_engine::{Engine, PrefixSharing, scripted};
 use sapwood_server::generate;
 
-use crate::config::{Backend, Config, Model};
+use crate::config::{Backend, Config, Model, PrefixScope};
 use crate::failure::{Exit, Failure};
 
 /// One model that can be loaded.
@@ -177,6 +177,10 @@ fn limits(config: &Config) -> sapwood_engine::Config {
         queue_tokens: config.limits.queue_tokens,
         queue_timeout_ms: u64::try_from(config.limits.queue_timeout.get().as_millis())
             .unwrap_or(u64::MAX),
+        prefix_sharing: match config.engine.prefix_cache_scope {
+            PrefixScope::Key => PrefixSharing::Scope,
+            PrefixScope::Server => PrefixSharing::All,
+        },
         ..sapwood_engine::Config::default()
     }
 }

@@ -39,7 +39,7 @@ pub struct Limits {
 #[derive(Debug)]
 pub struct Allowance {
     limits: Limits,
-    /// Whose turn it is in the queues of engines.
+    /// Whose turn it is in the queues of engines, and whose prefixes are in their caches.
     turn: u64,
     state: Mutex<State>,
 }

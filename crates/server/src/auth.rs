@@ -128,8 +128,8 @@ pub struct Key {
     pub fingerprint: Fingerprint,
     /// What it may be used for.
     pub scopes: Scopes,
-    /// How much of it, and with which models; also whose turn it is where requests wait. `None`: as much as there is, and
-    /// with nobody's turn.
+    /// How much of it, and with which models; also whose turn it is where requests wait, and whose computed prefixes are
+    /// shared. `None`: as much as there is, and like whoever has no key.
     pub allowance: Option<Arc<Allowance>>,
 }
 

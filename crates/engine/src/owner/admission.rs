@@ -14,7 +14,7 @@ use slab::Slab;
 use super::Owner;
 use super::sequence::{After, Job, Sequence, Steering};
 use crate::api::{Fault, Finish, Reason};
-use crate::engine::Command;
+use crate::engine::{Command, PrefixSharing};
 use crate::model::{Opening, Slot};
 use crate::outbox::Wish;
 use crate::prefix_cache::{Match, common_prefix};
@@ -53,6 +53,10 @@ impl Owner {
             prompt: submission.prompt,
             priority: submission.priority,
             caller: submission.caller,
+            scope: match self.config.prefix_sharing {
+                PrefixSharing::Scope => submission.prefix_scope,
+                PrefixSharing::All => 0,
+            },
             cache_key: submission.cache_key,
             follower: submission.follower,
             members: Vec::new(),
@@ -275,7 +279,8 @@ impl Owner {
                 self.model.release(slot);
             }
         }
-        let Some(slot) = self.cache.take() else {
+        let scope = self.jobs[self.sequences[key].job].scope;
+        let Some(slot) = self.cache.take(scope) else {
             return false;
         };
         let shared = shared
@@ -290,7 +295,8 @@ impl Owner {
         loop {
             let sequence = &self.sequences[key];
             let tokens = &sequence.tokens;
-            let shared = self.cache.find(&tokens[..=sequence.first_row()]);
+            let scope = self.jobs[sequence.job].scope;
+            let shared = self.cache.find(scope, &tokens[..=sequence.first_row()]);
             let saved = shared.map_or(0, |shared| {
                 shared.tokens - self.cache.unpinned(shared.slot, shared.tokens)
             });
@@ -329,7 +335,7 @@ impl Owner {
             }
         }
         if let Some(key) = job.cache_key {
-            self.cache.warm(key);
+            self.cache.warm(job.scope, key);
         }
         if job.started.is_none() {
             job.cached_tokens = u32::try_from(common).unwrap_or(u32::MAX);
@@ -359,7 +365,7 @@ impl Owner {
 }
 
 /// Who computes, or will, the longest prefix that is worth waiting for. Nobody waits for a sequence that may sleep or be
-/// suspended before it has computed that much, or that has less priority.
+/// suspended before it has computed that much, that has less priority, or whose prefixes are not shared with it.
 fn leader(
     sequences: &Slab<Sequence>,
     jobs: &Slab<Job>,
@@ -369,6 +375,7 @@ fn leader(
     let leads = |other: &Sequence| {
         other.after.is_none()
             && other.steering.is_none()
+            && jobs[other.job].scope == request.scope
             && jobs[other.job].priority >= request.priority
     };
     let common = |(key, other): (Key, &Sequence)| {

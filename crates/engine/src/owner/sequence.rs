@@ -31,6 +31,8 @@ pub(super) struct Job {
     pub(super) prompt: Arc<[Token]>,
     pub(super) priority: i32,
     pub(super) caller: u64,
+    /// Its prefixes are those of requests with the same one.
+    pub(super) scope: u64,
     pub(super) cache_key: Option<u64>,
     pub(super) follower: Option<Follower>,
     /// Its sequences that have not ended.

@@ -22,14 +22,14 @@ fn cache(truncates: bool) -> PrefixCache {
 #[test]
 fn a_prefix_is_found_among_live_and_kept_slots_and_the_longest_wins() {
     let mut cache = cache(true);
-    let live = cache.take().unwrap();
+    let live = cache.take(0).unwrap();
     cache.append(live, &[1, 2, 3, 4]);
-    let kept = cache.take().unwrap();
+    let kept = cache.take(0).unwrap();
     cache.append(kept, &[1, 2, 3, 4, 5, 6]);
     cache.keep(kept, None);
     let found = |prompt: &[Token]| {
         cache
-            .find(prompt)
+            .find(0, prompt)
             .map(|found| (found.slot, found.tokens, found.kept, found.whole))
     };
     assert_eq!(found(&[1, 2, 3, 4, 5, 6, 7]), Some((kept, 6, true, true)));
@@ -45,31 +45,60 @@ fn a_prefix_is_found_among_live_and_kept_slots_and_the_longest_wins() {
 #[test]
 fn a_model_that_cannot_cut_back_goes_on_only_where_a_slot_ends() {
     let mut cache = cache(false);
-    let kept = cache.take().unwrap();
+    let kept = cache.take(0).unwrap();
     cache.append(kept, &[1, 2, 3]);
     cache.keep(kept, None);
-    assert_eq!(cache.find(&[1, 2, 9]), None);
+    assert_eq!(cache.find(0, &[1, 2, 9]), None);
     assert_eq!(
-        cache.find(&[1, 2, 3]),
+        cache.find(0, &[1, 2, 3]),
         None,
         "its last token would have to be computed again"
     );
-    assert_eq!(cache.find(&[1, 2, 3, 4]).map(|found| found.tokens), Some(3));
+    assert_eq!(
+        cache.find(0, &[1, 2, 3, 4]).map(|found| found.tokens),
+        Some(3)
+    );
 }
 
 #[test]
 fn the_least_recently_used_goes_first_and_a_key_keeps_its_own_warm() {
     let mut cache = cache(true);
-    let slots: Vec<Slot> = (0..3).map(|_| cache.take().unwrap()).collect();
+    let slots: Vec<Slot> = (0..3).map(|_| cache.take(0).unwrap()).collect();
     for (&slot, key) in slots.iter().zip([Some(7), None, None]) {
         cache.append(slot, &[slot, 1]);
         cache.keep(slot, key);
     }
-    cache.warm(7);
+    cache.warm(0, 7);
     assert_eq!(cache.evict(Some(slots[1])), Some(slots[2]));
     assert_eq!(cache.evict(None), Some(slots[1]));
     assert_eq!(cache.evict(None), Some(slots[0]));
     assert_eq!((cache.evict(None), cache.used()), (None, 0));
+}
+
+#[test]
+fn lm_609_a_prefix_is_found_in_its_own_scope_alone() {
+    let mut cache = cache(true);
+    for (scope, tokens) in [(1, &[1, 2, 3, 4][..]), (2, &[1, 2, 9])] {
+        let slot = cache.take(scope).unwrap();
+        cache.append(slot, tokens);
+        cache.keep(slot, Some(7));
+    }
+    let common = |cache: &PrefixCache, scope| {
+        let found = cache.find(scope, &[1, 2, 3, 4, 5]);
+        found.map(|found| found.tokens)
+    };
+    let found = [1, 2, 3].map(|scope| common(&cache, scope));
+    assert_eq!(found, [Some(4), Some(2), None]);
+    // Nor does anybody keep warm what is another's.
+    cache.warm(2, 7);
+    cache.warm(1, 7);
+    cache.warm(2, 7);
+    assert!(cache.evict(None).is_some());
+    assert_eq!([1, 2].map(|scope| common(&cache, scope)), [None, Some(2)]);
+    // A slot belongs to whoever has taken it last.
+    let slot = cache.take(3).unwrap();
+    cache.append(slot, &[1]);
+    assert_eq!(common(&cache, 3), Some(1));
 }
 
 /// What the naive cache knows of a slot: its tokens as (token, identity of the cell), and whether it is live.
@@ -151,7 +180,7 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
     let live = |naive: &Naive, slot: usize| naive[slot].as_ref().is_some_and(|place| place.1);
     match act {
         Act::Take => {
-            let slot = cache.take();
+            let slot = cache.take(0);
             assert_eq!(slot.is_some(), naive.iter().any(Option::is_none));
             if let Some(slot) = slot {
                 assert!(naive[slot as usize].is_none(), "no slot is given twice");
@@ -175,7 +204,7 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
             let Some((held, _)) = naive[from].clone() else {
                 return;
             };
-            let Some(to) = cache.take() else { return };
+            let Some(to) = cache.take(0) else { return };
             let count = count.min(held.len());
             cache.fork(from as u32, to, count);
             naive[to as usize] = Some((held[..count].to_vec(), true));

@@ -1,8 +1,9 @@
 //! Prefixes, shared prompts, and a cache that is too small.
 
 use super::harness::{Bench, read, say};
-use crate::api::Reason;
+use crate::api::{Reason, Request};
 use crate::scripted::{Config as Script, Script as Name};
+use crate::{Config, PrefixSharing};
 
 fn computed(reports: &[crate::StepReport]) -> u32 {
     reports
@@ -38,6 +39,59 @@ fn the_second_turn_of_a_conversation_pays_only_its_new_tokens() {
         );
         assert_eq!(computed(&reports[..1]), 9);
         assert_eq!(bench.engine.stats().prefix_hits.get(), 21);
+    }
+}
+
+/// A request whose prefixes are those of this scope.
+fn of_scope(scope: u64, prompt: &str) -> Request {
+    let mut request = say(prompt);
+    request.prefix_scope = scope;
+    request
+}
+
+#[test]
+fn lm_609_a_prefix_is_shared_within_its_scope_or_with_everybody() {
+    for (prefix_sharing, expect) in [
+        (PrefixSharing::Scope, [0, 0, 21, 21]),
+        (PrefixSharing::All, [0, 21, 21, 21]),
+    ] {
+        let config = Config {
+            prefix_sharing,
+            ..Config::default()
+        };
+        let mut bench = Bench::with(Script::default(), config);
+        let prompt = "a question that costs";
+        let cached = [1, 2, 1, 2].map(|scope| {
+            let answer = bench.answer(of_scope(scope, prompt));
+            answer.usage.unwrap().cached_tokens
+        });
+        assert_eq!(cached, expect, "{prefix_sharing:?}");
+    }
+}
+
+/// Of requests that run at once none waits for another's prefix that it will not get.
+#[test]
+fn lm_609_requests_of_two_scopes_compute_one_prefix_each() {
+    for (prefix_sharing, prefills) in [(PrefixSharing::Scope, 2), (PrefixSharing::All, 1)] {
+        let config = Config {
+            prefix_sharing,
+            ..Config::default()
+        };
+        let mut bench = Bench::with(Script::default(), config);
+        let prompt = "p".repeat(200);
+        let _handles = [1, 1, 1, 2, 2, 2].map(|scope| {
+            let mut request = of_scope(scope, &prompt);
+            request.max_tokens = Some(1);
+            bench.submit(request)
+        });
+        let reports = bench.settle();
+        let tokens = computed(&reports);
+        // Whoever shares a prompt computes its last token.
+        assert_eq!(
+            tokens,
+            prefills * 201 + (6 - prefills),
+            "{prefix_sharing:?}"
+        );
     }
 }
 
