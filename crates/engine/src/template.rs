@@ -2,7 +2,8 @@
 //!
 //! Owns: rendering as Hugging Face's tokenizers do it (block trimming, loop controls, `raise_exception`, `strftime_now`,
 //! Python's string methods and its JSON), and the promise that no value can forge a control token (EV-607).
-//! Refuses to know: tokens, models, files. A [`Template`] yields [`Piece`]s; whoever has a vocabulary tokenises them.
+//! Refuses to know: models, files, how text becomes tokens. A [`Template`] yields [`Piece`]s, of which a vocabulary makes
+//! [`tokens`].
 //!
 //! ```text
 //!   values ──► shield covers texts of control tokens ──► render ──► pieces: the template's text, and covered text
@@ -23,8 +24,9 @@ use minijinja::value::{Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, escape_formatter};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use sapwood_proto::code::Code;
+use sapwood_proto::steer::Token;
 
-use crate::api::{Chat, Fault, Message};
+use crate::api::{Chat, Fault, Message, Vocabulary};
 use shield::{Covered, Shield};
 
 /// Steps that one rendering may take.
@@ -52,6 +54,22 @@ pub enum Piece {
     Template(String),
     /// Text that came from a value and only looks like a control token: plain text.
     Plain(String),
+}
+
+/// The tokens of a rendered conversation. Most templates print the beginning themselves; it stands there once.
+#[must_use]
+pub fn tokens(pieces: &[Piece], vocabulary: &impl Vocabulary) -> Vec<Token> {
+    let of = |piece: &Piece| match piece {
+        Piece::Template(text) => vocabulary.tokenize(text, true),
+        Piece::Plain(text) => vocabulary.tokenize(text, false),
+    };
+    let mut tokens: Vec<Token> = pieces.iter().flat_map(of).collect();
+    if let Some(beginning) = vocabulary.beginning()
+        && tokens.first() != Some(&beginning)
+    {
+        tokens.insert(0, beginning);
+    }
+    tokens
 }
 
 /// Why a template is not usable, or a conversation not renderable.

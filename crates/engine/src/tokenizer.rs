@@ -17,7 +17,7 @@ use tokenizers::Tokenizer as Machine;
 
 use self::pieces::Pieces;
 use crate::api::{Chat, Fault, Vocabulary};
-use crate::template::{Piece, SpecialTexts, Template, no_template};
+use crate::template::{self, SpecialTexts, Template, no_template};
 
 /// The files of a tokenizer, read.
 #[derive(Clone, Debug, Default)]
@@ -277,20 +277,7 @@ impl Vocabulary for Tokenizer {
 
     fn chat(&self, chat: &Chat) -> Result<Vec<Token>, Fault> {
         let template = self.template.as_ref().ok_or_else(no_template)?;
-        let mut all = Vec::new();
-        for piece in template.render(chat)? {
-            all.extend(match &piece {
-                Piece::Template(text) => self.tokenize(text, true),
-                Piece::Plain(text) => self.tokenize(text, false),
-            });
-        }
-        // Most templates print it themselves; it stands there once.
-        if let Some(beginning) = self.beginning
-            && all.first() != Some(&beginning)
-        {
-            all.insert(0, beginning);
-        }
-        Ok(all)
+        Ok(template::tokens(&template.render(chat)?, self))
     }
 }
 

@@ -10,7 +10,7 @@ use sapwood_proto::steer::Token;
 
 use super::llama;
 use crate::api::{self, Chat, Fault};
-use crate::template::{Piece, SpecialTexts, Template, TemplateError, no_template};
+use crate::template::{self, SpecialTexts, Template, TemplateError, no_template};
 
 /// Characters between two white spaces (or of white space) that the tokenizer is given at once.
 ///
@@ -137,20 +137,7 @@ impl api::Vocabulary for Vocabulary {
 
     fn chat(&self, chat: &Chat) -> Result<Vec<Token>, Fault> {
         let template = self.template.as_ref().ok_or_else(no_template)?;
-        let mut tokens = Vec::new();
-        for piece in template.render(chat)? {
-            tokens.extend(match &piece {
-                Piece::Template(text) => self.tokenize(text, true),
-                Piece::Plain(text) => self.tokenize(text, false),
-            });
-        }
-        // Most templates print it themselves; it stands there once.
-        if let Some(beginning) = self.beginning
-            && tokens.first() != Some(&beginning)
-        {
-            tokens.insert(0, beginning);
-        }
-        Ok(tokens)
+        Ok(template::tokens(&template.render(chat)?, self))
     }
 }
 
