@@ -4,72 +4,33 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use sapwood_engine::scripted::{self, Script};
-use sapwood_engine::stats::Stats;
-use sapwood_engine::{Config, Engine};
-use sapwood_kernel::{Kernel, model};
 use sapwood_proto::lmtp::Limits;
 use sapwood_server::lmtp;
 use sapwood_tests::socket::{Said, Socket, frame};
-use sapwood_tests::{Faces, Running, scripted as played, until};
+use sapwood_tests::{Faces, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::house::House;
 use super::{TURN, held, usual_growth};
 
-/// A server of one model, and everything of it that can be left behind.
-struct House {
-    server: Running,
-    engine: Engine,
-    /// Tasks while nobody is there.
-    tasks: usize,
+/// Nobody may stay away.
+async fn open() -> House {
+    let limits = Limits {
+        resume_grace: Duration::ZERO,
+        ..Limits::default()
+    };
+    House::open(Faces {
+        lmtp: lmtp::Config {
+            limits: Arc::new(limits),
+            ..lmtp::Config::default()
+        },
+        ..Faces::default()
+    })
+    .await
 }
 
-/// Tokens in the model's cache, and in one stream.
-const CELLS: u32 = 1 << 13;
-
 impl House {
-    /// Its model says words until nobody wants more.
-    async fn open() -> Self {
-        let words = played(scripted::Config {
-            name: "m".into(),
-            script: Script::Tokens,
-            context_tokens: CELLS,
-            count: 1 << 16,
-            // What the cache remembers of those who are gone is little.
-            kept_prefixes: 0,
-            cells: Some(CELLS),
-            ..scripted::Config::default()
-        });
-        let config = Config {
-            outbox_events: 8,
-            ..Config::default()
-        };
-        let engine = Engine::spawn(words, config).unwrap();
-        let kernel = Kernel::new();
-        kernel.add(model("m", engine.clone())).unwrap();
-        let faces = Faces {
-            lmtp: lmtp::Config {
-                limits: Arc::new(Limits {
-                    resume_grace: Duration::ZERO,
-                    ..Limits::default()
-                }),
-                ..lmtp::Config::default()
-            },
-            ..Faces::default()
-        };
-        let server = Running::start_faces(Default::default(), kernel, faces, Vec::new()).await;
-        Self {
-            server,
-            engine,
-            tasks: tasks(),
-        }
-    }
-
-    fn stats(&self) -> &Stats {
-        self.engine.stats()
-    }
-
     async fn client(&self) -> Socket {
         Socket::open(&self.server, "/lmtp", &[]).await.unwrap()
     }
@@ -77,23 +38,6 @@ impl House {
     /// Somebody who will not read.
     async fn mute(&self) -> Socket {
         Socket::narrow(&self.server, "/lmtp").await.unwrap()
-    }
-
-    /// Waits until nothing is left of anybody, and counts the bytes.
-    async fn left(&self) -> isize {
-        let numbers = &self.server.shared.metrics;
-        until("everybody is gone", || numbers.connections_open.get() == 0).await;
-        assert_eq!(numbers.lmtp.connections_open.get(), 0);
-        let open = numbers.streams_open.with_label_values(&["lmtp"]);
-        until("no stream is open", || open.get() == 0).await;
-        let stats = self.stats();
-        until("the engine has nothing left", || {
-            stats.requests_running.get() + stats.requests_waiting.get() + stats.streams_parked.get()
-                == 0
-        })
-        .await;
-        until("their tasks are gone", || tasks() <= self.tasks).await;
-        held()
     }
 
     /// Short streams of somebody who reads.
@@ -121,12 +65,6 @@ impl House {
             self.others().await;
         }
     }
-}
-
-pub(super) fn tasks() -> usize {
-    tokio::runtime::Handle::current()
-        .metrics()
-        .num_alive_tasks()
 }
 
 const AGREE: &str =
@@ -205,7 +143,7 @@ async fn visit(house: &House, way: usize) {
 #[tokio::test]
 async fn lm_1305_who_comes_and_goes_leaves_rows_tasks_and_memory_as_they_were() {
     let _turn = TURN.lock().await;
-    let house = House::open().await;
+    let house = open().await;
     let mut after = Vec::new();
     for _ in 0..25 {
         let mut bytes = 0;
@@ -223,7 +161,7 @@ async fn lm_1305_who_comes_and_goes_leaves_rows_tasks_and_memory_as_they_were() 
 #[tokio::test]
 async fn lm_610_thousands_of_streams_of_one_connection_leave_nothing() {
     let _turn = TURN.lock().await;
-    let house = House::open().await;
+    let house = open().await;
     let mut socket = house.client().await;
     let mut after = Vec::new();
     for _ in 0..9 {
@@ -282,7 +220,7 @@ async fn unread(house: &House) {
 #[tokio::test]
 async fn lm_607_a_thousand_streams_that_nobody_reads_hold_memory_flat() {
     let _turn = TURN.lock().await;
-    let house = House::open().await;
+    let house = open().await;
     // What is as wide as the largest batch and queue stays so.
     unread(&house).await;
     let before = house.left().await;
@@ -304,7 +242,7 @@ const FLOODS: [&[&str]; 4] = [
 #[tokio::test]
 async fn lm_607_floods_of_lines_whose_answers_nobody_reads_hold_memory_flat() {
     let _turn = TURN.lock().await;
-    let house = House::open().await;
+    let house = open().await;
     house.others().await;
     let before = house.left().await;
     for lines in FLOODS {
@@ -338,7 +276,7 @@ async fn lm_607_floods_of_lines_whose_answers_nobody_reads_hold_memory_flat() {
 #[tokio::test]
 async fn lm_1201_large_messages_pin_no_memory() {
     let _turn = TURN.lock().await;
-    let house = House::open().await;
+    let house = open().await;
     house.others().await;
     house.left().await;
     let before = held();

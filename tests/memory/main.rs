@@ -12,6 +12,7 @@
 
 mod evergreen;
 mod generate;
+mod house;
 mod lmtp;
 
 use std::alloc::System;

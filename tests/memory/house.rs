@@ -1,0 +1,80 @@
+//! A server of one model, and everything of it that can be left behind.
+//!
+//! Owns: [`House`]: opening it, and waiting until nothing is left of anybody. Refuses to know: who comes, and to which face.
+
+use sapwood_engine::scripted::{self, Script};
+use sapwood_engine::stats::Stats;
+use sapwood_engine::{Config, Engine};
+use sapwood_kernel::{Kernel, model};
+use sapwood_tests::{Faces, Running, scripted as played, until};
+use tokio::runtime::Handle;
+
+use super::held;
+
+/// Tokens in the model's cache, and in one stream.
+const CELLS: u32 = 1 << 13;
+
+pub(super) struct House {
+    pub(super) server: Running,
+    engine: Engine,
+    /// Tasks while nobody is there.
+    tasks: usize,
+}
+
+impl House {
+    /// Its model says words until nobody wants more.
+    pub(super) async fn open(faces: Faces) -> Self {
+        let words = played(scripted::Config {
+            name: "m".into(),
+            script: Script::Tokens,
+            context_tokens: CELLS,
+            count: 1 << 16,
+            // What the cache remembers of those who are gone is little.
+            kept_prefixes: 0,
+            cells: Some(CELLS),
+            ..scripted::Config::default()
+        });
+        let config = Config {
+            outbox_events: 8,
+            ..Config::default()
+        };
+        let engine = Engine::spawn(words, config).unwrap();
+        let kernel = Kernel::new();
+        kernel.add(model("m", engine.clone())).unwrap();
+        let server = Running::start_faces(Default::default(), kernel, faces, Vec::new()).await;
+        Self {
+            server,
+            engine,
+            tasks: tasks(),
+        }
+    }
+
+    pub(super) fn stats(&self) -> &Stats {
+        self.engine.stats()
+    }
+
+    /// Waits until nothing is left of anybody, and counts the bytes.
+    pub(super) async fn left(&self) -> isize {
+        let numbers = &self.server.shared.metrics;
+        until("everybody is gone", || numbers.connections_open.get() == 0).await;
+        assert_eq!(numbers.lmtp.connections_open.get(), 0);
+        let open = ["lmtp", "generate"].map(|face| numbers.streams_open.with_label_values(&[face]));
+        until("no stream is open", || {
+            open.iter().all(|open| open.get() == 0)
+        })
+        .await;
+        let stats = self.stats();
+        until("the engine has nothing left", || {
+            stats.requests_running.get() + stats.requests_waiting.get() + stats.streams_parked.get()
+                == 0
+        })
+        .await;
+        until("their tasks are gone", || tasks() <= self.tasks).await;
+        assert_eq!(self.server.shared.drain.open(), 0);
+        held()
+    }
+}
+
+fn tasks() -> usize {
+    Handle::current().metrics().num_alive_tasks()
+}
