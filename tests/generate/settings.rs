@@ -39,6 +39,15 @@ async fn tr_401_max_tokens_and_stop_words_work_whichever_way_they_come() {
 }
 
 #[tokio::test]
+async fn tr_402_control_tokens_are_text_on_request() {
+    let server = demo().await;
+    for (skip, said) in [(true, "one"), (false, "one</s></s>")] {
+        let body = json!({"text_input": "one", "ignore_eos": true, "max_tokens": 3, "skip_special_tokens": skip});
+        assert_eq!(generate(&server, body).await["text_output"], said);
+    }
+}
+
+#[tokio::test]
 async fn tr_401_bad_words_never_come_and_empty_ones_are_dropped() {
     let server = demo().await;
     let prompt = "one two three two";

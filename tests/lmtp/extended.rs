@@ -93,6 +93,19 @@ async fn lm_609_a_key_does_not_see_what_another_has_had_computed() {
     }
 }
 
+#[tokio::test]
+async fn lm_912_control_tokens_are_text_on_request() {
+    let server = of_parrot().await;
+    let mut socket = negotiated(&server).await;
+    for (skip, said) in [("true", "Hi"), ("false", "Hi</s></s>")] {
+        let ask = format!(
+            r#"GENERATE {{"model":"parrot","prompt_text":"Hi","ignore_eos":true,"max_tokens":4,"skip_special":{skip},"stream_id":1}}"#
+        );
+        socket.say(&ask).await;
+        assert_eq!(text(&stream(&mut socket, 1).await), said);
+    }
+}
+
 /// LM-905, LM-913, LM-915
 #[tokio::test]
 async fn lm_905_the_subprotocol_opens_everything() {

@@ -127,6 +127,8 @@ pub struct Request {
     pub bad_words: Vec<String>,
     /// Generate on past the end-of-sequence token.
     pub ignore_eos: bool,
+    /// Control tokens are no text; without this they are their names.
+    pub skip_special_tokens: bool,
     /// `None`: no log-probabilities at all. `Some(k)`: the chosen token's, and the `k` best.
     pub top_logprobs: Option<u32>,
     /// How many choices; 1 to 64.
@@ -165,6 +167,7 @@ impl Request {
             stop_sequences: Vec::new(),
             bad_words: Vec::new(),
             ignore_eos: false,
+            skip_special_tokens: true,
             top_logprobs: None,
             n: 1,
             priority: 0,

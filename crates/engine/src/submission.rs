@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::{Steer, Token};
 
@@ -57,6 +58,7 @@ pub(crate) struct Terms {
     pub(crate) stop_sequences: Vec<Vec<Token>>,
     pub(crate) bad_words: Option<BadWords>,
     pub(crate) ignore_eos: bool,
+    pub(crate) skip_special_tokens: bool,
     pub(crate) top_logprobs: Option<u32>,
     pub(crate) scored: Option<Scored>,
 }
@@ -71,6 +73,14 @@ pub(crate) struct Scored {
 }
 
 impl Terms {
+    /// What a token adds to the text of an output.
+    pub(crate) fn bytes(&self, vocabulary: &dyn Vocabulary, token: Token) -> Bytes {
+        if self.skip_special_tokens || !vocabulary.is_special(token) {
+            return vocabulary.bytes(token);
+        }
+        vocabulary.name(token).map_or_else(Bytes::new, Bytes::from)
+    }
+
     /// Tokens that may not come before `min_tokens`, beside the ends.
     pub(crate) fn single_stops(&self) -> impl Iterator<Item = Token> + '_ {
         let singles = self.stop_sequences.iter().map(Vec::as_slice);
@@ -153,6 +163,7 @@ pub(crate) fn prepare(
             stop_sequences: request.stop_sequences,
             bad_words,
             ignore_eos: request.ignore_eos,
+            skip_special_tokens: request.skip_special_tokens,
             top_logprobs: request.top_logprobs,
             scored,
         }),

@@ -193,7 +193,10 @@ impl Choice {
             // The bytes of what stops are no text.
             return (ByteString::new(), Some(Stop::Tokens(stop)));
         }
-        let bytes = match self.text.pass(vocabulary.bytes(token), &terms.stop) {
+        let bytes = match self
+            .text
+            .pass(terms.bytes(&**vocabulary, token), &terms.stop)
+        {
             Ok(text) => return (text, None),
             Err(bytes) => bytes,
         };

@@ -197,8 +197,9 @@ impl Owner {
         let (mut text, mut shown) = (Text::default(), String::new());
         for sampled in output {
             // None of them stopped it then, so none is looked for now.
-            let bytes = self.vocabulary.bytes(sampled.id);
-            text.push(&bytes, &self.terms(key).stop, false, &mut shown);
+            let terms = self.terms(key);
+            let bytes = terms.bytes(&*self.vocabulary, sampled.id);
+            text.push(&bytes, &terms.stop, false, &mut shown);
         }
         (text, shown)
     }
@@ -218,7 +219,7 @@ impl Owner {
         }
         let bytes = match sequence
             .text
-            .pass(self.vocabulary.bytes(token), &terms.stop)
+            .pass(terms.bytes(&*self.vocabulary, token), &terms.stop)
         {
             Ok(text) => return (text, None),
             Err(bytes) => bytes,
@@ -242,9 +243,9 @@ impl Owner {
     }
 
     fn push_forced_text(&mut self, key: Key, token: Token, out: &mut String) {
-        let bytes = self.vocabulary.bytes(token);
         let sequence = &mut self.sequences[key];
         let terms = &self.jobs[sequence.job].terms;
+        let bytes = terms.bytes(&*self.vocabulary, token);
         sequence.text.push(&bytes, &terms.stop, false, out);
     }
 

@@ -59,6 +59,8 @@ pub struct GenerateConfig {
     pub bad_words: Vec<String>,
     /// Go on past the end of sequence.
     pub ignore_eos: Option<bool>,
+    /// Whether control tokens are no text, as is usual; with `false` they are their names.
+    pub skip_special_tokens: Option<bool>,
     /// Alternatives told with each token, 0 to 1,000; not set: no log-probabilities, unless their port is read.
     pub top_logprobs: Option<u32>,
     /// Added to the logits; minus infinity forbids. Shared, so that it is not copied from call to call.
@@ -171,10 +173,8 @@ impl GenerateConfig {
             "stop" => self.stop = texts(field, value)?,
             "bad_words" => self.bad_words = texts(field, value)?,
             "stop_token_ids" => self.stop_sequences = token_ids(field, value)?,
-            "ignore_eos" => {
-                let flag = value.as_bool();
-                self.ignore_eos = Some(flag.ok_or_else(|| bad(field, "must be true or false"))?);
-            }
+            "ignore_eos" => self.ignore_eos = Some(flag(field, value)?),
+            "skip_special_tokens" => self.skip_special_tokens = Some(flag(field, value)?),
             "top_logprobs" => self.top_logprobs = Some(integer(field, value, 0, TOP_LOGPROBS_MAX)?),
             "logit_bias" => self.logit_bias = logit_bias(value)?,
             "n" => self.n = Some(integer(field, value, 1, limits::CHOICES_MAX)?),
@@ -228,6 +228,7 @@ impl GenerateConfig {
         request.max_tokens = self.max_tokens;
         put(&mut request.min_tokens, self.min_tokens);
         put(&mut request.ignore_eos, self.ignore_eos);
+        put(&mut request.skip_special_tokens, self.skip_special_tokens);
         put(&mut request.n, self.n);
         put(&mut request.priority, self.priority);
         request.stop = self.stop;
@@ -296,6 +297,11 @@ fn seed(value: &Value) -> Result<u64> {
         .or(text)
         .or(double)
         .ok_or_else(|| bad("seed", "must be an integer of 64 bits, not negative"))
+}
+
+fn flag(field: &str, value: &Value) -> Result<bool> {
+    let flag = value.as_bool();
+    flag.ok_or_else(|| bad(field, "must be true or false"))
 }
 
 fn texts(field: &str, value: &Value) -> Result<Vec<String>> {

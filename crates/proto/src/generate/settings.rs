@@ -48,6 +48,8 @@ pub struct Settings {
     pub stop_token_ids: Vec<u32>,
     /// Go on past the end of the sequence.
     pub ignore_eos: Option<bool>,
+    /// Control tokens are no text; with `false` they are their names.
+    pub skip_special_tokens: Option<bool>,
     /// So many choices.
     pub choices: Option<u32>,
     /// So many alternatives beside each token's log-probability.
@@ -172,6 +174,7 @@ impl Settings {
                 .stop_token_ids
                 .push(field.count("a token id", u32::MAX)?),
             "ignore_eos" => self.ignore_eos = Some(field.flag()?),
+            "skip_special_tokens" => self.skip_special_tokens = Some(field.flag()?),
             "n" => self.choices = Some(field.between(1, limits.choices)?),
             "logprobs" => self.top_logprobs = Some(field.between(0, TOP_LOGPROBS_MAX)?),
             "logit_bias" => self.logit_bias = field.biases(limits)?,
@@ -426,7 +429,6 @@ impl Field<'_> {
                 let one = self.integer("1", i128::from(i64::MIN), i128::from(u64::MAX))? == 1;
                 return if one { Ok(()) } else { Err(Refused::Beam) };
             }
-            "skip_special_tokens" => self.flag()?,
             "prompt_logprobs" => {
                 self.integer("0", i128::from(i64::MIN), i128::from(u64::MAX))? == 0
             }

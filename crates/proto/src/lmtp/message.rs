@@ -69,6 +69,8 @@ pub struct Generate {
     pub min_tokens: u32,
     /// Generate on past the end-of-sequence token.
     pub ignore_eos: bool,
+    /// Control tokens are no text; without this they are their names (version 2).
+    pub skip_special: bool,
     /// Higher goes first among those that wait, within one key; 0 is usual (version 2).
     pub priority: i32,
 }
@@ -92,6 +94,7 @@ impl Default for Generate {
             stop: Vec::new(),
             min_tokens: 0,
             ignore_eos: false,
+            skip_special: true,
             priority: 0,
         }
     }

@@ -373,6 +373,9 @@ pub(super) fn generate(
             .count("min_tokens", "at least 0", 0)?
             .unwrap_or(default.min_tokens),
         ignore_eos: members.flag("ignore_eos")?.unwrap_or(default.ignore_eos),
+        skip_special: members
+            .flag("skip_special")?
+            .unwrap_or(default.skip_special),
         priority: default.priority,
         prompt,
     };

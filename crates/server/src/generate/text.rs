@@ -412,6 +412,7 @@ fn config(call: &Call, settings: &Settings, prompt: &Prompt, logprobs: bool) -> 
         bad_words: settings.bad_words.clone(),
         stop_sequences: tokens.map(|token| vec![*token]).collect(),
         ignore_eos: settings.ignore_eos,
+        skip_special_tokens: settings.skip_special_tokens,
         top_logprobs: logprobs.then(|| settings.top_logprobs.unwrap_or(0)),
         logit_bias: biases
             .map(|(id, bias)| (*id, GenerateConfig::bias(*bias)))

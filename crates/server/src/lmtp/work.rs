@@ -237,6 +237,7 @@ fn generate(wanted: Generate, base: GenerateConfig) -> GenerateConfig {
         stop: wanted.stop,
         stop_sequences: wanted.stop_tokens,
         ignore_eos: Some(wanted.ignore_eos),
+        skip_special_tokens: Some(wanted.skip_special),
         top_logprobs: Some(wanted.top_logprobs),
         logit_bias: wanted.logit_bias,
         priority: Some(wanted.priority),

@@ -160,17 +160,21 @@ fn before_min_tokens_nothing_stops_and_with_ignore_eos_the_end_does_not() {
     let answer = Bench::new(script.clone()).answer(request);
     assert!(answer.text().starts_with("ab"));
     assert!(answer.choices[0].1.len() >= 5 && !answer.choices[0].1[..5].contains(&257));
-    let mut request = say("x");
-    (request.ignore_eos, request.max_tokens) = (true, Some(4));
-    let answer = Bench::new(script).answer(request);
-    assert_eq!(answer.choices[0].1, [97, 98, 257, 257]);
-    assert_eq!(
-        answer.choices[0].2,
-        Some(Finish {
-            reason: Reason::Length,
-            stop: None
-        })
-    );
+    for (skip_special_tokens, text) in [(true, "ab"), (false, "ab</s></s>")] {
+        let mut request = say("x");
+        (request.ignore_eos, request.max_tokens) = (true, Some(4));
+        request.skip_special_tokens = skip_special_tokens;
+        let answer = Bench::new(script.clone()).answer(request);
+        assert_eq!(answer.choices[0].1, [97, 98, 257, 257]);
+        assert_eq!(answer.text(), text);
+        assert_eq!(
+            answer.choices[0].2,
+            Some(Finish {
+                reason: Reason::Length,
+                stop: None
+            })
+        );
+    }
 }
 
 #[test]

@@ -58,7 +58,7 @@ pub(super) fn fill(request: &mut Request, config: &GenerateConfig) -> Result<()>
 
 /// Fields of one value, each with the names of the inputs that may take it; the first is also what it is called in JSON
 /// and among parameters.
-fn single(config: &GenerateConfig) -> [(&'static [&'static str], Option<Value>); 10] {
+fn single(config: &GenerateConfig) -> [(&'static [&'static str], Option<Value>); 11] {
     // As written: 0.7, and not what is next to it in 64 bits.
     let float = |x: Option<f32>| {
         x.and_then(|x| x.to_string().parse::<f64>().ok())
@@ -78,6 +78,10 @@ fn single(config: &GenerateConfig) -> [(&'static [&'static str], Option<Value>);
         (&["frequency_penalty"], float(config.frequency_penalty)),
         (&["seed", "random_seed"], config.seed.map(Value::from)),
         (&["ignore_eos"], config.ignore_eos.map(Value::from)),
+        (
+            &["skip_special_tokens"],
+            config.skip_special_tokens.map(Value::from),
+        ),
     ]
 }
 

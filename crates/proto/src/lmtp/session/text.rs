@@ -130,10 +130,6 @@ impl Session {
             Some(_) => members.flag("text")?.map(|on| if on { "text" } else { "" }),
             None => is_text.then_some("text"),
         };
-        if members.flag("skip_special")? == Some(false) {
-            let message = "'skip_special' false is not supported; control tokens have no text here";
-            return Err(Fault::new(Reason::UnsupportedOperation, message));
-        }
         let shown = Shown {
             text: matches!(text, Some("text" | "bytes")),
             bytes: text == Some("bytes"),
