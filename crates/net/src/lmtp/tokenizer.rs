@@ -19,7 +19,7 @@ use crate::http1::exchange;
 
 impl Address {
     /// Fetches the file at `path` of the server that is here, as facts of its model name it (LM-951): at most
-    /// [`FILE_BYTES_MAX`], within [`FILE_TIMEOUT`]. No redirect is followed.
+    /// 64 MiB, within 5 s. No redirect is followed.
     ///
     /// # Errors
     /// `unsupported_operation` for a peer that is no HTTP server; `invalid_value` for what is no path; `message_too_large`,
