@@ -9,7 +9,7 @@ use sapwood_kernel::{Kernel, model};
 use sapwood_tests::{Faces, Running, scripted as played, until};
 use tokio::runtime::Handle;
 
-use super::held;
+use super::{held, usual_growth};
 
 /// Tokens in the model's cache, and in one stream.
 const CELLS: u32 = 1 << 13;
@@ -51,6 +51,21 @@ impl House {
 
     pub(super) fn stats(&self) -> &Stats {
         self.engine.stats()
+    }
+
+    /// Has everybody come and go again and again: rows and tasks are as they were each time, and so is what is held.
+    pub(super) async fn keeps_nothing(&self, ways: usize, visit: impl AsyncFn(usize)) {
+        let mut after = Vec::new();
+        for _ in 0..25 {
+            let mut bytes = 0;
+            for way in 0..ways {
+                visit(way).await;
+                bytes = self.left().await;
+            }
+            after.push(bytes);
+        }
+        // What the model's cache remembers differs from time to time.
+        assert!(usual_growth(&after) < 32 << 10, "{after:?}");
     }
 
     /// Waits until nothing is left of anybody, and counts the bytes.

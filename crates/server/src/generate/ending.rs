@@ -1,8 +1,8 @@
 //! Requests that end before their work does, by why (OA-801): their client goes, their time is up, a drain cuts them, or
 //! somebody deletes them.
 //!
-//! Owns: [`Early`], [`Ending`], and [`Watched`], responses that count such an end, once. Refuses to know: who reads them. A client that takes nothing
-//! for too long is counted by its connection.
+//! Owns: [`Early`], [`Ending`], and [`Watched`], responses that count such an end, once. Refuses to know: who reads them. A
+//! client that takes nothing for too long is counted by its connection.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -103,15 +103,22 @@ async fn repository(
     }
 }
 
+/// There is one repository, and it has no name.
+fn is_the_one(repository: &str) -> Result<(), Failure> {
+    if repository.is_empty() {
+        Ok(())
+    } else {
+        Err(named())
+    }
+}
+
 /// TR-706.
 async fn load(
     catalogue: &Catalogue,
     request: Request<RepositoryModelLoadRequest>,
 ) -> Result<(), Failure> {
     let (_, extensions, message) = request.into_parts();
-    if !message.repository_name.is_empty() {
-        return Err(named());
-    }
+    is_the_one(&message.repository_name)?;
     let explicit = allowed(catalogue, &extensions)?;
     let mut said = control::Asked::default();
     for (name, value) in &message.parameters {
@@ -130,9 +137,7 @@ async fn unload(
     request: Request<RepositoryModelUnloadRequest>,
 ) -> Result<(), Failure> {
     let (_, extensions, message) = request.into_parts();
-    if !message.repository_name.is_empty() {
-        return Err(named());
-    }
+    is_the_one(&message.repository_name)?;
     let explicit = allowed(catalogue, &extensions)?;
     act(catalogue, explicit, &message.model_name, Act::Unload).await
 }
@@ -250,9 +255,7 @@ fn index(
     catalogue: &Catalogue,
     asked: &RepositoryIndexRequest,
 ) -> Result<RepositoryIndexResponse, Failure> {
-    if !asked.repository_name.is_empty() {
-        return Err(named());
-    }
+    is_the_one(&asked.repository_name)?;
     let all = list(catalogue, asked.ready).into_iter();
     let models = all.map(|(name, version, state)| ModelIndex {
         name: name.as_str().into(),
