@@ -9,13 +9,13 @@ pub(crate) mod layers;
 pub(crate) mod lmtp;
 pub(crate) mod ports;
 pub(crate) mod references;
+pub(crate) mod remote_model;
 pub(crate) mod span;
 pub(crate) mod trace;
 pub(crate) mod upstream;
 
 use std::path::PathBuf;
 
-use sapwood_net::lmtp::Address;
 use sapwood_proto::evergreen::Limits as Evergreen;
 use sapwood_server::tls;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -25,6 +25,7 @@ use generate::{Generate, Tensor};
 use lmtp::Lmtp;
 use ports::Preset;
 use references::References;
+use remote_model::RemoteModel;
 use span::Span;
 use trace::Trace;
 use upstream::Upstream;
@@ -495,11 +496,11 @@ fn check_upstream(url: &str) -> Result<(), Failure> {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     let there_are = "write evergreen+http://HOST:PORT for another Sapwood, triton+http://HOST:PORT or \
                      triton+grpc://HOST:PORT for a Triton server, lmtp://HOST:PORT/MODEL for a model of an LMTP server, \
-                     or of several: lmtp://HOST:PORT,HOST:PORT/MODEL";
+                     or of several: lmtp://HOST:PORT,HOST:PORT/MODEL; ?tokenizer=PATH behind it where they do not give theirs";
     match scheme {
         "evergreen+http" | "evergreen+https" | "evergreen+ws" | "evergreen+wss" | "triton+http"
         | "triton+https" | "triton+grpc" | "triton+grpcs" => Ok(()),
-        "lmtp" => match Address::of_model(url) {
+        "lmtp" => match RemoteModel::read(url) {
             Ok(_) => Ok(()),
             Err(fault) => Err(Failure::usage(format!(
                 "upstreams: `{url}`: {}",

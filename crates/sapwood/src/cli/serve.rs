@@ -53,7 +53,7 @@ pub(super) struct Serve {
     #[arg(long, value_parser = ["triton"])]
     preset: Option<String>,
     /// Serve the functions of another server too, whenever it is there: evergreen+http://HOST:PORT, triton+http://HOST:PORT,
-    /// triton+grpc://HOST:PORT; may be repeated
+    /// triton+grpc://HOST:PORT, lmtp://HOST:PORT/MODEL?tokenizer=PATH; may be repeated
     #[arg(long, value_name = "URL")]
     upstream: Vec<String>,
     /// Callers must present this key

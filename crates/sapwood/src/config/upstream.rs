@@ -6,9 +6,10 @@ use std::path::PathBuf;
 
 use sapwood_net::lmtp::Address;
 use sapwood_net::lmtp::pool;
-use sapwood_proto::lmtp::Fault;
+use sapwood_proto::lmtp::{Fault, Reason};
 use serde::{Deserialize, Serialize};
 
+use super::remote_model::RemoteModel;
 use crate::failure::Failure;
 
 /// Servers that compute one model.
@@ -84,7 +85,12 @@ impl Upstream {
                 Endpoint::Weighted { url, weight } => (url, *weight),
             };
             let (addresses, model) = if url.starts_with("lmtp://") {
-                Address::of_model(url)?
+                let named = RemoteModel::read(url)?;
+                if named.tokenizer.is_some() {
+                    let why = "the tokenizer of a configured model stands beside its endpoints, in models.upstream.tokenizer";
+                    return Err(Fault::new(Reason::InvalidValue, why));
+                }
+                (named.peers, named.model)
             } else {
                 let model = self.model.as_deref().unwrap_or(name);
                 (vec![Address::parse(url)?], model.to_owned())

@@ -4,12 +4,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use sapwood_net::lmtp::Address;
 use sapwood_net::lmtp::pool::{Endpoint, Pool};
 
 use super::place;
 use crate::client;
 use crate::config::Config;
+use crate::config::remote_model::RemoteModel;
 
 /// The pools by the names of their models. Clones share them.
 #[derive(Clone, Default)]
@@ -57,10 +57,13 @@ fn endpoints(config: &Config, model: &str) -> Vec<Endpoint> {
     let named = config
         .upstreams
         .iter()
-        .filter_map(|url| Address::of_model(url).ok());
-    let named = named.filter(|(_, name)| name == model);
-    let peers =
-        named.flat_map(|(peers, name)| peers.into_iter().map(move |peer| (peer, name.clone())));
+        .filter_map(|url| RemoteModel::read(url).ok());
+    let named = named.filter(|named| named.model == model);
+    let peers = named.flat_map(|named| {
+        let name = named.model;
+        let peers = named.peers.into_iter();
+        peers.map(move |peer| (peer, name.clone()))
+    });
     let peers = peers.map(|(address, model)| Endpoint {
         address,
         model,

@@ -73,6 +73,31 @@ fn lm_712_a_configured_tokenizer_has_to_be_there_and_the_servers_own_is_taken() 
     assert_eq!(asked(&here, &front.url, "x"), (0, "x".into()));
 }
 
+/// What stands beside the tokenizer is the model's as well: that shows that it was read.
+#[test]
+fn lm_712_the_address_of_a_model_names_its_tokenizer() {
+    let back = parrot("lmtp-named-back");
+    let here = folder("lmtp-named-front");
+    let file = back.get("/lmtp/tokenizer/parrot", "");
+    std::fs::create_dir(here.join("its files")).unwrap();
+    let file = file.split_once("\r\n\r\n").unwrap().1;
+    std::fs::write(here.join("its files/tokenizer.json"), file).unwrap();
+    let template = "{% for message in messages %}<{{ message.content }}>{% endfor %}";
+    std::fs::write(here.join("its files/chat_template.jinja"), template).unwrap();
+    let upstream = |query: &str| format!("lmtp://{}/parrot?{query}", back.address());
+    for (query, says) in [
+        ("tokenizer=nowhere.json", "nowhere.json"),
+        ("tokeniser=its", "'tokeniser'"),
+    ] {
+        let serve = ["serve", "--listen", "127.0.0.1:0", "--upstream"];
+        let ended = run(&here, &[&serve[..], &[&upstream(query)]].concat());
+        assert!(ended.code != 0 && ended.err.contains(says), "{ended:?}");
+    }
+    let named = format!("tokenizer={}/its%20files", here.display());
+    let front = Serving::start(&here, &["--upstream", &upstream(&named)]);
+    assert_eq!(asked(&here, &front.url, "x"), (0, "<x>".into()));
+}
+
 /// SIGHUP: servers come and go, and the one that serves them stays.
 #[test]
 fn lm_805_a_server_that_is_named_later_takes_the_place_of_another() {

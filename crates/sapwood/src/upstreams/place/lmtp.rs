@@ -19,6 +19,7 @@ use sapwood_proto::lmtp::{Fault, pool};
 use super::super::Watchers;
 use super::{Link, Place};
 use crate::config::Model;
+use crate::config::remote_model::RemoteModel;
 use crate::config::upstream::Upstream;
 
 /// A model that peers serve.
@@ -44,7 +45,11 @@ pub(super) fn read(
     known: &evergreen::Address,
     watchers: &Watchers,
 ) -> Result<Place, Status> {
-    let (peers, model) = Address::of_model(url).map_err(|fault| told(&fault))?;
+    let RemoteModel {
+        peers,
+        model,
+        tokenizer,
+    } = RemoteModel::read(url).map_err(|fault| told(&fault))?;
     let endpoint = |address: Address| Endpoint {
         address,
         model: model.clone(),
@@ -55,7 +60,7 @@ pub(super) fn read(
         endpoints: endpoints.map(|one| let_in(one, known)).collect(),
         name: model,
         settings: pool::Options::default(),
-        tokenizer: None,
+        tokenizer,
         context: None,
         emulate: true,
         watchers: watchers.clone(),

@@ -1,0 +1,115 @@
+//! A model of servers that speak LMTP, as one URL names it (D-40).
+//!
+//! Owns: [`RemoteModel`] and what may stand in the query of its URL. Refuses to know: connections, and what is in a tokenizer.
+
+use std::path::PathBuf;
+
+use percent_encoding::percent_decode_str;
+use sapwood_net::lmtp::Address;
+use sapwood_proto::lmtp::{Fault, Reason};
+
+/// `lmtp://HOST:PORT[,HOST:PORT]/MODEL[?tokenizer=PATH][&key=KEY]`.
+#[derive(Debug)]
+pub(crate) struct RemoteModel {
+    /// The servers, each with the key that its own query has.
+    pub(crate) peers: Vec<Address>,
+    /// What they call it.
+    pub(crate) model: String,
+    /// `tokenizer.json`, or the folder that it stands in, where the servers do not give theirs.
+    pub(crate) tokenizer: Option<PathBuf>,
+}
+
+impl RemoteModel {
+    /// Reads a URL. A path has `%26` for `&` and `%25` for `%`; it begins where the process does, unless it is absolute.
+    ///
+    /// # Errors
+    /// `invalid_value`, which names what cannot be used.
+    pub(crate) fn read(url: &str) -> Result<Self, Fault> {
+        let (place, query) = url.split_once('?').unwrap_or((url, ""));
+        let mut tokenizer = None;
+        let mut theirs = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=').unwrap_or((pair, "")) {
+                (TOKENIZER, _) if tokenizer.is_some() => {
+                    return Err(bad("it names two tokenizers, and a model has one"));
+                }
+                (TOKENIZER, path) => tokenizer = Some(decoded(path)?),
+                ("key", _) => theirs.push(pair),
+                (unknown, _) => {
+                    return Err(bad(&format!(
+                        "nobody knows '{unknown}' of its query; there are 'tokenizer' (a tokenizer.json, or the folder that \
+                         it stands in) and 'key' (which goes to the server)"
+                    )));
+                }
+            }
+        }
+        let question = if theirs.is_empty() { "" } else { "?" };
+        let (peers, model) = Address::of_model(&format!("{place}{question}{}", theirs.join("&")))?;
+        Ok(Self {
+            peers,
+            model,
+            tokenizer,
+        })
+    }
+}
+
+fn decoded(path: &str) -> Result<PathBuf, Fault> {
+    if path.is_empty() {
+        return Err(bad("its tokenizer needs a path: ?tokenizer=PATH"));
+    }
+    let path = percent_decode_str(path).decode_utf8();
+    let path = path.map_err(|_| bad("the path of its tokenizer is no UTF-8"))?;
+    Ok(PathBuf::from(path.into_owned()))
+}
+
+fn bad(why: &str) -> Fault {
+    Fault::new(
+        Reason::InvalidValue,
+        format!("the address of a model of an LMTP server cannot be used: {why}"),
+    )
+}
+
+const TOKENIZER: &str = "tokenizer";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lm_712_a_url_names_a_tokenizer_and_whatever_else_it_says_is_known() {
+        for (url, peers, model, tokenizer) in [
+            ("lmtp://a:1/tiny", "[a:1]", "tiny", None),
+            (
+                "lmtp://a:1,b:2/tiny?tokenizer=here/tokenizer.json",
+                "[a:1, b:2]",
+                "tiny",
+                Some("here/tokenizer.json"),
+            ),
+            (
+                "lmtp://a:1/tiny?key=k&tokenizer=/the%20folder/100%25%26more",
+                "[a:1]",
+                "tiny",
+                Some("/the folder/100%&more"),
+            ),
+            ("lmtp://a:1/tiny?key=k", "[a:1]", "tiny", None),
+            ("lmtp://a:1/tiny?", "[a:1]", "tiny", None),
+        ] {
+            let read = RemoteModel::read(url).unwrap();
+            assert_eq!(format!("{:?}", read.peers), peers, "{url}");
+            assert_eq!(read.model, model, "{url}");
+            assert_eq!(read.tokenizer.as_deref(), tokenizer.map(AsRef::as_ref));
+        }
+        for (url, says) in [
+            ("lmtp://a:1/tiny?tokeniser=x", "'tokeniser'"),
+            ("lmtp://a:1/tiny?tokenizer", "?tokenizer=PATH"),
+            ("lmtp://a:1/tiny?tokenizer=", "?tokenizer=PATH"),
+            ("lmtp://a:1/tiny?tokenizer=x&tokenizer=y", "two tokenizers"),
+            ("lmtp://a:1/tiny?tokenizer=%ff", "no UTF-8"),
+            ("lmtp://a:1?tokenizer=x", "MODEL"),
+        ] {
+            let fault = RemoteModel::read(url).unwrap_err();
+            assert_eq!(fault.reason, Reason::InvalidValue, "{url}");
+            assert!(fault.message.contains(says), "{url}: {}", fault.message);
+        }
+    }
+}
