@@ -16,14 +16,14 @@ const AGREE: &str = r#"MODEL_INFO {"stream_id":0,"model":"parrot","data":{"lmtp"
 const GENERATE: &str = r#"GENERATE {"model":"parrot","prompt":[7],"stream_id":1,"temperature":1,"seed":3,"max_tokens":20}"#;
 
 /// The name that the session is given.
-async fn agreed(socket: &mut Socket) -> String {
+pub(super) async fn agreed(socket: &mut Socket) -> String {
     socket.say(AGREE).await;
     let (word, items) = message(socket).await;
     assert_eq!(word, "MSG");
     items[0]["lmtp"]["session"].as_str().unwrap().to_owned()
 }
 
-fn resume(name: &str, after: i64) -> String {
+pub(super) fn resume(name: &str, after: i64) -> String {
     format!(
         r#"RESUME {{"stream_id":9,"model":"parrot","session":"{name}","streams":[{{"stream_id":1,"after_seq":{after}}}]}}"#
     )
@@ -81,6 +81,8 @@ async fn lm_965_a_lost_connection_costs_nothing() {
             assert_eq!(item["seq"], json!(seq));
         }
         assert!(owner.is_empty());
+        // What the first connection counted is not taken back.
+        assert_eq!(server.shared.metrics.lmtp.items.get(), 20);
         runs.push(told(&items));
     }
     assert_eq!(runs[0], runs[1]);

@@ -183,7 +183,7 @@ impl Conversation {
     pub(super) fn poll_end(&mut self, wire: &mut impl Wire, cx: &mut Context<'_>) -> Poll<End> {
         self.works.belong_to(cx);
         if self.poll_asked(cx).is_ready() {
-            return Poll::Ready(self.ended(End::Taken));
+            return Poll::Ready(End::Taken);
         }
         for _ in 0..ROUNDS {
             let heard = self.come(cx) | self.hear(wire, cx);
@@ -229,6 +229,8 @@ impl Conversation {
             return Poll::Pending;
         };
         let asking = std::task::ready!(place.poll_asked(cx));
+        // What it counted leaves with it, and is not told again.
+        self.tally.tell(self.session.stats());
         let estate = Estate {
             session: std::mem::replace(&mut self.session, Session::new(lmtp::Config::default())),
             works: std::mem::replace(&mut self.works, Works::new()),
