@@ -1,5 +1,7 @@
 //! Our client and its functions against our face (D-5): a server in front of a server.
 
+mod kept;
+
 use futures::StreamExt;
 use sapwood_engine::scripted::{Cut, Failure};
 use sapwood_kernel::connect::triton::import;

@@ -10,6 +10,7 @@
 )]
 
 pub mod http;
+pub mod proxy;
 pub mod raw;
 pub mod socket;
 

@@ -9,12 +9,13 @@
 //! ```
 //!
 //! Each request has a connection (HTTP) or a call (gRPC) of its own, so dropping its responses ends it at the server
-//! (TR-608, TR-907), and a stream that is cut is known as such.
+//! (TR-608, TR-907), and a stream that is cut is known as such. A server that keeps streams is come back to then (TR-1303).
 
 mod address;
 mod error;
 mod grpc;
 mod http;
+mod kept;
 mod model;
 mod request;
 
@@ -47,7 +48,7 @@ struct Inner {
 
 #[derive(Debug)]
 enum Wire {
-    Http(http::Http),
+    Http(Arc<http::Http>),
     Grpc(grpc::Grpc),
 }
 
@@ -59,7 +60,7 @@ impl Client {
     pub async fn connect(address: &Address) -> Result<Self, Error> {
         let place = Place::read(&address.url)?;
         let wire = match place.carrier {
-            Carrier::Http => Wire::Http(http::Http::new(&place, address)?),
+            Carrier::Http => Wire::Http(Arc::new(http::Http::new(&place, address)?)),
             Carrier::Grpc => Wire::Grpc(grpc::Grpc::connect(&place, address).await?),
         };
         let client = Self(Arc::new(Inner { place, wire }));

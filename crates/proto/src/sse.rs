@@ -48,6 +48,8 @@ pub enum Violation {
 pub struct Event {
     /// Its type; empty if it has none.
     pub name: Bytes,
+    /// Its id, or that of the last event before it that had one; empty if none did.
+    pub id: Bytes,
     /// Its `data` lines, joined by line feeds. UTF-8 if the server keeps to the rules.
     pub data: Bytes,
 }
@@ -64,6 +66,7 @@ pub struct Events {
     /// The first line has been read.
     begun: bool,
     name: Bytes,
+    id: Bytes,
     data: Data,
 }
 
@@ -111,7 +114,8 @@ impl Events {
                 Data::One(data) => data,
                 Data::Many(data) => data.freeze(),
             };
-            return Ok(Some(Event { name, data }));
+            let id = self.id.clone();
+            return Ok(Some(Event { name, id, data }));
         }
         Ok(None)
     }
@@ -169,7 +173,14 @@ impl Events {
                 self.name = value;
                 Ok(())
             }
-            // Comments have an empty name; `id`, `retry` and what nobody knows change nothing here.
+            b"id" => {
+                // One with a NUL is none.
+                if !value.contains(&0) {
+                    self.id = value;
+                }
+                Ok(())
+            }
+            // Comments have an empty name; `retry` and what nobody knows change nothing here.
             _ => Ok(()),
         }
     }

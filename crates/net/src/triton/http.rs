@@ -4,6 +4,8 @@
 //!
 //! ```text
 //!   POST …/generate_stream ─► status 200 ─► event, event, … ─► the body's own end | truncated
+//!                        │                        ▲   cut, and its server keeps it (`kept`)
+//!                        │                        └────────┘
 //!                        └──► any other: Said, before anything was given
 //! ```
 
@@ -12,7 +14,7 @@ use std::time::Duration;
 
 use ::http::header::{
     ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST,
-    HeaderMap, HeaderValue, TRANSFER_ENCODING, USER_AGENT,
+    HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING, USER_AGENT,
 };
 use ::http::{Method, StatusCode};
 use bytes::Bytes;
@@ -27,6 +29,7 @@ use tokio::time::timeout;
 use super::Responses;
 use super::address::{Address, Place};
 use super::error::{Error, LOST};
+use super::kept::{self, Kept};
 use super::model::{self, Model};
 use super::request::{Request, Response};
 use crate::connection::{self, Tls, Unreached};
@@ -75,7 +78,7 @@ impl Http {
             || "/v2/health/ready".to_owned(),
             |model| format!("{}/ready", model_path(model)),
         );
-        let answer = self.ask(Method::GET, &path, None).await?;
+        let answer = self.ask(Method::GET, &path, None, None).await?;
         match answer.status() {
             StatusCode::OK => Ok(true),
             // Who is not ready says 400, and no more (section 2).
@@ -108,10 +111,10 @@ impl Http {
     }
 
     /// A request and its stream of responses.
-    pub(super) async fn generate(&self, request: Request) -> Result<Responses, Error> {
+    pub(super) async fn generate(self: &Arc<Self>, request: Request) -> Result<Responses, Error> {
         let path = format!("{}/generate_stream", model_path(&request.model.name));
         let body = request.json()?;
-        let asked = self.ask(Method::POST, &path, Some(body));
+        let asked = self.ask(Method::POST, &path, Some(body), Some(kept::WISH));
         let answer = timeout(self.silence, asked).await.map_err(|_| LOST)??;
         if answer.status() != StatusCode::OK {
             return Err(refused(answer).await);
@@ -127,12 +130,10 @@ impl Http {
                 "its answer is neither an event stream nor JSON",
             ));
         }
-        let has_end = [CONTENT_LENGTH, TRANSFER_ENCODING]
-            .iter()
-            .any(|name| answer.headers().contains_key(name));
         let streamed = Streamed {
             model: request.model,
-            has_end,
+            kept: Kept::of(self, answer.headers()),
+            has_end: has_end(answer.headers()),
             body: answer.into_body(),
             events: Events::new(sse::Limits::default()),
             silence: self.silence,
@@ -142,7 +143,7 @@ impl Http {
     }
 
     async fn json(&self, method: Method, path: &str, body: Option<Bytes>) -> Result<Value, Error> {
-        let answer = self.ask(method, path, body).await?;
+        let answer = self.ask(method, path, body, None).await?;
         if answer.status() != StatusCode::OK {
             return Err(refused(answer).await);
         }
@@ -151,11 +152,13 @@ impl Http {
         serde_json::from_slice(&text).map_err(|_| Error::Protocol("its answer is no JSON"))
     }
 
-    async fn ask(
+    /// One request, and the head of its answer. `more`: a header of its own.
+    pub(super) async fn ask(
         &self,
         method: Method,
         path: &str,
         body: Option<Bytes>,
+        more: Option<(HeaderName, HeaderValue)>,
     ) -> Result<::http::Response<Answer>, Error> {
         let mut request = ::http::Request::new(Full::new(body.clone().unwrap_or_default()));
         *request.method_mut() = method;
@@ -163,6 +166,7 @@ impl Http {
             .parse()
             .map_err(|_| Error::Request("no URL has this name"))?;
         *request.headers_mut() = self.headers.clone();
+        request.headers_mut().extend(more);
         if body.is_some() {
             let json = HeaderValue::from_static(JSON);
             request.headers_mut().insert(CONTENT_TYPE, json);
@@ -207,6 +211,8 @@ fn tls(place: &Place, address: &Address) -> Result<Tls, Error> {
 /// A stream of events that is being read.
 struct Streamed {
     model: Arc<Model>,
+    /// Where its server keeps it.
+    kept: Option<Kept>,
     /// The body says itself where it ends: one that goes on until the connection closes cannot tell an end from a cut.
     has_end: bool,
     body: Answer,
@@ -220,9 +226,16 @@ impl Streamed {
         loop {
             if let Some(event) = self.events.next().map_err(broken)? {
                 if &*event.data == DONE {
-                    return Ok(None);
+                    return Ok(self.ended());
                 }
-                let response = read(&self.model, object(&event.data)?, self.started)?;
+                if let Some(kept) = &mut self.kept {
+                    kept.read(&event.id);
+                }
+                let response = read(&self.model, object(&event.data)?, self.started);
+                if matches!(response, Err(Error::Said(_))) {
+                    self.ended();
+                }
+                let response = response?;
                 self.started = true;
                 return Ok(Some((response, self)));
             }
@@ -235,19 +248,49 @@ impl Streamed {
                 }
                 Some(Err(error)) => {
                     tracing::debug!(%error, "an answer was cut off");
-                    return Err(Error::Truncated);
+                    if !self.back().await? {
+                        return Ok(self.ended());
+                    }
                 }
+                None if self.has_end && self.events.finish().is_ok() => return Ok(self.ended()),
                 None => {
-                    self.events.finish().map_err(broken)?;
-                    return if self.has_end {
-                        Ok(None)
-                    } else {
-                        Err(Error::Truncated)
-                    };
+                    if !self.back().await? {
+                        return Ok(self.ended());
+                    }
                 }
             }
         }
     }
+
+    /// There is no more, and nothing to be ended.
+    fn ended(&mut self) -> Option<(Response, Self)> {
+        if let Some(kept) = &mut self.kept {
+            kept.finish();
+        }
+        None
+    }
+
+    /// It was cut: whether there is more of it, and where it can be read now.
+    async fn back(&mut self) -> Result<bool, Error> {
+        let kept = self.kept.as_mut().ok_or(Error::Truncated)?;
+        let Some(answer) = kept.back().await? else {
+            return Ok(false);
+        };
+        plain(answer.headers())?;
+        if !is(answer.headers(), EVENTS) {
+            return Err(Error::Truncated);
+        }
+        self.has_end = has_end(answer.headers());
+        self.body = answer.into_body();
+        // What had come of the next event comes again.
+        self.events = Events::new(sse::Limits::default());
+        Ok(true)
+    }
+}
+
+fn has_end(headers: &HeaderMap) -> bool {
+    let mut names = [CONTENT_LENGTH, TRANSFER_ENCODING].into_iter();
+    names.any(|name| headers.contains_key(name))
 }
 
 const fn broken(violation: Violation) -> Error {

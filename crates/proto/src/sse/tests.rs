@@ -63,6 +63,10 @@ fn tr_601_events_are_read_as_servers_write_them() {
         "",
         "the name is of one event"
     );
+    events.push(b"id: 7\ndata: a\n\nid: a\0b\ndata: b\n\nid\ndata: c\n\n");
+    let id = || Some(events.next().ok()??.id);
+    let ids: Vec<_> = std::iter::from_fn(id).collect();
+    assert_eq!(ids, ["7", "7", ""]);
 }
 
 /// A stream that ends without the end of its last event was cut.

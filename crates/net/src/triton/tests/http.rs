@@ -1,5 +1,7 @@
 //! HTTP, byte for byte.
 
+mod kept;
+
 use sapwood_proto::code::Code;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

@@ -1,0 +1,51 @@
+//! A way to a server that can be cut.
+
+use std::net::SocketAddr;
+
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
+
+/// What stands between a client and a server; when it is dropped nobody gets through any more.
+pub struct Proxy {
+    /// Where clients find it.
+    pub address: SocketAddr,
+    cuts: watch::Sender<u64>,
+    _task: AbortOnDropHandle<()>,
+}
+
+impl Proxy {
+    /// A way to the server at `to`.
+    pub async fn to(to: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (cuts, _) = watch::channel(0);
+        let cut = cuts.clone();
+        let task = tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let mut cut = cut.subscribe();
+                tokio::spawn(async move {
+                    let Ok(mut server) = TcpStream::connect(to).await else {
+                        return;
+                    };
+                    // Both may be cancelled: what is under way is lost, as it is where a wire is cut.
+                    tokio::select! {
+                        _ = copy_bidirectional(&mut client, &mut server) => {}
+                        _ = cut.changed() => {}
+                    }
+                });
+            }
+        });
+        Self {
+            address,
+            cuts,
+            _task: AbortOnDropHandle::new(task),
+        }
+    }
+
+    /// Cuts every connection that there is; others can be made.
+    pub fn cut(&self) {
+        self.cuts.send_modify(|cuts| *cuts += 1);
+    }
+}
