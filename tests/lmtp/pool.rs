@@ -1,5 +1,7 @@
 //! A pool of servers that are there, and are killed.
 
+mod resume;
+
 use futures::StreamExt;
 use sapwood_engine::Owner;
 use sapwood_engine::scripted::{self, Rule, Script, Step};

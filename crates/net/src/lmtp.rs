@@ -84,7 +84,8 @@ impl Default for Options {
             features: Features::NONE
                 .with(Feature::Cancel)
                 .with(Feature::Status)
-                .with(Feature::Usage),
+                .with(Feature::Usage)
+                .with(Feature::Resume),
             connect_timeout: Some(Duration::from_secs(5)),
             first_item_timeout: usual.first_item_timeout,
             item_timeout: usual.item_timeout,
@@ -145,7 +146,8 @@ struct Seen {
 }
 
 impl Client {
-    /// Connects. A connection that is lost later is made anew; its calls are not repeated (LM-713).
+    /// Connects. A connection that is lost later is made anew; its calls are not repeated (LM-713). Streams that the peer keeps go on
+    /// over the new one, if it can be made at the first try (LM-965).
     ///
     /// # Errors
     /// `connection_lost`, `invalid_value`, or what the peer refuses the connection with.

@@ -5,7 +5,8 @@
 //!
 //! ```text
 //!   connected ── lost: every call fails, at once ──► 100 ms, doubling to 10 s ──► dial ──► connected
-//!                                                    calls wait here, for connect_timeout at most
+//!                      │                             calls wait here, for connect_timeout at most
+//!                      └─ but for streams that the peer keeps: they fail if the first dial does, and go on after it (LM-965)
 //! ```
 
 use std::collections::VecDeque;
@@ -100,20 +101,26 @@ impl<D: Dial> Keeper<D> {
     pub(super) async fn keep(mut self, wire: Option<Wire>) {
         let mut delay = DELAY_MIN;
         let mut wire = wire;
+        // The calls of the connection before, if any of them waits for the next one.
+        let mut apart = None;
         loop {
-            let Some(served) = (match wire.take() {
+            let Some(wire) = (match wire.take() {
                 Some(wire) => Some(wire),
-                None => self.redial(&mut delay).await,
+                None => self.redial(&mut delay, &mut apart).await,
             }) else {
                 return;
             };
             let began = Instant::now();
             self.connected.send_replace(true);
-            let over = self.serve(served).await;
+            let served = apart.take();
+            let mut served = served
+                .unwrap_or_else(|| Served::new(&self.options, Arc::clone(&self.seen), self.origin));
+            let over = self.serve(wire, &mut served).await;
             self.connected.send_replace(false);
             if matches!(over, Over::Unwanted) || !self.dial.again() {
-                return;
+                return served.lost();
             }
+            apart = served.parted().then_some(served);
             // One that comes and goes at once is not to be hammered.
             if began.elapsed() >= DELAY_MAX {
                 delay = DELAY_MIN;
@@ -121,27 +128,26 @@ impl<D: Dial> Keeper<D> {
         }
     }
 
-    /// Serves calls until the connection is lost; then they all fail.
-    async fn serve(&mut self, mut wire: Wire) -> Over {
-        let mut served = Served::new(&self.options, Arc::clone(&self.seen), self.origin);
-        let over = loop {
+    /// Serves calls until the connection is lost.
+    async fn serve(&mut self, mut wire: Wire, served: &mut Served) -> Over {
+        loop {
             // A peer that is there is given the time it needs to say what it can do.
             let late = served.late_at(&self.waiting);
             // All may be cancelled: frames and asks stay where they are, a permit goes back, and what was given up stays listed.
             tokio::select! {
                 text = wire.incoming.next(), if served.is_reading() => match text {
                     Some(text) => served.heard(&text),
-                    None => break Over::Lost,
+                    None => return Over::Lost,
                 },
                 permit = wire.outgoing.reserve(), if served.has_words(&self.waiting) => {
                     let Ok(permit) = permit else {
-                        break Over::Lost;
+                        return Over::Lost;
                     };
                     served.speak(&mut self.waiting, permit);
                 }
                 ask = self.asks.recv(), if self.waiting.len() < WAITING_MAX => match ask {
                     Some(ask) => self.waiting.push_back(ask),
-                    None => break Over::Unwanted,
+                    None => return Over::Unwanted,
                 },
                 () = until(late) => late_ask(&mut self.waiting),
                 () = until(served.wake_at()) => served.tick(),
@@ -149,13 +155,11 @@ impl<D: Dial> Keeper<D> {
                 () = self.seen.gone.news() => served.abandon(&self.seen.gone.take()),
             }
             served.tell();
-        };
-        served.lost();
-        over
+        }
     }
 
-    /// The next connection; `None` when nobody can ask any more.
-    async fn redial(&mut self, delay: &mut Duration) -> Option<Wire> {
+    /// The next connection; `None` when nobody can ask any more. What waits for it has failed if the first try does.
+    async fn redial(&mut self, delay: &mut Duration, apart: &mut Option<Served>) -> Option<Wire> {
         loop {
             let span = jittered(*delay);
             *delay = (*delay * 2).min(DELAY_MAX);
@@ -172,6 +176,9 @@ impl<D: Dial> Keeper<D> {
                         Ok(wire) => return Some(wire),
                         Err(fault) => {
                             tracing::debug!(why = %fault.message, "not connected");
+                            if let Some(mut served) = apart.take() {
+                                served.lost();
+                            }
                             break;
                         }
                     },
@@ -179,8 +186,14 @@ impl<D: Dial> Keeper<D> {
                         self.waiting.push_back(ask?);
                     }
                     () = until(late) => late_ask(&mut self.waiting),
-                    // Nothing is asked yet: who is gone is not there when its turn comes.
-                    () = self.seen.gone.news() => drop(self.seen.gone.take()),
+                    // What is not asked yet is not asked: who is gone is not there when its turn comes.
+                    () = self.seen.gone.news() => {
+                        let gone = self.seen.gone.take();
+                        if let Some(served) = apart.as_mut() {
+                            served.abandon(&gone);
+                            served.tell();
+                        }
+                    }
                 }
             }
         }

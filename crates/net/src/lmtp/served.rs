@@ -7,6 +7,8 @@
 //!   unasked ── MODEL_INFO ──► asked ── an answer, or none in time ──► settled: calls go out
 //! ```
 //!
+//! Streams that the peer keeps for a while outlive their connection: then this goes on over the next one, settled anew.
+//!
 //! A reader that is slow holds its own stream up, and the peer with it, as long as nobody else waits for that peer; then it is cut off.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -96,22 +98,24 @@ impl Served {
 
     pub(super) fn has_words(&self, waiting: &VecDeque<Ask>) -> bool {
         let is_asked = matches!(self.agreement, Agreement::Asked(_));
-        !self.last_words.is_empty() || (!waiting.is_empty() && !is_asked)
+        let asks = !waiting.is_empty() || self.machine.apart().is_some();
+        !self.last_words.is_empty() || (asks && !is_asked)
     }
 
     pub(super) fn heard(&mut self, text: &str) {
         self.machine.handle(text, now(self.origin));
     }
 
-    /// Sends what comes first: a CANCEL, what has to be agreed on, the call that waits for longest.
+    /// Sends what comes first: a CANCEL, what has to be agreed on, what is to be come back to, the call that waits for longest.
     pub(super) fn speak(&mut self, waiting: &mut VecDeque<Ask>, permit: Permit<'_, Bytes>) {
         if let Some(words) = self.last_words.pop_front() {
             permit.send(words);
             return;
         }
-        if let (Agreement::Unasked, Some(ask)) = (self.agreement, waiting.front())
-            && let What::Generate(model, ..) | What::Score(model, _) = &ask.what
+        if self.agreement == Agreement::Unasked
+            && let Some(model) = self.machine.apart().or_else(|| model_of(waiting.front()?))
         {
+            let model = &model.to_owned();
             let features = self.options.features;
             let asked = self.machine.negotiate(model, features, now(self.origin));
             self.agreement = match asked {
@@ -122,6 +126,12 @@ impl Served {
                 // A name that is too long for a message; its own call will be told.
                 Err(_) => Agreement::Settled,
             };
+            return;
+        }
+        if self.machine.apart().is_some() {
+            if let Some(message) = self.machine.come_back(now(self.origin)) {
+                permit.send(message);
+            }
             return;
         }
         if let Some(ask) = waiting.pop_front() {
@@ -258,6 +268,19 @@ impl Served {
         self.seen.draining.store(false, Ordering::Relaxed);
     }
 
+    /// The connection is gone, and there may be another one. Returns whether any stream waits for that; all other calls have
+    /// failed (LM-965).
+    pub(super) fn parted(&mut self) -> bool {
+        if self.held.is_some() || !self.machine.part() {
+            self.lost();
+            return false;
+        }
+        self.last_words.clear();
+        self.agreement = Agreement::Unasked;
+        self.tell();
+        true
+    }
+
     fn item(&mut self, call: Call, item: Received, until: Option<Instant>) {
         let Some(listener) = self.open.get(&call) else {
             return;
@@ -314,6 +337,14 @@ impl Served {
             self.held = None;
         }
         self.last_words.extend(self.machine.abandon(call));
+    }
+}
+
+/// The model that a call asks for tokens, or for what they are worth.
+fn model_of(ask: &Ask) -> Option<&str> {
+    match &ask.what {
+        What::Generate(model, ..) | What::Score(model, _) => Some(model),
+        What::ModelInfo(_) => None,
     }
 }
 

@@ -1,5 +1,7 @@
 //! A client against scripted peers: over lines in memory with a made-up clock, and over real sockets.
 
+mod apart;
+
 use std::sync::Mutex;
 
 use futures::{SinkExt, StreamExt};
@@ -344,7 +346,7 @@ async fn lm_702_a_slow_reader_slows_only_itself() {
 /// An answer to what is asked first, and what was agreed on.
 async fn agree(fake: &mut Fake, features: &str) {
     let heard = fake.heard().await;
-    let asked = r#"MODEL_INFO {"model":"m","stream_id":1,"data":{"model":"m","lmtp":{"version":2,"features":["status","cancel","usage"]}}}"#;
+    let asked = r#"MODEL_INFO {"model":"m","stream_id":1,"data":{"model":"m","lmtp":{"version":2,"features":["status","cancel","usage","resume"]}}}"#;
     assert_eq!(heard, asked);
     fake.say(&format!(
         r#"MSG [{{"stream_id":1,"model_info":{{"model":"m"}}{features}}}]"#

@@ -8,24 +8,26 @@
 //!   incoming ◄─ frames, or lines ◄──────────── peer        ends when the peer is lost, for whatever reason
 //! ```
 
+use std::convert::Infallible;
 use std::process::Stdio;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use bytestring::ByteString;
 use futures::stream::BoxStream;
-use futures::{SinkExt, StreamExt, stream};
+use futures::{Sink, SinkExt, StreamExt, stream};
 use http::Uri;
 use http::header::{AUTHORIZATION, HeaderValue};
 use sapwood_proto::lmtp::{Fault, Line, Lines, Reason};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::process::Command;
-use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_tungstenite::client_async_with_config;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
-use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Error, Message, Utf8Bytes};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -41,6 +43,8 @@ pub(super) struct Wire {
     /// A message each, without the end of a line. Closed when nothing can be written any more.
     pub(super) outgoing: mpsc::Sender<Bytes>,
     _writing: Option<AbortOnDropHandle<()>>,
+    /// Gone with this: then who writes has a moment for a last word.
+    _here: Option<oneshot::Sender<Infallible>>,
 }
 
 impl Wire {
@@ -81,6 +85,7 @@ impl Wire {
             incoming,
             outgoing,
             _writing: None,
+            _here: None,
         }
     }
 
@@ -125,6 +130,7 @@ impl Wire {
             incoming: read_lines(read, kept),
             outgoing,
             _writing: Some(AbortOnDropHandle::new(writing)),
+            _here: None,
         }
     }
 
@@ -151,46 +157,72 @@ impl Wire {
         let (socket, _) = client_async_with_config(request, io, Some(config))
             .await
             .map_err(|error| refused(&error))?;
-        let (mut sink, frames) = socket.split();
-        let (outgoing, mut messages) = mpsc::channel::<Bytes>(WAITING_MAX);
-        let every = options.ping;
-        let writing = tokio::spawn(async move {
-            let mut ping_at = next(every);
-            loop {
-                // Both arms may be cancelled: no message is lost.
-                let first = tokio::select! {
-                    message = messages.recv() => message,
-                    () = until(ping_at) => {
-                        ping_at = next(every);
-                        if sink.send(Message::Ping(Bytes::new())).await.is_err() {
-                            return;
-                        }
-                        continue;
-                    }
-                };
-                let mut message = first;
-                if message.is_none() {
-                    // Nobody asks any more, and what was asked goes on being heard.
-                    return;
-                }
-                while let Some(bytes) = message {
-                    // JSON is UTF-8.
-                    let text = Utf8Bytes::try_from(bytes).unwrap_or_default();
-                    if sink.feed(Message::Text(text)).await.is_err() {
-                        return;
-                    }
-                    message = messages.try_recv().ok();
-                }
-                if sink.flush().await.is_err() {
-                    return;
-                }
+        let (sink, frames) = socket.split();
+        let (outgoing, messages) = mpsc::channel::<Bytes>(WAITING_MAX);
+        let (here, left) = oneshot::channel::<Infallible>();
+        let writing = write_frames(sink, messages, options.ping);
+        // It outlives the connection by a moment, and by no more.
+        tokio::spawn(async move {
+            let leaving = async {
+                // Nothing is sent there.
+                let _ = left.await;
+                sleep(GOODBYE).await;
+            };
+            // Both may be cancelled: the connection is over.
+            tokio::select! {
+                () = writing => {}
+                () = leaving => {}
             }
         });
         Ok(Self {
             incoming: read_frames(frames, options.silence),
             outgoing,
-            _writing: Some(AbortOnDropHandle::new(writing)),
+            _writing: None,
+            _here: Some(here),
         })
+    }
+}
+
+/// Writes messages, and pings where there are none for long. A peer that keeps what it has begun is told that nobody comes back
+/// (LM-964).
+async fn write_frames(
+    mut sink: impl Sink<Message> + Unpin,
+    mut messages: mpsc::Receiver<Bytes>,
+    every: Option<Duration>,
+) {
+    let mut ping_at = next(every);
+    loop {
+        // Both arms may be cancelled: no message is lost.
+        let mut message = tokio::select! {
+            message = messages.recv() => message,
+            () = until(ping_at) => {
+                ping_at = next(every);
+                if sink.send(Message::Ping(Bytes::new())).await.is_err() {
+                    return;
+                }
+                continue;
+            }
+        };
+        if message.is_none() {
+            let close = CloseFrame {
+                code: CloseCode::Normal,
+                reason: Utf8Bytes::default(),
+            };
+            // Whether it arrives or not, this is the end.
+            let _ = sink.send(Message::Close(Some(close))).await;
+            return;
+        }
+        while let Some(bytes) = message {
+            // JSON is UTF-8.
+            let text = Utf8Bytes::try_from(bytes).unwrap_or_default();
+            if sink.feed(Message::Text(text)).await.is_err() {
+                return;
+            }
+            message = messages.try_recv().ok();
+        }
+        if sink.flush().await.is_err() {
+            return;
+        }
     }
 }
 
@@ -329,6 +361,8 @@ pub(super) fn unreached(why: Unreached) -> Fault {
 
 /// Messages that wait to be written.
 pub(super) const WAITING_MAX: usize = 64;
+/// For the last word on a connection that is not wanted any more.
+const GOODBYE: Duration = Duration::from_secs(1);
 /// What is read or written at once.
 const BUFFER_BYTES: usize = 32 * 1024;
 /// Longer messages of a peer are not read. Its frames should have 4 MiB at most.

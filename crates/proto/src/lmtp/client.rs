@@ -4,6 +4,7 @@
 //! call ends exactly once. Refuses to know: sockets, tasks, clocks, which upstream is asked. Text goes in, events come
 //! out; the messages to send are returned by the calls.
 
+mod apart;
 mod received;
 mod send;
 
@@ -17,6 +18,7 @@ use super::write::{self, member};
 use super::{Fault, Feature, Features, Finish, Generate, Reason, Score, read};
 use crate::steer::Token;
 use crate::time::Time;
+use apart::Apart;
 use received::Members;
 
 pub use received::{Received, Usage};
@@ -70,12 +72,13 @@ enum Kind {
     Score,
     ModelInfo,
     Cancel,
+    Resume,
 }
 
 impl Kind {
     /// It is answered by a MSG.
     const fn is_request(&self) -> bool {
-        matches!(self, Self::ModelInfo | Self::Cancel)
+        matches!(self, Self::ModelInfo | Self::Cancel | Self::Resume)
     }
 }
 
@@ -91,6 +94,10 @@ struct Open {
     abandoned: bool,
     /// An item has come.
     begun: bool,
+    /// The number of the next item, where the peer numbers them (LM-963).
+    next: Option<u64>,
+    /// Its connection is gone, and no other one has it yet.
+    apart: bool,
     /// What ends it here, because its peer does not know of it (LM-704).
     stops: Option<Stops>,
 }
@@ -140,6 +147,10 @@ pub struct Client {
     vocabularies: BTreeMap<String, u32>,
     load: Option<u64>,
     draining: bool,
+    /// By this name the peer keeps what it has begun when the connection is lost.
+    session: Option<String>,
+    /// What an earlier connection has left behind.
+    apart: Option<Apart>,
 }
 
 impl Client {
@@ -157,6 +168,8 @@ impl Client {
             vocabularies: BTreeMap::new(),
             load: None,
             draining: false,
+            session: None,
+            apart: None,
         }
     }
 
@@ -319,6 +332,9 @@ impl Client {
     /// Nobody listens to a call any more: nothing more is told of it. It counts as [`Self::outstanding`] until its end.
     /// The message, if there is one, asks the peer to stop it (LM-702); without it the peer works on.
     pub fn abandon(&mut self, call: Call) -> Option<Bytes> {
+        if self.forsake(call) {
+            return None;
+        }
         let open = self.open.get_mut(&call.0)?;
         if std::mem::replace(&mut open.abandoned, true)
             || open.kind.is_request()
@@ -341,19 +357,18 @@ impl Client {
             // Its answer tells nobody anything.
             abandoned: true,
             begun: false,
+            next: None,
+            apart: false,
             stops: None,
         };
         self.open.insert(self.last_id, open);
         Some(out.freeze())
     }
 
-    /// The connection is gone: every call fails (LM-709).
+    /// The connection is gone: every call fails (LM-709). See [`Self::part`].
     pub fn lost(&mut self) {
-        self.fail_all(
-            Reason::ConnectionLost,
-            "the connection to the upstream was lost",
-            |_| true,
-        );
+        self.apart = None;
+        self.fail_all(Reason::ConnectionLost, apart::LOST, |_| true);
     }
 
     /// What came of the calls.
@@ -392,7 +407,7 @@ impl Client {
     pub fn resume(&mut self, now: Time) {
         for open in self.open.values_mut() {
             let patience = match open.kind {
-                Kind::ModelInfo | Kind::Cancel => self.options.request_timeout,
+                Kind::ModelInfo | Kind::Cancel | Kind::Resume => self.options.request_timeout,
                 Kind::Generate(_) | Kind::Score if open.begun => self.options.item_timeout,
                 Kind::Generate(_) | Kind::Score => self.options.first_item_timeout,
             };
@@ -436,9 +451,10 @@ impl Client {
         }
         self.last_id += 1;
         let patience = match kind {
-            Kind::ModelInfo | Kind::Cancel => self.options.request_timeout,
+            Kind::ModelInfo | Kind::Cancel | Kind::Resume => self.options.request_timeout,
             Kind::Generate(_) | Kind::Score => self.options.first_item_timeout,
         };
+        let is_numbered = !kind.is_request() && self.features.has(Feature::Resume);
         let open = Open {
             kind,
             model: model.to_owned(),
@@ -446,6 +462,8 @@ impl Client {
             due: patience.map(|patience| now + patience),
             abandoned: false,
             begun: false,
+            next: is_numbered.then_some(0),
+            apart: false,
             stops: None,
         };
         self.open.insert(self.last_id, open);
@@ -473,7 +491,7 @@ impl Client {
             return;
         };
         if word == "MSG" {
-            self.notice(&members);
+            self.notice(&members, now);
         } else {
             self.item(&members, now);
         }
@@ -496,7 +514,7 @@ impl Client {
     }
 
     /// A MSG answers a pending request first; an error ends a live stream, but for an id in use (LM-708, D-39).
-    fn notice(&mut self, members: &Members<'_>) {
+    fn notice(&mut self, members: &Members<'_>, now: Time) {
         let Some((id, open)) = members.id.and_then(|id| Some((id, self.open.get(&id)?))) else {
             self.dropped += 1;
             return;
@@ -508,9 +526,14 @@ impl Client {
             (true, None, None) if members.cancelled => {
                 self.open.remove(&id);
             }
+            (true, None, None) if members.resumed => {
+                self.open.remove(&id);
+                self.came_back(members, now);
+            }
             (true, None, Some(facts)) => {
                 if members.lmtp.is_some() {
                     self.features = members.features();
+                    self.session = members.session();
                     self.load = members.load();
                 }
                 if let Some(size) = members.vocabulary() {
@@ -537,6 +560,17 @@ impl Client {
         if let Some(fault) = members.fault() {
             return self.fail(id, fault);
         }
+        if let (Some(next), Some(seq)) = (open.next, members.seq) {
+            if seq < next {
+                self.dropped += 1;
+                return;
+            }
+            if seq > next {
+                let why = "the upstream has left out items of the stream";
+                return self.fail(id, Fault::new(Reason::ConnectionLost, why));
+            }
+            open.next = Some(next + 1);
+        }
         let mut item = members.item();
         if item.token.is_none() && item.finish.is_none() {
             self.dropped += 1;
@@ -553,7 +587,7 @@ impl Client {
                 item.keep_top(top);
                 Finish::Length
             }
-            Kind::Score | Kind::ModelInfo | Kind::Cancel => {
+            Kind::Score | Kind::ModelInfo | Kind::Cancel | Kind::Resume => {
                 item.top.clear();
                 Finish::Stop
             }
@@ -577,6 +611,16 @@ impl Client {
     }
 
     fn fail(&mut self, id: u64, fault: Fault) {
+        if matches!(
+            self.open.get(&id),
+            Some(Open {
+                kind: Kind::Resume,
+                ..
+            })
+        ) {
+            self.open.remove(&id);
+            return self.stay_apart();
+        }
         self.end(id, |call| Event::Failed(call, fault));
     }
 

@@ -75,6 +75,12 @@ pub(super) struct Members<'a> {
     pub(super) lmtp: Option<Value<'a>>,
     /// The answer to CANCEL.
     pub(super) cancelled: bool,
+    /// The answer to RESUME, and the streams that do not go on.
+    pub(super) resumed: bool,
+    gone: Option<Value<'a>>,
+    conflict: Option<Value<'a>>,
+    /// The item's number in its stream.
+    pub(super) seq: Option<u64>,
     /// The news of a STATUS.
     pub(super) event: Option<Cow<'a, str>>,
     text: Option<Cow<'a, str>>,
@@ -103,6 +109,10 @@ impl<'a> Members<'a> {
                 "model_info" => members.model_info = Some(value),
                 "lmtp" => members.lmtp = Some(value),
                 "cancelled" => members.cancelled = true,
+                "resumed" => members.resumed = true,
+                "gone" => members.gone = Some(value),
+                "conflict" => members.conflict = Some(value),
+                "seq" => members.seq = whole(),
                 "event" => members.event = value.string(),
                 "text" => members.text = value.string(),
                 "stop_match" => members.stop = value.string(),
@@ -129,6 +139,19 @@ impl<'a> Members<'a> {
                 .filter_map(count)
                 .sum(),
         )
+    }
+
+    /// The name by which the peer keeps a session whose connection is lost (LM-964).
+    pub(super) fn session(&self) -> Option<String> {
+        let name = member(self.lmtp?, "session")?.string()?;
+        (!name.is_empty()).then(|| name.into_owned())
+    }
+
+    /// The streams that a RESUME asked for and that do not go on.
+    pub(super) fn left_behind(&self) -> impl Iterator<Item = u64> {
+        let lists = [self.gone, self.conflict].into_iter().flatten();
+        let ids = lists.filter_map(Value::elements).flatten();
+        ids.filter_map(|id| u64::try_from(id.integer()?).ok())
     }
 
     /// The features that a peer has agreed to.

@@ -1,3 +1,5 @@
+mod apart;
+
 use super::*;
 
 fn wanted() -> Generate {

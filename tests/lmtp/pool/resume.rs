@@ -1,0 +1,152 @@
+//! Connections that are lost, before a pool and behind it.
+
+use sapwood_tests::proxy::Proxy;
+use sapwood_tests::socket::Socket;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::lmtp::resume::{agreed, resume};
+
+/// So many more items at a face, with the engines behind it stepped.
+async fn read(socket: &mut Socket, owners: &mut [&mut Owner], count: usize) -> Vec<Value> {
+    let mut all = Vec::new();
+    while all.len() < count {
+        for owner in &mut *owners {
+            owner.step(Time::ZERO);
+        }
+        // Both may be cancelled: a message stays where it is.
+        tokio::select! {
+            biased;
+            (word, items) = message(socket) => {
+                assert_eq!(word, "TOKEN");
+                all.extend(items);
+            }
+            () = tokio::task::yield_now() => {}
+        }
+    }
+    all
+}
+
+/// LM-965: its client is away for a while, and meanwhile the server is lost that computes it; nobody sees a seam.
+#[tokio::test]
+async fn lm_807_a_client_comes_back_to_what_a_pool_computes() {
+    for options in [Options::base(), Options::default()] {
+        let (mut first, one) = stepped(fluent()).await;
+        let (mut second, two) = stepped(fluent()).await;
+        let pool = speaking(&[&one, &two], options, machine::Options::default()).await;
+        let kernel = Kernel::new();
+        let far = function(&pool, "parrot", Terms::default());
+        kernel.add(far).unwrap();
+        let front = Running::start(kernel, Default::default(), Vec::new()).await;
+        let mut socket = client(&front).await;
+        let name = agreed(&mut socket).await;
+        let prompt = json!(bytes("say: "));
+        let generate =
+            json!({"stream_id": 1, "model": "parrot", "prompt": prompt, "max_tokens": 100});
+        socket.say(&format!("GENERATE {generate}")).await;
+        let mut items = read(&mut socket, &mut [&mut first, &mut second], 5).await;
+        let before = items.len();
+        drop(socket);
+        let open = &front.shared.metrics.lmtp.connections_open;
+        until("nobody is connected", || open.get() == 0).await;
+        // It goes on without its client, and then without its server.
+        first.step(Time::ZERO);
+        one.kill().await;
+        until("it goes on elsewhere", || pool.moved() == 1).await;
+        let mut socket = client(&front).await;
+        agreed(&mut socket).await;
+        let last = items[before - 1]["seq"].as_i64().unwrap();
+        socket.say(&resume(&name, last)).await;
+        let answer = message(&mut socket).await.1;
+        assert_eq!(answer[0]["resumed"], json!([1]), "{answer:?}");
+        while items[items.len() - 1]["finish_reason"].is_null() {
+            items.extend(read(&mut socket, &mut [&mut second], 1).await);
+        }
+        for (seq, item) in items.iter().enumerate() {
+            assert_eq!(item["seq"], json!(seq));
+        }
+        let (tokens, end) = told(&items);
+        let expect: Vec<_> = whole().into_iter().map(u64::from).collect();
+        assert_eq!((tokens, &*end), (expect, "stop"));
+        // And once more, whether it is kept or computed again.
+        let again = json!({"stream_id": 2, "retry_of": 1, "model": "parrot", "prompt": prompt, "max_tokens": 100});
+        socket.say(&format!("GENERATE {again}")).await;
+        let mut repeated: Vec<Value> = Vec::new();
+        while repeated
+            .last()
+            .is_none_or(|item| item["finish_reason"].is_null())
+        {
+            repeated.extend(read(&mut socket, &mut [&mut second], 1).await);
+        }
+        assert_eq!(told(&repeated), told(&items));
+    }
+}
+
+/// A pool of one server that is reached over a way which can be cut.
+async fn over(proxy: &Proxy) -> Pool {
+    let endpoint = Endpoint {
+        address: Address::parse(&format!("{}/lmtp", proxy.address)).unwrap(),
+        model: "parrot".into(),
+        weight: 1,
+    };
+    let settings = machine::Options::default();
+    Pool::connect(vec![endpoint], &Options::default(), settings)
+        .await
+        .unwrap()
+}
+
+/// Another server could not go on with it: a penalty looks back at what was said.
+#[tokio::test]
+async fn lm_965_an_upstream_that_is_lost_for_a_moment_costs_nothing() {
+    let mut runs = Vec::new();
+    for cuts in [0, 1, 3] {
+        let (mut owner, server) = stepped(super::super::chatter()).await;
+        let proxy = Proxy::to(server.address).await;
+        let pool = over(&proxy).await;
+        let wanted = Generate {
+            prompt: vec![7],
+            max_tokens: 20,
+            temperature: 1.0,
+            seed: Some(3),
+            repetition_penalty: 1.5,
+            ..Generate::default()
+        };
+        let mut items = pool.generate(wanted, None);
+        let mut tokens = Vec::new();
+        for _ in 0..cuts {
+            tokens.extend(some(&mut items, &mut owner, 3).await);
+            proxy.cut();
+            owner.step(Time::ZERO);
+        }
+        let (after, end) = rest(&mut items, &mut [&mut owner]).await;
+        tokens.extend(after);
+        assert_eq!((tokens.len(), end), (20, Ok(Finish::Length)), "{cuts} cuts");
+        assert_eq!(pool.moved(), 0);
+        runs.push(tokens);
+    }
+    assert!(runs[0] == runs[1] && runs[0] == runs[2], "{runs:?}");
+}
+
+/// LM-506: whoever goes for good says so, and nothing is kept for him.
+#[tokio::test]
+async fn lm_964_a_pool_that_goes_leaves_nothing_running() {
+    let (mut owner, server) = stepped(super::super::chatter()).await;
+    let pool = pool(&[&server], machine::Options::default()).await;
+    let wanted = Generate {
+        prompt: vec![1],
+        max_tokens: 1_000,
+        ..Generate::default()
+    };
+    let mut items = pool.generate(wanted, None);
+    some(&mut items, &mut owner, 2).await;
+    drop((pool, items));
+    let metrics = &server.shared.metrics;
+    let open = metrics.streams_open.with_label_values(&["lmtp"]);
+    until("it is cancelled", || open.get() == 0).await;
+    until("nobody is connected", || {
+        metrics.lmtp.connections_open.get() == 0
+    })
+    .await;
+    owner.step(Time::from_millis(1));
+    assert!(owner.is_empty());
+}
