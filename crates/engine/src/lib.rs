@@ -39,4 +39,4 @@ pub use submission::{
     CHOICES_MAX, STOP_SEQUENCE_TOKENS_MAX, STOP_SEQUENCES_MAX, STOP_TEXT_BYTES_MAX, STOP_TEXTS_MAX,
     TOP_LOGPROBS_MAX,
 };
-pub use transcript::Transcript;
+pub use transcript::{Transcript, Words};

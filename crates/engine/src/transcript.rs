@@ -4,11 +4,11 @@
 //! usage (LM-704, LM-712). Refuses to know: who computes, and how it is asked. It does to each token what the owner does to
 //! one that it has sampled, so that a model elsewhere reads like one that is here.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytestring::ByteString;
 use sapwood_proto::code::Code;
-use sapwood_proto::steer::Token;
+use sapwood_proto::steer::{Mask, Token};
 
 use crate::api::{
     Event, Finish, Kind, ModelInfo, Reason, Refusal, Request, Sampled, SharedVocabulary, Stop,
@@ -17,6 +17,11 @@ use crate::api::{
 use crate::bad_words::Lexicon;
 use crate::submission::{Submission, Terms, prepare};
 use crate::text::Text;
+
+/// What the bad words of a model's requests have to know of its vocabulary. It is made when the first of them comes, which takes a
+/// while: keep one for each model.
+#[derive(Default)]
+pub struct Words(OnceLock<Arc<Lexicon>>);
 
 /// One request whose tokens come from elsewhere.
 pub struct Transcript {
@@ -40,19 +45,23 @@ impl Transcript {
     /// Checks a request and makes tokens of its prompt, as an engine does.
     ///
     /// # Errors
-    /// As [`Engine::submit`](crate::Engine::submit) has them before anything is queued; `unimplemented` for bad words, which only
-    /// who draws can forbid.
+    /// As [`Engine::submit`](crate::Engine::submit) has them before anything is queued; `unimplemented` for bad words where the
+    /// vocabulary has no text.
     pub fn new(
         request: Request,
         info: &ModelInfo,
         vocabulary: SharedVocabulary,
+        words: &Words,
     ) -> Result<Self, Refusal> {
-        if !request.bad_words.is_empty() {
-            let why = "bad_words are not there for a model elsewhere";
+        if !request.bad_words.is_empty() && !vocabulary.has_text() {
+            let why = "bad_words are not there for a model whose tokenizer is not known";
             return Err(Refusal::new(Code::Unimplemented, "", why));
         }
-        // So there is nothing to look up.
-        let lexicon = || Arc::new(Lexicon::new(Arc::clone(&vocabulary), 0));
+        let made = || {
+            let vocabulary = Arc::clone(&vocabulary);
+            Arc::new(Lexicon::new(vocabulary, info.vocabulary_tokens))
+        };
+        let lexicon = || Arc::clone(words.0.get_or_init(made));
         // Whoever computes draws, and has a seed of its own unless one was asked for.
         let submission = prepare(request, info, &*vocabulary, lexicon, || 0)?;
         let Submission {
@@ -99,6 +108,21 @@ impl Transcript {
     pub fn is_over(&self, choice: u32) -> bool {
         let choice = self.choices.get(choice as usize);
         choice.is_none_or(|choice| choice.over)
+    }
+
+    /// What has come of a choice.
+    #[must_use]
+    pub fn output(&self, choice: u32) -> &[Token] {
+        let choice = self.choices.get(choice as usize);
+        choice.map_or(&[], |choice| &choice.output)
+    }
+
+    /// The tokens that may come next in a choice because they complete no bad word (TR-401); `None` where the request has none. Who
+    /// computes has to keep to that, and before anything has come it is what holds everywhere.
+    #[must_use]
+    pub fn allowed(&self, choice: u32) -> Option<Mask> {
+        let bad_words = self.terms.bad_words.as_ref()?;
+        Some(bad_words.mask(self.output(choice).iter().rev().copied()))
     }
 
     /// Tokens of the prompt that were not computed anew.

@@ -40,7 +40,13 @@ fn config() -> Config {
 /// The same, of the tokens that it gave.
 fn told(request: Request, tokens: &[Token]) -> Vec<Event> {
     let model = Scripted::new(config()).unwrap();
-    let mut transcript = Transcript::new(request, &model.info(), model.vocabulary()).unwrap();
+    let mut transcript = Transcript::new(
+        request,
+        &model.info(),
+        model.vocabulary(),
+        &Words::default(),
+    )
+    .unwrap();
     let mut events = Vec::new();
     for &id in tokens {
         let token = Sampled {
@@ -117,7 +123,8 @@ fn lm_712_whoever_computes_may_end_a_choice_and_nothing_follows_an_end() {
     let mut request = Request::new(Prompt::Text("x".into()));
     request.stop = vec!["held".into()];
     request.n = 2;
-    let mut transcript = Transcript::new(request, &model.info(), vocabulary).unwrap();
+    let mut transcript =
+        Transcript::new(request, &model.info(), vocabulary, &Words::default()).unwrap();
     let token = |byte: u8| Sampled {
         id: byte.into(),
         logprob: 0.0,

@@ -4,17 +4,19 @@
 //! tokenizer comes from. With a tokenizer such a model reads like one that runs here; without, tokens go in, tokens come out in
 //! `inner` and on their port, and whoever wants text is told so before anything is sent.
 
+mod asking;
 mod known;
 mod voices;
 
 use std::sync::Arc;
 
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
-use sapwood_engine::Transcript;
 use sapwood_engine::api::{Prompt, Request, SharedVocabulary, Tokens};
-use sapwood_net::lmtp::pool::{Items, Pool};
-use sapwood_proto::lmtp::{Generate, Score};
+use sapwood_engine::{Transcript, Words};
+use sapwood_net::lmtp::pool::Pool;
+use sapwood_proto::lmtp::Generate;
 
+use self::asking::Asking;
 use self::known::Known;
 use self::voices::Voices;
 use crate::Result;
@@ -36,7 +38,8 @@ pub struct Terms {
     pub chat: bool,
     /// How many tokens fit, where the peers do not say it.
     pub context: Option<u32>,
-    /// Whether several choices are asked for as several streams, which the peers do not know to be one (LM-704).
+    /// Whether several choices are asked for as several streams, which the peers do not know to be one, and what bad words cut short is
+    /// asked for anew (LM-704).
     pub emulate: bool,
 }
 
@@ -87,6 +90,7 @@ pub fn function(pool: &Pool, name: impl Into<Name>, terms: Terms) -> Fun {
         facts,
         bounded: context.is_some(),
         emulate: terms.emulate,
+        words: Words::default(),
     });
     raw(spec, move |call| {
         begin(call, Arc::clone(&peer))
@@ -102,6 +106,7 @@ struct Peer {
     /// How many tokens fit is known.
     bounded: bool,
     emulate: bool,
+    words: Words,
 }
 
 /// Reads the inputs and asks the peer.
@@ -118,6 +123,7 @@ async fn begin(call: Call, peer: Arc<Peer>) -> Result<impl Stream<Item = Result<
         let what = "several choices of a model elsewhere, which is not to be emulated".into();
         return Err(Error::Unimplemented { what });
     }
+    refuse_words(&request, &peer)?;
     // What is not known to be bounded is asked for as peers have it.
     if !peer.bounded && request.max_tokens.is_none() {
         request.max_tokens = Some(Generate::default().max_tokens);
@@ -126,37 +132,35 @@ async fn begin(call: Call, peer: Arc<Peer>) -> Result<impl Stream<Item = Result<
     let wanted = wanted(&request, has_text);
     let weighed = request.scored.clone();
     let alternatives = request.top_logprobs.unwrap_or(0);
-    let choices = request.n;
     let vocabulary = peer.facts.vocabulary.clone();
-    let transcript = Transcript::new(request, &peer.facts.info, vocabulary)?;
+    let transcript = Transcript::new(request, &peer.facts.info, vocabulary, &peer.words)?;
     let prompt = transcript.prompt();
     if let Some(payer) = &call.payer {
         payer.prompt(u32::try_from(prompt.len()).unwrap_or(u32::MAX))?;
     }
-    let ask = |choice: u32| -> Items {
-        let prompt = prompt.to_vec();
-        if let Some(scored) = weighed.clone() {
-            return peer.pool.score(Score {
-                prompt,
-                scored,
-                ..Score::default()
-            });
-        }
-        let wanted = Generate {
-            prompt,
-            max_tokens: transcript.max_tokens(),
-            // As samples of one stream have them (LM-973).
-            seed: wanted.seed.map(|seed| seed.wrapping_add(choice.into())),
-            ..wanted.clone()
-        };
-        peer.pool.generate(wanted, call.deadline)
+    let pool = peer.pool.clone();
+    let asking = Asking::new(pool, wanted, &transcript, weighed, call.deadline);
+    Ok(Answer::new(
+        asked,
+        Voices::new(asking, transcript, alternatives),
+    ))
+}
+
+/// Bad words are watched for here, and what would complete one is asked for anew (LM-704, TR-401). Penalties would see that seam.
+fn refuse_words(request: &Request, peer: &Peer) -> Result<()> {
+    let sampling = &request.sampling;
+    let looks_back = sampling.presence_penalty != 0.0
+        || sampling.frequency_penalty != 0.0
+        || sampling.repetition_penalty != 1.0;
+    let what = match () {
+        () if request.bad_words.is_empty() || request.scored.is_some() => return Ok(()),
+        () if !peer.facts.vocabulary.has_text() => return Err(unimplemented("bad_words")),
+        () if !peer.emulate => "bad_words of a model elsewhere, which are not to be emulated",
+        () if looks_back => "bad_words together with penalties, of a model elsewhere",
+        () => return Ok(()),
     };
-    let streams = match transcript.max_tokens() {
-        0 => Vec::new(),
-        _ => (0..choices).map(ask).collect(),
-    };
-    let voices = Voices::new(streams, transcript, peer.pool.clone(), alternatives);
-    Ok(Answer::new(asked, voices))
+    let what = what.into();
+    Err(Error::Unimplemented { what })
 }
 
 /// What needs a tokenizer, where there is none.

@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::*;
 use crate::call::Ports;
 use crate::meta::Reason;
-use crate::model::GenerateConfig;
+use crate::model::{GenerateConfig, PromptMode};
 use crate::name::Mime;
 use crate::{Kernel, Run, args};
 
@@ -48,16 +48,19 @@ async fn joined(facts: &str) -> Result<(Kernel, Fake), Fault> {
 
 /// A peer whose tokens are bytes.
 async fn of_bytes() -> (Kernel, Fake) {
+    joined_on(FACTS, byte_terms()).await.unwrap()
+}
+
+fn byte_terms() -> Terms {
     let script = Config {
         chat: true,
         ..Config::default()
     };
-    let terms = Terms {
+    Terms {
         vocabulary: Some(Scripted::new(script).unwrap().vocabulary()),
         chat: true,
         ..Terms::default()
-    };
-    joined_on(FACTS, terms).await.unwrap()
+    }
 }
 
 async fn joined_on(facts: &str, terms: Terms) -> Result<(Kernel, Fake), Fault> {
@@ -136,16 +139,108 @@ async fn lm_712_a_model_elsewhere_is_called_with_tokens_and_gives_tokens() {
     );
 }
 
-/// A protocol that has no place for them would say them.
+/// Without text there are no words; whoever is not to emulate them, or looks back at what was said, would say them.
 #[tokio::test]
-async fn tr_401_bad_words_of_a_model_elsewhere_are_refused() {
-    let (kernel, _fake) = joined(FACTS).await.unwrap();
+async fn tr_401_bad_words_of_a_model_elsewhere_are_refused_where_they_could_come() {
+    let (tokens, _silent) = joined(FACTS).await.unwrap();
+    let (bytes, _silent) = of_bytes().await;
+    let terms = Terms {
+        emulate: false,
+        ..byte_terms()
+    };
+    let (strict, _silent) = joined_on(FACTS, terms).await.unwrap();
+    for (kernel, penalty, says) in [
+        (&tokens, 1.0, "tokenizer"),
+        (&strict, 1.0, "emulated"),
+        (&bytes, 1.5, "penalties"),
+    ] {
+        let config = GenerateConfig {
+            bad_words: vec!["x".into()],
+            repetition_penalty: Some(penalty),
+            prompt_mode: PromptMode::Raw,
+            ..GenerateConfig::default()
+        };
+        let error = typed(kernel, &[1], config).finish().await.unwrap_err();
+        assert_eq!(error.code(), Code::Unimplemented, "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+    }
+}
+
+/// LM-704: what lies within a token is forbidden from the start; what is begun is watched for, and asked for anew.
+#[tokio::test]
+async fn tr_401_bad_words_of_a_model_elsewhere_do_not_come() {
+    let (kernel, mut fake) = of_bytes().await;
     let config = GenerateConfig {
-        bad_words: vec!["x".into()],
+        bad_words: vec!["ab".into(), "x".into()],
+        max_tokens: Some(5),
+        prompt_mode: PromptMode::Raw,
         ..GenerateConfig::default()
     };
-    let error = typed(&kernel, &[1], config).finish().await.unwrap_err();
-    assert_eq!(error.code(), Code::Unimplemented);
+    let run = typed(&kernel, &[1], config);
+    let asks = |prompt: &str, max: u32, id: u32, bias: &str| {
+        let head = format!("GENERATE {{\"max_tokens\":{max},");
+        let tail = format!("\"prompt\":[{prompt}],\"stream_id\":{id},\"logit_bias\":{{{bias}}}}}");
+        (head, tail)
+    };
+    let answering = async {
+        for (asked, said) in [
+            (
+                asks("1", 5, 2, r#""120":-100.0"#),
+                r#"TOKEN [{"stream_id":2,"token":97},{"stream_id":2,"token":98},{"stream_id":2,"token":98}]"#,
+            ),
+            (
+                asks("1,97", 1, 3, r#""98":-100.0,"120":-100.0"#),
+                r#"TOKEN [{"stream_id":3,"token":97,"finish_reason":"length"}]"#,
+            ),
+            (
+                asks("1,97,97", 3, 4, r#""120":-100.0"#),
+                r#"TOKEN [{"stream_id":4,"token":98}]"#,
+            ),
+            (
+                asks("1,97,97", 1, 5, r#""98":-100.0,"120":-100.0"#),
+                r#"TOKEN [{"stream_id":5,"token":99,"finish_reason":"length"}]"#,
+            ),
+            (
+                asks("1,97,97,99", 2, 6, r#""120":-100.0"#),
+                r#"TOKEN [{"stream_id":6,"token":98},{"stream_id":6,"token":100,"finish_reason":"length"}]"#,
+            ),
+        ] {
+            let heard = fake.heard().await;
+            let (head, tail) = asked;
+            assert!(
+                heard.starts_with(&head) && heard.ends_with(&tail),
+                "{heard}"
+            );
+            fake.say(said).await;
+        }
+        fake
+    };
+    let (ended, mut fake) = tokio::join!(run.finish(), answering);
+    let (chunks, meta) = ended.unwrap();
+    let said: Vec<u32> = sampled(&chunks).iter().map(|token| token.id).collect();
+    assert_eq!(said, b"aacbd".map(u32::from));
+    assert_eq!(meta.finish[&0], Reason::Length);
+    assert_eq!(
+        (meta.usage.prompt_tokens, meta.usage.completion_tokens),
+        (1, 5)
+    );
+    // One that does not keep to it is not asked for ever.
+    let config = GenerateConfig {
+        bad_words: vec!["x".into()],
+        prompt_mode: PromptMode::Raw,
+        ..GenerateConfig::default()
+    };
+    let run = typed(&kernel, &[1], config);
+    let answering = async {
+        for id in [7, 8] {
+            fake.heard().await;
+            fake.say(&format!(r#"TOKEN [{{"stream_id":{id},"token":120}}]"#))
+                .await;
+        }
+    };
+    let (ended, ()) = tokio::join!(run.finish(), answering);
+    let error = ended.unwrap_err();
+    assert_eq!(error.reason(), Rule::ConstraintFailed.name(), "{error}");
 }
 
 #[tokio::test]

@@ -1,7 +1,11 @@
 //! The streams of one call at a peer, as what a model tells.
 //!
-//! Owns: [`Voices`]: one stream for each choice, read in turn, and what its items are to whoever asked. Refuses to know: what
-//! was asked; chunks.
+//! Owns: [`Voices`]: one stream for each choice, read in turn, what its items are to whoever asked, and what is asked for anew because
+//! a bad word would come. Refuses to know: how it is asked for; chunks.
+//!
+//! ```text
+//!   whole ── a token that completes a bad word ──► one, without what may not come here ──► rest ── such a token ──► one …
+//! ```
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -10,10 +14,11 @@ use std::task::{Context, Poll};
 use futures::{Stream, StreamExt};
 use sapwood_engine::Transcript;
 use sapwood_engine::api::{Reason, Sampled};
-use sapwood_net::lmtp::pool::{Items, Pool};
-use sapwood_proto::lmtp::{Fault, Finish, Received};
+use sapwood_net::lmtp::pool::Items;
+use sapwood_proto::lmtp::{Fault, Finish, Reason as Rule, Received};
 use sapwood_proto::steer::Token;
 
+use super::asking::Asking;
 use crate::Result;
 use crate::error::Error;
 use crate::model::Told;
@@ -22,46 +27,95 @@ use crate::name::Name;
 /// The streams. Dropping them abandons what still runs.
 pub(super) struct Voices {
     /// By choice; one that is over is dropped, and with it what the peer does for it.
-    streams: Vec<Option<Items>>,
+    streams: Vec<Option<Voice>>,
     /// Whose turn it is.
     next: usize,
     transcript: Transcript,
-    pool: Pool,
+    asking: Asking,
     alternatives: u32,
     ready: VecDeque<Told>,
 }
 
+/// The stream that is read for a choice.
+struct Voice {
+    items: Items,
+    leg: Leg,
+}
+
+/// How much of its choice a stream is.
+#[derive(Clone, Copy, PartialEq)]
+enum Leg {
+    Whole,
+    /// The token in the place of one that may not come.
+    One,
+    /// What follows that.
+    Rest,
+}
+
 impl Voices {
     /// One stream for each choice of `transcript`; none at all if nothing is to be computed.
-    pub(super) fn new(
-        streams: Vec<Items>,
-        mut transcript: Transcript,
-        pool: Pool,
-        alternatives: u32,
-    ) -> Self {
-        let mut ready = VecDeque::new();
-        if streams.is_empty() {
-            for choice in 0..transcript.choices() {
+    pub(super) fn new(asking: Asking, mut transcript: Transcript, alternatives: u32) -> Self {
+        let (mut ready, mut streams) = (VecDeque::new(), Vec::new());
+        for choice in 0..transcript.choices() {
+            if transcript.max_tokens() == 0 {
                 let events = transcript.take(choice, None, Some(Reason::Length));
                 ready.extend(events.into_iter().map(Told::Event));
+                continue;
             }
+            let (items, leg) = (asking.whole(choice), Leg::Whole);
+            streams.push(Some(Voice { items, leg }));
         }
         Self {
-            streams: streams.into_iter().map(Some).collect(),
+            streams,
             next: 0,
             transcript,
-            pool,
+            asking,
             alternatives,
             ready,
         }
     }
 
-    fn heard(&mut self, choice: u32, item: Received) {
-        if let Some(usage) = item.usage {
+    /// An item of the stream at this place has come, which is that of this choice.
+    fn heard(&mut self, choice: u32, leg: Leg, item: Received) -> Result<()> {
+        let allowed = item.token.and_then(|token| {
+            let allowed = self.transcript.allowed(choice)?;
+            let is_bad = (token as usize) < allowed.vocabulary() && !allowed.allows(token);
+            is_bad.then_some(allowed)
+        });
+        if let Some(allowed) = allowed {
+            if leg == Leg::One {
+                let why = "the upstream says what it was told not to";
+                return Err(told(Fault::new(Rule::ConstraintFailed, why)));
+            }
+            let output = self.transcript.output(choice);
+            let items = self.asking.one(choice, output, &allowed);
+            self.read(choice, items, Leg::One);
+            return Ok(());
+        }
+        let is_seam = leg == Leg::One && item.finish == Some(Finish::Length);
+        self.take(choice, leg, item, is_seam);
+        if is_seam && !self.transcript.is_over(choice) {
+            let items = self.asking.rest(choice, self.transcript.output(choice));
+            self.read(choice, items, Leg::Rest);
+        }
+        Ok(())
+    }
+
+    /// From now on a choice is read there; the stream before it is abandoned.
+    fn read(&mut self, choice: u32, items: Items, leg: Leg) {
+        if let Some(stream) = self.streams.get_mut(choice as usize) {
+            *stream = Some(Voice { items, leg });
+        }
+    }
+
+    fn take(&mut self, choice: u32, leg: Leg, item: Received, is_seam: bool) {
+        // Of other legs what was said before counts as prompt.
+        if let Some(usage) = item.usage.filter(|_| leg == Leg::Whole) {
             let cached = u32::try_from(usage.cached_tokens).unwrap_or(u32::MAX);
             self.transcript.cached(cached);
         }
-        let end = item.finish.as_ref().map(|finish| match finish {
+        let finish = item.finish.as_ref().filter(|_| !is_seam);
+        let end = finish.map(|finish| match finish {
             Finish::Length => Reason::Length,
             Finish::Cancelled => Reason::Cancelled,
             Finish::Stop | Finish::Deadline | Finish::Superseded | Finish::Other(_) => Reason::Stop,
@@ -80,7 +134,7 @@ impl Voices {
 
     /// A token as engines give it. Probabilities that are none are not passed on (LM-711).
     fn sampled(&self, id: Token, item: Received) -> Sampled {
-        let raw = self.pool.raw_logprobs();
+        let raw = self.asking.pool.raw_logprobs();
         let mut top = if raw { Vec::new() } else { item.top };
         top.sort_by(|(a, p), (b, q)| q.total_cmp(p).then(a.cmp(b)));
         top.truncate(self.alternatives as usize);
@@ -113,9 +167,14 @@ impl Stream for Voices {
                 open = true;
                 // There are no more than 64.
                 let choice = u32::try_from(at).unwrap_or(u32::MAX);
-                match stream.poll_next_unpin(cx) {
+                let leg = stream.leg;
+                match stream.items.poll_next_unpin(cx) {
                     Poll::Pending => continue,
-                    Poll::Ready(Some(Ok(item))) => this.heard(choice, item),
+                    Poll::Ready(Some(Ok(item))) => {
+                        if let Err(error) = this.heard(choice, leg, item) {
+                            return Poll::Ready(Some(Err(error)));
+                        }
+                    }
                     Poll::Ready(Some(Err(fault))) => return Poll::Ready(Some(Err(told(fault)))),
                     // They say themselves that they were lost: the answer is cut short.
                     Poll::Ready(None) => return Poll::Ready(None),
