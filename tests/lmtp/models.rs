@@ -98,10 +98,13 @@ async fn lm_951_a_tokenizer_says_what_it_is_and_where_it_is_to_be_had() {
     );
     let unknown = http(&server, "GET /lmtp/tokenizer/nobody", "").await.0;
     assert!(unknown.starts_with("http/1.1 404"), "{unknown}");
-    // Words have none that is known.
+    // Words have theirs.
     let words = super::with_config(kernel("m", spawned(chatter())), Default::default()).await;
-    let none = http(&words, "GET /lmtp/tokenizer/m", "").await.0;
-    assert!(none.starts_with("http/1.1 404"), "{none}");
+    let (head, body) = http(&words, "GET /lmtp/tokenizer/m", "").await;
+    assert!(head.starts_with("http/1.1 200"), "{head}");
+    let file: Value = serde_json::from_str(&body).unwrap();
+    let vocabulary = file["model"]["vocab"].as_object().unwrap();
+    assert_eq!(vocabulary.len(), 32_000);
 }
 
 #[tokio::test]

@@ -371,7 +371,8 @@ pub trait Vocabulary: Send + Sync + 'static {
         true
     }
 
-    /// The `tokenizer.json` that it was read from, if it was.
+    /// A `tokenizer.json` by which others tokenise as this does: the one that it was read from, or one that was made of it
+    /// (LM-951). `None`: no such file can say it.
     fn file(&self) -> Option<bytes::Bytes> {
         None
     }

@@ -30,6 +30,7 @@ pub mod template;
 mod text;
 #[cfg(feature = "tokenizer")]
 pub mod tokenizer;
+mod tokenizer_json;
 mod transcript;
 
 pub use engine::{Config, Engine, PrefixSharing};

@@ -34,7 +34,7 @@ MODEL = "bytes"
 class World:
     def __init__(self, options):
         self.server = options.server
-        self.tokenizer = tokenizer.folder()
+        self.tokenizer = tokenizer.folder(options.server, MODEL)
 
     def talk(self, conversation, model=MODEL, path="/"):
         """Runs `conversation` with a client of LMQL's, under a limit of time."""

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-# Nothing is fetched from anywhere: the tokenizer is found where a hub's would be kept.
+# Nothing is fetched from elsewhere: the tokenizer of the server is found where a hub's would be kept.
 os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"})
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -41,7 +41,7 @@ class World:
         self.server = options.server
         self.scratch = tempfile.TemporaryDirectory()
         self.folder = pathlib.Path(self.scratch.name)
-        self.environment = os.environ | {"HF_HUB_CACHE": tokenizer.hub(TOKENIZER)}
+        self.environment = os.environ | {"HF_HUB_CACHE": tokenizer.hub(options.server, MODEL, TOKENIZER)}
         self.payload = self.folder / "payload.jinja"
         self.payload.write_text(PAYLOAD)
 

@@ -1,10 +1,11 @@
 //! Reads the header of a GGUF file, before llama.cpp is given the file.
 //!
 //! Owns: the format's layout, as far as loading safely needs it: is this a GGUF, is it whole, how much memory will it
-//! take. Refuses to know: tensors' contents, tokenizers, llama.cpp.
+//! take. Refuses to know: tensors' contents, what merges mean, llama.cpp.
 //!
 //! Any bytes give a [`Header`] or an [`Error`]: no panic, no allocation beyond the limits below, no loop that the
-//! number of bytes does not bound. Arrays are passed over, never kept.
+//! number of bytes does not bound. Arrays are passed over and not kept, but for the merges of a tokenizer, which llama.cpp
+//! reads and does not give back.
 //!
 //! ```text
 //!   "GGUF" version tensors:u64 pairs:u64 (key type value)* (name dims:u32 dim:u64* type:u32 offset:u64)* padding data
@@ -25,6 +26,8 @@ const TENSORS_MAX: u64 = 65_536;
 const ARRAY_MAX: u64 = 16 << 20;
 /// Bytes of everything before the tensors' data.
 const HEADER_BYTES_MAX: u64 = 256 << 20;
+/// Merges that are kept; the largest known vocabularies have half a million.
+const MERGES_MAX: u64 = 1 << 21;
 /// Dimensions of a tensor.
 const DIMENSIONS_MAX: u32 = 4;
 
@@ -60,6 +63,7 @@ pub(super) struct Header {
     numbers: BTreeMap<String, u64>,
     texts: BTreeMap<String, String>,
     lengths: BTreeMap<String, u64>,
+    merges: Vec<String>,
     /// Bytes of all tensors of known types.
     pub(super) tensor_bytes: u64,
     /// Bytes that the file has at least.
@@ -121,6 +125,12 @@ impl Header {
         self.texts.get(key).map(String::as_str)
     }
 
+    /// Which pairs of tokens its tokenizer makes one, as `a b` and the most urgent first; none if there are more than are
+    /// kept.
+    pub(super) fn merges(&self) -> &[String] {
+        &self.merges
+    }
+
     /// How many elements an array has.
     pub(super) fn length(&self, key: &str) -> Option<u64> {
         self.lengths.get(key).copied()
@@ -135,7 +145,11 @@ impl Header {
                 self.texts.insert(key, value);
             }
             ARRAY => {
-                let (length, largest) = array(reader)?;
+                let (length, largest) = if key == "tokenizer.ggml.merges" {
+                    (texts(reader, &mut self.merges)?, None)
+                } else {
+                    array(reader)?
+                };
                 self.lengths.insert(key.clone(), length);
                 // Per-layer numbers (heads, for one): the largest stands for all in estimates.
                 if let Some(largest) = largest {
@@ -178,6 +192,22 @@ fn scalar_bytes(kind: u32) -> Result<usize, Error> {
         10..=12 => Ok(8),
         _ => Err(Error::Damaged("a value has an unknown type")),
     }
+}
+
+/// Reads an array of texts, if it is one: its length.
+fn texts(reader: &mut Reader<impl Read>, into: &mut Vec<String>) -> Result<u64, Error> {
+    if reader.u32()? != STRING {
+        return Err(Error::Damaged("merges are not texts"));
+    }
+    let length = reader.count(ARRAY_MAX, "elements in an array")?;
+    for _ in 0..length {
+        if length > MERGES_MAX {
+            reader.skip_text()?;
+        } else {
+            into.push(reader.text(TEXT_BYTES_MAX)?);
+        }
+    }
+    Ok(length)
 }
 
 /// Passes over an array: its length, and its largest element if it is of whole numbers.
@@ -446,6 +476,21 @@ mod tests {
             Header::read(&array(ARRAY_MAX + 1)[..]),
             Err(Error::Excessive(_))
         ));
+        let merges = |count: u64| {
+            let head = [
+                text("tokenizer.ggml.merges"),
+                ARRAY.to_le_bytes().into(),
+                STRING.to_le_bytes().into(),
+                count.to_le_bytes().into(),
+            ];
+            let bytes = header(
+                &[[head.concat(), text("").repeat(count as usize)].concat()],
+                &[],
+            );
+            Header::read(&bytes[..]).unwrap().merges().len() as u64
+        };
+        assert_eq!(merges(MERGES_MAX), MERGES_MAX);
+        assert_eq!(merges(MERGES_MAX + 1), 0);
         let dimensions = |count: usize| header(&[], &[tensor_of(&vec![1; count], 0, 0)]);
         assert!(Header::read(&dimensions(4)[..]).is_ok());
         assert!(matches!(

@@ -30,6 +30,7 @@ use llama_cpp_sys_2 as sys;
 use sapwood_proto::steer::Token;
 
 use crate::model::{Entry, Interrupt};
+use crate::tokenizer_json::Added;
 
 /// Proof that llama.cpp is initialised and that its log goes to `tracing`.
 #[derive(Clone, Copy, Debug)]
@@ -279,6 +280,34 @@ impl Model {
             control: attributes & control != 0,
             end,
         }
+    }
+
+    /// The text of a token as the model's file has it.
+    pub(super) fn text(&self, token: Token) -> String {
+        let Some(id) = self.id(token) else {
+            return String::new();
+        };
+        // SAFETY: the vocabulary is live and the id is in it; the answer is a NUL-terminated string that it owns, copied at
+        // once.
+        let text =
+            unsafe { CStr::from_ptr(sys::llama_vocab_get_text(self.vocabulary.as_ptr(), id)) };
+        text.to_string_lossy().into_owned()
+    }
+
+    /// How a token is found in a text before anything is split, if it is.
+    pub(super) fn found(&self, token: Token) -> Option<Added> {
+        let id = self.id(token)?;
+        // SAFETY: the vocabulary is live and the id is in it.
+        let attributes = unsafe { sys::llama_vocab_get_attr(self.vocabulary.as_ptr(), id) };
+        let is = |attribute| attributes & attribute != 0;
+        let control = is(sys::LLAMA_TOKEN_ATTR_CONTROL) || is(sys::LLAMA_TOKEN_ATTR_UNKNOWN);
+        let found = control || is(sys::LLAMA_TOKEN_ATTR_USER_DEFINED);
+        found.then(|| Added {
+            token,
+            control,
+            takes_left: is(sys::LLAMA_TOKEN_ATTR_LSTRIP),
+            takes_right: is(sys::LLAMA_TOKEN_ATTR_RSTRIP),
+        })
     }
 
     /// The token before raw text, if the model wants one there; and the one itself, for templates.

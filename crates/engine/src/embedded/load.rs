@@ -178,10 +178,7 @@ pub fn load(
             (header_of(*bytes, bytes.len() as u64, &path)?, path)
         }
     };
-    let architecture = header
-        .text("general.architecture")
-        .unwrap_or_default()
-        .to_owned();
+    let architecture = architecture(&header);
     let plan = Plan::new(&header, &architecture, options)?;
     plan.check_memory(&header, options)?;
     let backend = llama::Backend::start();
@@ -207,16 +204,22 @@ pub fn load(
         }
         Err(why) => return Err(LoadError::Llama(why)),
     };
-    embed(name, architecture, model, &plan, options)
+    embed(name, &header, model, &plan, options)
+}
+
+fn architecture(header: &Header) -> String {
+    let named = header.text("general.architecture");
+    named.unwrap_or_default().to_owned()
 }
 
 fn embed(
     name: &str,
-    architecture: String,
+    header: &Header,
     model: Arc<llama::Model>,
     plan: &Plan,
     options: &Options,
 ) -> Result<Embedded, LoadError> {
+    let architecture = architecture(header);
     let facts = model.facts();
     if !facts.generates {
         return Err(LoadError::NotGenerative(architecture));
@@ -229,7 +232,7 @@ fn embed(
         poll: options.poll,
     };
     let context = llama::Context::new(Arc::clone(&model), size).map_err(LoadError::Llama)?;
-    let vocabulary = Arc::new(Vocabulary::new(Arc::clone(&model))?);
+    let vocabulary = Arc::new(Vocabulary::new(Arc::clone(&model), header)?);
     // That it can be called is for whoever registers it to say; this is how it came to be.
     tracing::debug!(
         model = name,

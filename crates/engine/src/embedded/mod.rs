@@ -19,6 +19,7 @@ mod memory;
 pub mod random;
 #[cfg(test)]
 mod tests;
+mod tokenizer_json;
 mod vocabulary;
 
 use std::sync::Arc;

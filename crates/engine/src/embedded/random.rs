@@ -20,8 +20,12 @@ pub struct Shape {
     pub key_value_heads: u32,
     /// Width between the feed-forward projections; a multiple of 32.
     pub inner: u32,
-    /// Tokens: 256 bytes, 3 control tokens, one merge, and fillers.
+    /// Tokens: 256 bytes, 3 control tokens, what merges give, and fillers.
     pub vocabulary: u32,
+    /// How its tokenizer splits texts, by llama.cpp's name.
+    pub pre: String,
+    /// Pairs that its tokenizer makes one, written byte for byte as such files do.
+    pub merges: Vec<[String; 2]>,
     /// Tokens it claims to be trained for.
     pub context_tokens: u32,
 }
@@ -38,6 +42,8 @@ impl Shape {
             key_value_heads: 2,
             inner: 128,
             vocabulary: 288,
+            pre: "gpt-2".to_owned(),
+            merges: vec![["t".to_owned(), "h".to_owned()]],
             context_tokens: 512,
         }
     }
@@ -63,6 +69,7 @@ impl Shape {
             inner: 2048,
             vocabulary: 32_000,
             context_tokens: 8192,
+            ..Self::tiny()
         }
     }
 }
@@ -212,22 +219,30 @@ fn metadata(header: &mut Header, shape: &Shape) {
     }
     header.fraction(&format!("{name}.attention.layer_norm_rms_epsilon"), 1e-5);
     header.text("tokenizer.ggml.model", "gpt2");
-    header.text("tokenizer.ggml.pre", "gpt-2");
+    header.text("tokenizer.ggml.pre", &shape.pre);
     let mut tokens: Vec<String> = (0..=255).map(byte_text).collect();
-    tokens.extend(["<|im_start|>", "<|im_end|>", "<|begin|>", "th"].map(str::to_owned));
+    tokens.extend(["<|im_start|>", "<|im_end|>", "<|begin|>"].map(str::to_owned));
+    tokens.extend(shape.merges.iter().map(|pair| pair.concat()));
     tokens.extend((tokens.len() as u32..shape.vocabulary).map(|token| format!("filler{token}")));
     let control = IM_START..IM_START + 3;
     let kinds = (0..tokens.len() as u32).map(|token| if control.contains(&token) { 3 } else { 1 });
     header.texts("tokenizer.ggml.tokens", &tokens);
     header.numbers("tokenizer.ggml.token_type", &kinds.collect::<Vec<i32>>());
-    header.texts("tokenizer.ggml.merges", &["t h".to_owned()]);
+    header.texts(
+        "tokenizer.ggml.merges",
+        &shape
+            .merges
+            .iter()
+            .map(|pair| pair.join(" "))
+            .collect::<Vec<_>>(),
+    );
     header.number("tokenizer.ggml.bos_token_id", IM_START + 2);
     header.number("tokenizer.ggml.eos_token_id", IM_START + 1);
     header.text("tokenizer.chat_template", TEMPLATE);
 }
 
 /// The letter that stands for a byte in byte-level vocabularies: itself if it is visible, else one from U+0100 on.
-fn byte_text(byte: u8) -> String {
+pub(super) fn byte_text(byte: u8) -> String {
     let visible = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let letter = if visible(byte) {
         char::from(byte)

@@ -8,7 +8,8 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use sapwood_proto::steer::Token;
 
-use super::llama;
+use super::gguf::Header;
+use super::{llama, tokenizer_json};
 use crate::api::{self, Chat, Fault};
 use crate::template::{self, SpecialTexts, Template, TemplateError, no_template};
 
@@ -30,11 +31,13 @@ pub(super) struct Vocabulary {
     beginning: Option<Token>,
     end_of_turn: Option<Token>,
     template: Option<Template>,
+    /// Its `tokenizer.json`.
+    file: Option<Bytes>,
 }
 
 impl Vocabulary {
-    /// Reads the tables. A template that does not parse is an error: the model could not chat, and nobody would know.
-    pub(super) fn new(model: Arc<llama::Model>) -> Result<Self, TemplateError> {
+    /// Reads the tables, and makes its file while nobody waits. A template that does not parse is an error: the model could not chat, and nobody would know.
+    pub(super) fn new(model: Arc<llama::Model>, header: &Header) -> Result<Self, TemplateError> {
         let mut bytes = Vec::new();
         let mut special = SpecialTexts::default();
         let text = |token: Option<Token>| {
@@ -62,7 +65,12 @@ impl Vocabulary {
             Some(source) => Some(Template::new(&source, &special, SystemTime::now)?),
             None => None,
         };
+        let file = tokenizer_json::file(&model, header);
+        if let Err(why) = &file {
+            tracing::info!(%why, "others cannot be given the model's tokenizer as a file");
+        }
         Ok(Self {
+            file: file.ok(),
             bytes: bytes.into(),
             ends,
             kinds,
@@ -82,6 +90,10 @@ impl Vocabulary {
 impl api::Vocabulary for Vocabulary {
     fn size(&self) -> usize {
         self.kinds.len()
+    }
+
+    fn file(&self) -> Option<Bytes> {
+        self.file.clone()
     }
 
     fn tokenize(&self, text: &str, special: bool) -> Vec<Token> {

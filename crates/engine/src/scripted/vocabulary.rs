@@ -1,6 +1,6 @@
 //! The vocabulary of scripted models: bytes, two control tokens, and if wanted words.
 //!
-//! Owns: [`ScriptedVocabulary`] and its one chat template. Refuses to know: scripts.
+//! Owns: [`ScriptedVocabulary`], its file and its one chat template. Refuses to know: scripts.
 //!
 //! A conversation is `BEGIN role "\n" content END` for each message and an open `BEGIN "assistant\n"` after the last.
 //! Contents are plain bytes and words, so they cannot open or close a message.
@@ -13,6 +13,7 @@ use sapwood_proto::steer::Token;
 
 use super::config::{Config, Script, Tokenizer};
 use crate::api::{Chat, Fault, Vocabulary};
+use crate::tokenizer_json::{Added, ByteLevel, shown};
 
 /// Begins a text or a turn.
 pub(super) const BEGIN: Token = 256;
@@ -23,8 +24,9 @@ const WORDS: Token = 258;
 /// The smallest vocabulary that has words: the common ones fit.
 const WITH_WORDS_MIN: u32 = 1024;
 
-/// Words that prompts and answers of tests are made of; each is in the vocabulary with and without a leading space.
-const COMMON: &str = "the of and to in is you that it he was for on are as with his they I at be this have from or \
+/// Words that prompts and answers of tests are made of; each is in the vocabulary with and without a leading space. None is a
+/// single byte: that is a token already, and a file cannot give one text two ids.
+const COMMON: &str = "the of and to in is you that it he was for on are as with his they yes at be this have from or \
     one had by word but not what all were we when your can said there use an each which she do how their if will up \
     other about out many then them these so some her would make like him into time has look two more write go see \
     number no way could people my than first water been call who am its now find long down day did get come made may \
@@ -167,6 +169,32 @@ fn made_up_word(number: usize) -> String {
 impl Vocabulary for ScriptedVocabulary {
     fn size(&self) -> usize {
         self.len() as usize
+    }
+
+    fn file(&self) -> Option<Bytes> {
+        let mut tokens: Vec<String> = BYTES.iter().map(|&byte| shown(&[byte])).collect();
+        tokens.extend(
+            [BEGIN, END]
+                .into_iter()
+                .filter_map(|token| self.name(token)),
+        );
+        tokens.extend(self.words.iter().map(|word| shown(word)));
+        let control = |token| Added {
+            token,
+            control: true,
+            takes_left: false,
+            takes_right: false,
+        };
+        let vocabulary = ByteLevel {
+            tokens,
+            added: [BEGIN, END].map(control).to_vec(),
+            // A word is one piece and found whole; what is between words are bytes, for there are no merges.
+            patterns: Vec::from_iter((!self.words.is_empty()).then_some(" ?[A-Za-z0-9]+")),
+            merges: Vec::new(),
+            whole_pieces: true,
+            beginning: self.beginning(),
+        };
+        Some(vocabulary.file())
     }
 
     fn tokenize(&self, text: &str, _special: bool) -> Vec<Token> {

@@ -11,6 +11,7 @@ use serde_json::Value;
 use tokenizers::Tokenizer as Machine;
 
 use super::Unusable;
+use crate::tokenizer_json::alphabet;
 
 /// The tokens of a vocabulary.
 pub(super) struct Pieces {
@@ -101,7 +102,7 @@ fn spelling(file: &[u8]) -> Result<Spelling, Unusable> {
         steps.find(|step| step.get("type").is_some_and(|name| name == kind))
     };
     if step("ByteLevel").is_some() {
-        return Ok(Spelling::ByteLevel(alphabet()));
+        return Ok(Spelling::ByteLevel(alphabet().zip(0..=u8::MAX).collect()));
     }
     let mark = match (step("Metaspace"), step("Replace")) {
         (Some(step), _) => step.get("replacement"),
@@ -111,20 +112,6 @@ fn spelling(file: &[u8]) -> Result<Spelling, Unusable> {
     let mark = mark.and_then(Value::as_str).filter(|mark| !mark.is_empty());
     mark.map(|mark| Spelling::Marked(mark.to_owned()))
         .ok_or(Unusable::Kind)
-}
-
-/// Characters and the bytes they stand for: bytes that print stand for themselves, the others are characters from 256 on.
-fn alphabet() -> HashMap<char, u8> {
-    let mut moved = 256..;
-    let shown = (0..=u8::MAX).map(|byte| match byte {
-        b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => (char::from(byte), byte),
-        // There are fewer of them than would leave the characters.
-        _ => {
-            let shown = moved.next().and_then(char::from_u32);
-            (shown.unwrap_or_default(), byte)
-        }
-    });
-    shown.collect()
 }
 
 impl Spelling {

@@ -48,6 +48,48 @@ fn bytes(tokenizer: &Tokenizer, tokens: &[Token]) -> Vec<u8> {
     bytes.collect::<Vec<_>>().concat()
 }
 
+/// What a scripted model gives others is read here as it was meant.
+#[test]
+fn lm_951_files_of_scripted_models_give_their_ids() {
+    use crate::model::Model;
+    use crate::scripted::{self, Scripted};
+    for kind in [scripted::Tokenizer::Bytes, scripted::Tokenizer::Words] {
+        let config = scripted::Config {
+            tokenizer: Some(kind),
+            vocab: 2000,
+            ..scripted::Config::default()
+        };
+        let ours = Scripted::new(config).unwrap().vocabulary();
+        let tokenizer = ours.file().unwrap();
+        let files = Files {
+            tokenizer,
+            ..Files::default()
+        };
+        let read = Tokenizer::new(&files, Ends::default()).unwrap();
+        assert_eq!(
+            (read.size(), read.beginning()),
+            (ours.size(), ours.beginning())
+        );
+        for token in 0..ours.size() as Token {
+            assert_eq!(read.bytes(token), ours.bytes(token), "{token}");
+            assert_eq!(read.name(token), ours.name(token), "{token}");
+        }
+        for text in [
+            "",
+            " ",
+            "the capital of Japan  is Tokyo",
+            "I  I\n\nI'm\tthe-the the\u{e9} the1 2the, wörter <s>the</s> nobody",
+            "\u{65e5}\u{672c} \u{1f980}\0\u{a0}the  ",
+        ] {
+            assert_eq!(
+                read.tokenize(text, false),
+                ours.tokenize(text, false),
+                "{text:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn lm_712_tokens_of_a_byte_level_file_are_the_bytes_of_its_texts() {
     let tokenizer = Tokenizer::new(&files(&byte_level()), Ends::default()).unwrap();

@@ -146,8 +146,7 @@ fn describe(name: &Name, facts: &Facts) -> (Model, Option<Bytes>) {
         .collect();
     let special = (0..size).filter_map(|token| Some((token, vocabulary.name(token)?)));
     let kind = kind(&**vocabulary, size);
-    let made = || tokenizer::file(&**vocabulary, size).filter(|_| kind == "bytes");
-    let file = vocabulary.file().or_else(made);
+    let file = vocabulary.file();
     let beginning = vocabulary.beginning();
     let model = Model {
         constructor: format!("sapwood:{} {}", info.architecture, info.description),

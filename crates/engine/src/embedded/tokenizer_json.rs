@@ -1,0 +1,136 @@
+//! `tokenizer.json` of a loaded model (LM-951).
+//!
+//! Owns: which vocabularies can be written so that others get llama.cpp's ids, and by which patterns those split texts. Refuses
+//! to know: the file's format, and how a GGUF is read.
+//!
+//! What is not known to come out alike is not written: a wrong file is worse than none. Written are byte pairs whose way of
+//! splitting is in [`split`]; tests hold each of them against llama.cpp.
+
+use std::collections::HashSet;
+
+use bytes::Bytes;
+
+use super::gguf::Header;
+use super::llama;
+use crate::tokenizer_json::{ByteLevel, alphabet};
+
+/// Why there is no file.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Without {
+    /// Other tokens than byte pairs.
+    #[error("vocabularies of the kind {0:?} cannot be written as one yet")]
+    Kind(String),
+    /// Texts are split in a way that is not known here.
+    #[error("how {0:?} splits texts is not known here")]
+    Split(String),
+    /// Tokens whose texts are not theirs alone, or bytes without a token.
+    #[error("its tokens are not all bytes and what is made of them")]
+    Tokens,
+    /// A merge without a token.
+    #[error("it merges tokens to what is none")]
+    Merge,
+}
+
+/// The file.
+pub(super) fn file(model: &llama::Model, header: &Header) -> Result<Bytes, Without> {
+    let kind = header.text("tokenizer.ggml.model").unwrap_or_default();
+    if kind != "gpt2" {
+        return Err(Without::Kind(kind.to_owned()));
+    }
+    let name = header.text("tokenizer.ggml.pre").unwrap_or_default();
+    let split = split(name).ok_or_else(|| Without::Split(name.to_owned()))?;
+    let tokens: Vec<String> = (0..model.size()).map(|token| model.text(token)).collect();
+    let known: HashSet<&str> = tokens.iter().map(String::as_str).collect();
+    let byte = |shown: char| known.contains(shown.encode_utf8(&mut [0; 4]) as &str);
+    if known.len() != tokens.len() || !alphabet().all(byte) {
+        return Err(Without::Tokens);
+    }
+    let merges = merges(header.merges(), &known)?;
+    let (wants_beginning, beginning) = model.beginning();
+    let vocabulary = ByteLevel {
+        added: (0..model.size())
+            .filter_map(|token| model.found(token))
+            .collect(),
+        patterns: split.patterns.to_vec(),
+        merges,
+        whole_pieces: split.whole_pieces,
+        beginning: beginning.filter(|_| wants_beginning),
+        tokens,
+    };
+    Ok(vocabulary.file())
+}
+
+/// The merges that can happen, each once.
+fn merges(all: &[String], known: &HashSet<&str>) -> Result<Vec<String>, Without> {
+    let mut seen = HashSet::new();
+    let mut merges = Vec::new();
+    for merge in all {
+        // The first letter may be a space itself.
+        let border = merge
+            .char_indices()
+            .skip(1)
+            .find(|(_, letter)| *letter == ' ');
+        let Some((border, _)) = border else { continue };
+        let (left, right) = (&merge[..border], &merge[border + 1..]);
+        if !known.contains(left) || !known.contains(right) || !seen.insert((left, right)) {
+            continue;
+        }
+        if !known.contains(&*[left, right].concat()) {
+            return Err(Without::Merge);
+        }
+        merges.push(merge.clone());
+    }
+    Ok(merges)
+}
+
+/// How texts are split into the pieces within which pairs are merged.
+struct Split {
+    /// One after the other, each within the pieces of those before it.
+    patterns: &'static [&'static str],
+    /// A piece that is a token is that token.
+    whole_pieces: bool,
+}
+
+/// How llama.cpp splits texts under a name that GGUF files give.
+fn split(name: &str) -> Option<Split> {
+    let (patterns, whole_pieces): (&[&str], bool) = match name {
+        "" | "default" => (&[SIGNS_APART, WORDS, NUMBERS, THREE_DIGITS], false),
+        "gpt-2" | "phi-2" | "mpt" | "olmo" | "jais" | "trillion" | "granite-docling"
+        | "gigachat" | "a.x-4.0" | "mellum" | "modern-bert" => (&[WORDS], false),
+        "starcoder" | "refact" | "command-r" | "smollm" | "codeshell" | "exaone" | "minerva-7b"
+        | "mellum2" => (&[NUMBER, WORDS], false),
+        "falcon" => (&[SIGNS_AND_TICKS_APART, WORDS, THREE_DIGITS], false),
+        "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0"
+        | "lfm2" | "glm4" | "glm5" => (&[BY_THREES], true),
+        "dbrx" | "smaug-bpe" | "chatglm-bpe" => (&[BY_THREES], false),
+        "qwen2" | "deepseek-r1-qwen" | "kormo" | "f2llmv2" | "stablelm2" | "hunyuan"
+        | "solar-open" | "megrez" | "grok-2" => (&[BY_ONES], false),
+        "deepseek-v3" | "hunyuan-dense" => {
+            (&[UP_TO_THREE, HAN_AND_KANA, SIGNS_WITH_LETTERS], false)
+        }
+        _ => return None,
+    };
+    Some(Split {
+        patterns,
+        whole_pieces,
+    })
+}
+
+/// English endings, then letters, numbers and other signs, each with one space before; white space but for its last, which
+/// belongs to what follows.
+const WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+/// As [`WORDS`], with whatever sign before letters, at most three numbers together, and lines apart.
+const BY_THREES: &str = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// As [`BY_THREES`], and every number alone.
+const BY_ONES: &str = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const NUMBER: &str = r"\p{N}";
+const NUMBERS: &str = r"\p{N}+";
+const UP_TO_THREE: &str = r"\p{N}{1,3}";
+const THREE_DIGITS: &str = "[0-9][0-9][0-9]";
+const SIGNS_APART: &str = r"[\p{P}\$\+<=>\^~\|]+";
+const SIGNS_AND_TICKS_APART: &str = r"[\p{P}\$\+<=>\^~\|`]+";
+const HAN_AND_KANA: &str = "[\u{4e00}-\u{9fa5}\u{3040}-\u{309f}\u{30a0}-\u{30ff}]+";
+const SIGNS_WITH_LETTERS: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+
+#[cfg(all(test, feature = "tokenizer"))]
+mod tests;
