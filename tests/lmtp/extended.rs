@@ -202,6 +202,43 @@ async fn lm_914_scored_text_has_text_and_alternatives() {
     }
 }
 
+/// LM-312
+#[tokio::test]
+async fn lm_974_prompts_are_weighed_with_the_first_item() {
+    let server = of_parrot().await;
+    let mut socket = negotiated(&server).await;
+    for (ask, weighed) in [
+        (r#"GENERATE {"prompt":[97,98,99],"n":2"#, 3),
+        (r#"GENERATE {"prompt":[97,98,99]"#, 3),
+        (r#"GENERATE {"prompt_text":"a""#, 2),
+        (r#"GENERATE {"prompt":[97]"#, 1),
+        (r#"SCORE {"prompt":[97,98],"scored":[99,97]"#, 2),
+        (r#"SCORE {"prompt":[],"scored":[99,97]"#, 0),
+    ] {
+        socket
+            .say(&format!(
+                r#"{ask},"model":"parrot","prompt_logprobs":true,"stream_id":1}}"#
+            ))
+            .await;
+        let mut items = stream(&mut socket, 1).await;
+        items.retain(|item| item["sample"].as_u64().unwrap_or_default() == 0);
+        let told = items[0]["prompt_logprobs"].as_array().unwrap();
+        assert_eq!(told.len(), weighed, "{ask}");
+        for (at, logprob) in told.iter().enumerate() {
+            let is_known = logprob.as_f64().is_some_and(|logprob| logprob <= 0.0);
+            assert!(
+                if at == 0 { logprob.is_null() } else { is_known },
+                "{logprob}"
+            );
+        }
+        assert!(
+            items[1..]
+                .iter()
+                .all(|item| item["prompt_logprobs"].is_null())
+        );
+    }
+}
+
 #[tokio::test]
 async fn lm_945_a_mask_is_kept_by_the_engine() {
     let server = of_parrot().await;

@@ -8,9 +8,10 @@ use sapwood_net::lmtp::pool::Pool;
 use sapwood_net::lmtp::{Address, Client, Items, Options};
 use sapwood_proto::lmtp::{Finish, Generate, Reason, Score};
 use sapwood_tests::http::Wire;
+use sapwood_tests::socket::Socket;
 use sapwood_tests::{Running, spawned};
 
-use super::{kernel, of_parrot, parrot};
+use super::{kernel, of_parrot, parrot, stream};
 
 async fn connected(server: &Running) -> Client {
     let address = Address::parse(&format!("{}/lmtp", server.address)).unwrap();
@@ -149,4 +150,21 @@ async fn lm_712_without_a_tokenizer_faces_of_text_say_so_and_those_of_tokens_ser
     assert_eq!(refused.1, Err(Reason::UnsupportedOperation));
     let tokens = whole(client.generate("far", wanted("Hi")).await.unwrap()).await;
     assert_eq!(tokens, (vec![72, 105, 257], Ok(Finish::Stop)));
+}
+
+/// What the peer is not asked for is not left out in silence.
+#[tokio::test]
+async fn lm_974_a_prompt_is_not_weighed_through_an_upstream() {
+    let server = of_parrot().await;
+    let pool = Pool::of(connected(&server).await, "parrot").await.unwrap();
+    let here = Kernel::new();
+    here.add(function(&pool, "far", Terms::default())).unwrap();
+    let front = Running::start(here, Default::default(), Vec::new()).await;
+    let headers = [("sec-websocket-protocol", "lmtp.v2")];
+    let mut socket = Socket::open(&front, "/lmtp", &headers).await.unwrap();
+    socket
+        .say(r#"GENERATE {"model":"far","prompt":[72],"prompt_logprobs":true,"stream_id":1}"#)
+        .await;
+    let items = stream(&mut socket, 1).await;
+    assert_eq!(items[0]["code"], "unsupported_operation", "{items:?}");
 }

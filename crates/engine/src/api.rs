@@ -152,6 +152,9 @@ pub struct Request {
     /// prompt and those before it, without bias (LM-312). Only `top_logprobs` counts beside the prompt: nothing stops
     /// it, nothing is drawn; `n` is 1 and there is no steerer. It ends with [`Reason::Stop`].
     pub scored: Option<Vec<Token>>,
+    /// How likely the prompt is, with the first tokens of choice 0: [`Tokens::prompt`]. Every token of it but the first is
+    /// computed for that, whatever is cached, and weighed without bias.
+    pub prompt_logprobs: bool,
 }
 
 impl Request {
@@ -178,6 +181,7 @@ impl Request {
             steer: None,
             follower: None,
             scored: None,
+            prompt_logprobs: false,
         }
     }
 }
@@ -220,6 +224,9 @@ pub struct Tokens {
     pub tokens: SmallVec<[Sampled; 1]>,
     /// Whole characters, never the beginning of a stop string; often empty.
     pub text: ByteString,
+    /// Of each token of the prompt but the first, with the first tokens of choice 0 where
+    /// [`Request::prompt_logprobs`] asked for it: its log-probability given those before it.
+    pub prompt: Option<Arc<[f32]>>,
 }
 
 impl Tokens {

@@ -61,6 +61,7 @@ pub(crate) struct Terms {
     pub(crate) skip_special_tokens: bool,
     pub(crate) top_logprobs: Option<u32>,
     pub(crate) scored: Option<Scored>,
+    pub(crate) prompt_logprobs: bool,
 }
 
 /// The output of a request that weighs tokens instead of generating them.
@@ -166,6 +167,7 @@ pub(crate) fn prepare(
             skip_special_tokens: request.skip_special_tokens,
             top_logprobs: request.top_logprobs,
             scored,
+            prompt_logprobs: request.prompt_logprobs,
         }),
     })
 }

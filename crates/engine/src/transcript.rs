@@ -46,7 +46,7 @@ impl Transcript {
     ///
     /// # Errors
     /// As [`Engine::submit`](crate::Engine::submit) has them before anything is queued; `unimplemented` for bad words where the
-    /// vocabulary has no text.
+    /// vocabulary has no text, and for log-probabilities of the prompt.
     pub fn new(
         request: Request,
         info: &ModelInfo,
@@ -55,6 +55,10 @@ impl Transcript {
     ) -> Result<Self, Refusal> {
         if !request.bad_words.is_empty() && !vocabulary.has_text() {
             let why = "bad_words are not there for a model whose tokenizer is not known";
+            return Err(Refusal::new(Code::Unimplemented, "", why));
+        }
+        if request.prompt_logprobs {
+            let why = "prompt_logprobs are not there for a model elsewhere: score the prompt";
             return Err(Refusal::new(Code::Unimplemented, "", why));
         }
         let made = || {

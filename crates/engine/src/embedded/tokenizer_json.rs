@@ -132,5 +132,6 @@ const SIGNS_AND_TICKS_APART: &str = r"[\p{P}\$\+<=>\^~\|`]+";
 const HAN_AND_KANA: &str = "[\u{4e00}-\u{9fa5}\u{3040}-\u{309f}\u{30a0}-\u{30ff}]+";
 const SIGNS_WITH_LETTERS: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
-#[cfg(all(test, feature = "tokenizer"))]
+#[cfg(test)]
+#[cfg(feature = "tokenizer")]
 mod tests;

@@ -111,8 +111,9 @@ impl Owner {
                 number: self.sequences[key].number,
                 tokens: request.prompt.len() - 1,
             }),
-            // A steerer's branch has its parent's tokens, which are not known here yet.
-            None if steering.is_none() && self.info.truncates => {
+            // A steerer's branch has its parent's tokens, which are not known here yet. Whoever weighs its prompt computes
+            // it.
+            None if steering.is_none() && self.info.truncates && !request.terms.prompt_logprobs => {
                 leader(&self.sequences, &self.jobs, request, &tokens)
             }
             None => None,
@@ -128,6 +129,7 @@ impl Owner {
             tokens,
             prompt_tokens: request.prompt.len() - headless,
             scored: request.terms.scored.is_some(),
+            prompt_scores: (choice == 0 && request.terms.prompt_logprobs).then(Vec::new),
             computed: 0,
             slot: None,
             after,
@@ -380,7 +382,7 @@ fn leader(
     };
     let common = |(key, other): (Key, &Sequence)| {
         let usable = request.prompt.len().saturating_sub(1);
-        let common = common_prefix(&other.tokens, &tokens[..usable]).min(other.first_row());
+        let common = common_prefix(&other.tokens, &tokens[..usable]).min(other.first_output_row());
         let worth = common >= SHARED_TOKENS_MIN && common > other.computed;
         worth.then_some(After {
             key,

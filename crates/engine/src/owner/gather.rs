@@ -76,6 +76,11 @@ impl Owner {
         for &(key, index) in &rows {
             // A sibling's fault in this very loop may have ended it.
             match self.sequences.get(key) {
+                // An earlier row of this step is still to come, and the slot was cut back to it.
+                Some(sequence) if sequence.asleep_until.is_some() => {}
+                Some(sequence) if sequence.next_in_prompt().is_some() => {
+                    self.score_prompt(key, index, now);
+                }
                 Some(sequence) if sequence.scored => self.score(key, index, now),
                 Some(_) => {
                     let outcome = self.take(key, index, now);

@@ -157,6 +157,7 @@ impl Owner {
                 withdrawn,
                 tokens: forced,
                 text,
+                ..Tokens::default()
             },
         );
     }
@@ -318,7 +319,8 @@ impl Owner {
         }
     }
 
-    pub(super) fn emit_tokens(&mut self, key: Key, tokens: Tokens) {
+    pub(super) fn emit_tokens(&mut self, key: Key, mut tokens: Tokens) {
+        tokens.prompt = self.sequences[key].take_prompt_scores();
         let (job, choice) = (self.sequences[key].job, self.sequences[key].choice);
         self.emit(job, choice, Kind::Tokens(tokens));
     }

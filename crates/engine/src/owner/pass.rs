@@ -117,16 +117,15 @@ impl Owner {
             let sequence = &self.sequences[share.key];
             let Some(slot) = sequence.slot else { continue };
             let until = sequence.computed + share.tokens;
-            let first_row = sequence.first_row();
             for index in sequence.computed..until {
                 self.scratch.batch.push(Entry {
                     slot,
                     // A sequence is shorter than the context, which is a u32.
                     position: u32::try_from(index).unwrap_or(u32::MAX),
                     token: sequence.tokens[index],
-                    row: index >= first_row,
+                    row: sequence.wants_row(index),
                 });
-                if index >= first_row {
+                if sequence.wants_row(index) {
                     let at = self.scratch.batch.len() - 1;
                     self.scratch.rows.push((share.key, at));
                 }

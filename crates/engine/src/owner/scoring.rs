@@ -1,6 +1,7 @@
-//! Tokens that are given are weighed: one prefill, and a log-probability from each of its rows (LM-311, LM-312).
+//! Tokens that are given are weighed, those of an output (LM-311, LM-312) or of a prompt (LM-974): one prefill, and a
+//! log-probability from each of its rows.
 //!
-//! Owns: the rows of scored sequences, and how many a step may have. Refuses to know: sampling; nothing is drawn here.
+//! Owns: the rows of what is weighed, and how many a step may have. Refuses to know: sampling; nothing is drawn here.
 //!
 //! A scored sequence has its whole output among its tokens from the beginning, all but the last. So it is a prompt to
 //! everybody else: it is prefilled in chunks, shares prefixes, is parked, preempted and cancelled like any other. Only
@@ -45,33 +46,59 @@ impl Owner {
 
     /// Weighs the next token by a row.
     pub(super) fn score(&mut self, key: Key, index: usize, now: Time) {
-        if self.sequences[key].asleep_until.is_some() {
-            // An earlier row of this step is still to come, and the slot was cut back to it.
-            return;
-        }
-        match self.weigh(key, index, now) {
+        let Some(token) = self.next_scored(key) else {
+            let fault = Fault::new(Code::Internal, "", "a row was computed that nobody wants");
+            return self.follow(key, Outcome::Fault(fault), now);
+        };
+        let top = self.terms(key).top_logprobs.unwrap_or(0) as usize;
+        match self.weigh(token, top, index, now) {
             Ok(sample) => self.append_scored(key, sample, now),
-            Err(Outcome::NotBefore(until)) => {
+            Err(outcome) => self.follow_unweighed(key, outcome, now),
+        }
+    }
+
+    /// Weighs the next token of the prompt by a row (LM-974).
+    pub(super) fn score_prompt(&mut self, key: Key, index: usize, now: Time) {
+        let sequence = &self.sequences[key];
+        let Some(next) = sequence.next_in_prompt() else {
+            return;
+        };
+        match self.weigh(sequence.tokens[next], 0, index, now) {
+            Ok(sample) => {
+                let scores = &mut self.sequences[key].prompt_scores;
+                scores
+                    .iter_mut()
+                    .for_each(|scores| scores.push(sample.logprob));
+            }
+            Err(outcome) => self.follow_unweighed(key, outcome, now),
+        }
+    }
+
+    /// A row that is wanted later, or that there is none of.
+    fn follow_unweighed(&mut self, key: Key, outcome: Outcome, now: Time) {
+        match outcome {
+            Outcome::NotBefore(until) => {
                 let first_row = self.sequences[key].first_row();
                 self.sequences[key].asleep_until = Some(until);
                 self.cut_back(key, first_row);
             }
-            Err(Outcome::Finish(_)) => {
+            Outcome::Finish(_) => {
                 let message = "the model ends before the tokens to be scored do";
                 let fault = Fault::new(Code::FailedPrecondition, "", message);
                 self.fault(self.sequences[key].job, fault, true);
             }
-            Err(outcome) => self.follow(key, outcome, now),
+            outcome => self.follow(key, outcome, now),
         }
     }
 
-    fn weigh(&mut self, key: Key, index: usize, now: Time) -> Result<Sample, Outcome> {
+    fn weigh(
+        &mut self,
+        token: Token,
+        top: usize,
+        index: usize,
+        now: Time,
+    ) -> Result<Sample, Outcome> {
         let failed = |error| Outcome::Fault(unsampleable(error, false));
-        let Some(token) = self.next_scored(key) else {
-            let fault = Fault::new(Code::Internal, "", "a row was computed that nobody wants");
-            return Err(Outcome::Fault(fault));
-        };
-        let top = self.terms(key).top_logprobs.unwrap_or(0) as usize;
         match ask(&mut *self.model, &self.inbox.stats.panics, index, now)? {
             Logits::Whole(row) => self.sampler.weigh(row, token, top).map_err(failed),
             Logits::Ranked(ranking) => Ok(Sampler::weigh_ranked(&ranking, token, top)),
@@ -100,7 +127,7 @@ impl Owner {
         };
         let (text, _) = self.push_text(key, token, false);
         self.count_token(key, now);
-        let (job, choice) = (self.sequences[key].job, self.sequences[key].choice);
+        let job = self.sequences[key].job;
         match self.outgoing.last_mut() {
             Some((
                 to,
@@ -112,14 +139,13 @@ impl Owner {
                 tokens.tokens.push(sampled);
                 tokens.text = [&*tokens.text, &*text].concat().into();
             }
-            _ => self.emit(
-                job,
-                choice,
-                Kind::Tokens(Tokens {
+            _ => self.emit_tokens(
+                key,
+                Tokens {
                     tokens: smallvec![sampled],
                     text,
                     ..Tokens::default()
-                }),
+                },
             ),
         }
         if self.next_scored(key).is_none() {

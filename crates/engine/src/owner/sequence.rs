@@ -142,6 +142,9 @@ pub(super) struct Sequence {
     pub(super) prompt_tokens: usize,
     /// Its output is given and weighed (LM-312): `tokens` has all of it but the last, from the beginning.
     pub(super) scored: bool,
+    /// How likely the tokens of the prompt behind the first are, as far as they were weighed; `None`: nobody asks, or
+    /// readers know.
+    pub(super) prompt_scores: Option<Vec<f32>>,
     /// How many of them its slot holds; 0 without a slot.
     pub(super) computed: usize,
     pub(super) slot: Option<Slot>,
@@ -178,6 +181,35 @@ impl Sequence {
 
     /// The first of its tokens whose row is still wanted. Everything before it may come from elsewhere.
     pub(super) fn first_row(&self) -> usize {
+        let next = self.next_in_prompt().map(|next| next - 1);
+        next.unwrap_or_else(|| self.first_output_row())
+    }
+
+    /// Whether the row of this token is wanted.
+    pub(super) fn wants_row(&self, index: usize) -> bool {
+        let in_prompt = || {
+            let next = self.next_in_prompt();
+            next.is_some_and(|next| (next..self.prompt_tokens).contains(&(index + 1)))
+        };
+        index >= self.first_output_row() || in_prompt()
+    }
+
+    /// Which token of the prompt is weighed next.
+    pub(super) fn next_in_prompt(&self) -> Option<usize> {
+        let next = self.prompt_scores.as_ref()?.len() + 1;
+        (next < self.prompt_tokens).then_some(next)
+    }
+
+    /// How likely the prompt is, once that is known; for the first who asks.
+    pub(super) fn take_prompt_scores(&mut self) -> Option<Arc<[f32]>> {
+        if self.next_in_prompt().is_some() {
+            return None;
+        }
+        self.prompt_scores.take().map(Arc::from)
+    }
+
+    /// The first of its tokens whose row is wanted for the output.
+    pub(super) fn first_output_row(&self) -> usize {
         if self.scored {
             (self.prompt_tokens + self.appended as usize).saturating_sub(1)
         } else {

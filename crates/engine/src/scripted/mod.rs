@@ -169,6 +169,12 @@ impl Model for Scripted {
         let Some(sequence) = self.sequence(entry.slot) else {
             return Row::Failed(Fault::new(Code::Internal, "", "the sequence is gone"));
         };
+        let hash = sequence.hashes.get(entry.position as usize);
+        let hash = hash.copied().unwrap_or_default();
+        if entry.position as usize + 1 < sequence.prompt_tokens {
+            // No script says what is asked of it, and what was asked does not depend on what is drawn.
+            return Row::Ranked(Ranking::new(&law, mix(hash), None));
+        }
         let next = (entry.position as usize + 1).saturating_sub(sequence.prompt_tokens);
         let (started, first) = *sequence.started.get_or_insert((now, next));
         let due = started
@@ -181,8 +187,6 @@ impl Model for Scripted {
         }
         match sequence.play.cue(next) {
             Cue::Token(token) => {
-                let hash = sequence.hashes.get(entry.position as usize);
-                let hash = hash.copied().unwrap_or_default();
                 Row::Ranked(Ranking::new(&law, mix(hash ^ sequence.seed), Some(token)))
             }
             Cue::End(reason) => Row::End(reason),

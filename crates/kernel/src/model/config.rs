@@ -76,6 +76,8 @@ pub struct GenerateConfig {
     pub follower: Option<Follower>,
     /// Weigh these tokens as the output instead of generating one (LM-311).
     pub scored: Option<Vec<Token>>,
+    /// How likely the prompt is, with the first tokens of choice 0 (LM-974). Not to be said in JSON.
+    pub prompt_logprobs: bool,
     /// How the prompt becomes tokens.
     pub prompt_mode: PromptMode,
     /// Further variables of the chat template; an object.
@@ -235,6 +237,7 @@ impl GenerateConfig {
         request.stop_sequences = self.stop_sequences;
         request.bad_words = self.bad_words;
         request.scored = self.scored;
+        request.prompt_logprobs = self.prompt_logprobs;
         request.follower = self.follower;
     }
 }

@@ -78,7 +78,7 @@ fn refuse(call: &Call, config: &GenerateConfig) -> Result<()> {
         "token ids of the output"
     } else if named(&Port::LOGPROBS) || (all && config.top_logprobs.is_some()) {
         "log-probabilities"
-    } else if config.scored.is_some() {
+    } else if config.scored.is_some() || config.prompt_logprobs {
         "scoring"
     } else if config.n.is_some_and(|n| n > 1) {
         "more than one choice"

@@ -128,6 +128,9 @@ pub struct Item {
     pub text: ByteString,
     /// The stop text that ended the stream; with the last item.
     pub stop: Option<String>,
+    /// How likely each token of the prompt is after those before it, the first after nothing; with the first item of a
+    /// stream that asked (version 2, LM-974).
+    pub prompt: Option<Vec<Option<f32>>>,
     /// Tokens of the prompt that had not to be computed; with the last item.
     pub cached_tokens: u32,
 }

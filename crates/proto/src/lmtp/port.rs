@@ -101,6 +101,8 @@ pub struct Start {
     pub work: Work,
     /// Its client wants to know how it is: give that to [`super::Session::status`].
     pub statuses: bool,
+    /// Its first item is to say how likely the prompt is: [`Item::prompt`] (LM-974).
+    pub prompt_logprobs: bool,
 }
 
 /// What a stream wants.

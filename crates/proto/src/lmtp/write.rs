@@ -64,6 +64,23 @@ pub(super) fn member<T: Serialize + ?Sized>(out: &mut BytesMut, name: &str, valu
     json(out, value);
 }
 
+/// A list of logarithms as a member, with the comma before it.
+pub(super) fn logprobs(out: &mut BytesMut, name: &str, values: &[Option<f32>]) {
+    out.put_u8(b',');
+    json(out, name);
+    out.put_slice(b":[");
+    for (at, value) in values.iter().enumerate() {
+        if at > 0 {
+            out.put_u8(b',');
+        }
+        match value {
+            Some(value) => logprob(out, *value),
+            None => out.put_slice(b"null"),
+        }
+    }
+    out.put_u8(b']');
+}
+
 /// An item that ends its stream badly (LM-502).
 pub(super) fn failure(
     out: &mut BytesMut,

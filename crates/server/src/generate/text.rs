@@ -422,6 +422,7 @@ fn config(call: &Call, settings: &Settings, prompt: &Prompt, logprobs: bool) -> 
         priority: Some(i32::try_from(settings.priority.saturating_neg()).unwrap_or(i32::MIN)),
         turn: 0,
         scored: None,
+        prompt_logprobs: false,
         follower: None,
         prompt_mode: match prompt {
             // D-24

@@ -52,6 +52,7 @@ impl Work {
             turn,
             follower: start.statuses.then(Follower::new),
             prompt_mode: PromptMode::Raw,
+            prompt_logprobs: start.prompt_logprobs,
             ..GenerateConfig::default()
         };
         match start.work {
@@ -65,7 +66,7 @@ impl Work {
     }
 
     /// LM-312: nothing precedes the first token of an empty prompt, so it is certain, and precedes the others.
-    fn scoring(kernel: &Kernel, name: &str, wanted: Score, base: GenerateConfig) -> Self {
+    fn scoring(kernel: &Kernel, name: &str, wanted: Score, mut base: GenerateConfig) -> Self {
         let Score {
             mut prompt,
             mut scored,
@@ -74,7 +75,13 @@ impl Work {
         let mut ahead = VecDeque::new();
         if prompt.is_empty() && !scored.is_empty() {
             prompt.push(scored.remove(0));
-            ahead.push_back(certain(prompt[0]));
+            // Nothing of the prompt is there to be weighed.
+            let known = std::mem::take(&mut base.prompt_logprobs);
+            ahead.push_back(Item {
+                token: prompt[0],
+                prompt: known.then(Vec::new),
+                ..Item::default()
+            });
         }
         if scored.is_empty() {
             return Self {
@@ -181,7 +188,13 @@ impl Work {
 
 /// Adds the items of a step's tokens, without a copy where nobody else holds them. The last has the text of all.
 fn add(tokens: Arc<api::Tokens>, items: &mut VecDeque<Item>) {
-    let api::Tokens { tokens, text, .. } = Arc::unwrap_or_clone(tokens);
+    let api::Tokens {
+        tokens,
+        text,
+        prompt,
+        ..
+    } = Arc::unwrap_or_clone(tokens);
+    let first = items.len();
     items.extend(tokens.into_iter().map(|sampled| Item {
         token: sampled.id,
         logprob: sampled.logprob,
@@ -191,6 +204,10 @@ fn add(tokens: Arc<api::Tokens>, items: &mut VecDeque<Item>) {
     if let Some(last) = items.back_mut() {
         last.text = text;
     }
+    if let Some((item, prompt)) = items.get_mut(first).zip(prompt) {
+        let known = prompt.iter().copied().map(Some);
+        item.prompt = Some(std::iter::once(None).chain(known).collect());
+    }
 }
 
 /// From 0 to 1, in hundredths: it is for people.
@@ -198,13 +215,6 @@ fn progress(computed: u32, prompt: u32) -> f32 {
     let hundredths = u64::from(computed) * 100 / u64::from(prompt.max(1));
     let hundredths = u8::try_from(hundredths).unwrap_or(100).min(100);
     f32::from(hundredths) / 100.0
-}
-
-fn certain(token: Token) -> Item {
-    Item {
-        token,
-        ..Item::default()
-    }
 }
 
 /// What base clients know of endings (LM-405).

@@ -45,6 +45,36 @@ fn a_second_turn_computes_only_what_is_new() {
     assert!(tokens - usage.cached_tokens < 50, "{usage:?}");
 }
 
+/// The prompt's log-probabilities are the scores of its tokens, cached or not, in one step or in several.
+#[test]
+fn lm_974_a_prompt_is_as_likely_as_its_tokens_score() {
+    let engine = engine();
+    let prompt = TEXT.repeat(8);
+    let told = |mut request: Request| {
+        request.top_logprobs = Some(0);
+        let handle = engine.submit(request).unwrap();
+        let (mut prompt, mut output) = (Vec::new(), Vec::new());
+        for event in block_on(handle.collect::<Vec<_>>()) {
+            if let Kind::Tokens(tokens) = event.kind {
+                prompt.extend(tokens.prompt.iter().flat_map(|prompt| prompt.to_vec()));
+                output.extend(tokens.tokens.iter().map(|token| token.logprob));
+            }
+        }
+        (prompt, output)
+    };
+    let mut scored = request(prompt[..1].to_vec(), 1);
+    scored.scored = Some(prompt[1..].to_vec());
+    let (_, scores) = told(scored);
+    for _ in 0..2 {
+        let mut asked = request(prompt.clone(), 3);
+        asked.prompt_logprobs = true;
+        let (weights, output) = told(asked);
+        assert_eq!((weights.len(), output.len()), (prompt.len() - 1, 3));
+        let apart = weights.iter().zip(&scores).map(|(a, b)| (a - b).abs());
+        assert!(apart.fold(0.0, f32::max) < 1e-2);
+    }
+}
+
 #[test]
 fn more_requests_than_slots_are_all_answered_alike() {
     let engine = engine();

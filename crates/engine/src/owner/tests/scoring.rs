@@ -222,3 +222,118 @@ fn a_score_is_parked_behind_a_slow_reader_and_cancelled_without_one() {
     assert_eq!(bench.step().cancelled, [0]);
     assert!(bench.owner.is_empty());
 }
+
+/// What a request for the prompt's log-probabilities gives: those, its output, and how much of the prompt was cached.
+fn weighed(bench: &mut Bench, mut request: Request) -> (Vec<f32>, Vec<u32>, u32) {
+    request.prompt_logprobs = true;
+    let mut handle = bench.submit(request);
+    bench.settle();
+    let (mut prompt, mut output, mut cached) = (Vec::new(), Vec::new(), None);
+    while let Some(event) = handle.try_next() {
+        match event.kind {
+            Kind::Tokens(tokens) => {
+                let first = output.is_empty() && event.choice == 0;
+                assert_eq!(
+                    tokens.prompt.is_some(),
+                    first,
+                    "once, with the first tokens"
+                );
+                prompt.extend(
+                    tokens
+                        .prompt
+                        .iter()
+                        .flat_map(|prompt| prompt.iter().copied()),
+                );
+                if event.choice == 0 {
+                    output.extend(tokens.tokens.iter().map(|token| token.id));
+                }
+            }
+            Kind::Usage(usage) => cached = Some(usage.cached_tokens),
+            Kind::Finish(_) => {}
+            Kind::Fault(fault) => panic!("{fault}"),
+        }
+    }
+    (prompt, output, cached.unwrap())
+}
+
+fn generate(prompt: &[u32]) -> Request {
+    let mut request = Request::new(Prompt::Tokens(prompt.to_vec()));
+    request.max_tokens = Some(5);
+    request.sampling.temperature = 0.0;
+    request
+}
+
+/// Every token of the vocabulary in the same place of a prompt: together they are certain, bias or not.
+#[test]
+fn lm_974_a_prompt_is_weighed_over_the_whole_vocabulary_without_bias() {
+    let mut bench = Bench::new(wanders());
+    let vocabulary = bench.engine.info().vocabulary_tokens;
+    let mut total = 0.0;
+    for token in 0..vocabulary {
+        let mut request = generate(&[5, 6, token]);
+        request.sampling.logit_bias = [(token, 50.0)].into();
+        let (prompt, _, cached) = weighed(&mut bench, request);
+        assert_eq!((prompt.len(), cached), (2, 0));
+        total += f64::from(prompt[1]).exp();
+    }
+    assert!((total - 1.0).abs() < 1e-3, "{total}");
+}
+
+/// LM-609: what is cached is computed again, in however many steps, and the output is what it is without.
+#[test]
+fn lm_974_the_prompt_is_weighed_alike_however_it_is_computed() {
+    let prompt: Vec<u32> = (0..90).map(|index| index * 7).collect();
+    let expected = weighed(&mut Bench::new(wanders()), generate(&prompt));
+    assert_eq!((expected.0.len(), expected.2), (89, 0));
+    assert!(expected.0.iter().all(|logprob| *logprob < 0.0));
+    let small = Config {
+        prefill_tokens_alone: 16,
+        ..Config::default()
+    };
+    let paced = Script {
+        tokens_per_s: 1000.0,
+        ..wanders()
+    };
+    let tight = Script {
+        context_tokens: 120,
+        cells: Some(150),
+        parallel: 2,
+        ..wanders()
+    };
+    let recurrent = Script {
+        truncates: false,
+        ..wanders()
+    };
+    for (script, config) in [
+        (wanders(), Config::default()),
+        (wanders(), small),
+        (paced, Config::default()),
+        (tight, Config::default()),
+        (recurrent, Config::default()),
+    ] {
+        let mut bench = Bench::with(script, config);
+        let mut before = bench.submit(generate(&prompt));
+        bench.settle();
+        let output: Vec<u32> = tokens(&mut before).iter().map(|token| token.id).collect();
+        assert_eq!(output, expected.1);
+        let _beside = bench.submit(generate(&[&prompt[..40], &[1; 30]].concat()));
+        assert_eq!(weighed(&mut bench, generate(&prompt)), expected);
+        let mut several = generate(&prompt);
+        several.n = 3;
+        let (weights, _, _) = weighed(&mut bench, several);
+        assert_eq!(weights, expected.0, "one of the choices tells it");
+        assert!(bench.owner.is_empty());
+    }
+}
+
+/// LM-312
+#[test]
+fn lm_974_a_prompt_of_one_token_has_nothing_to_weigh_and_scores_have_theirs() {
+    let mut bench = Bench::new(wanders());
+    assert!(weighed(&mut bench, generate(&[5])).0.is_empty());
+    let (prompt, output, _) = weighed(&mut bench, score(&[5, 6, 7], &[8, 9]));
+    assert_eq!((prompt.len(), output), (2, vec![8, 9]));
+    assert_eq!(prompt, weighed(&mut bench, generate(&[5, 6, 7])).0);
+    let (prompt, output, _) = weighed(&mut bench, score(&[], &[8, 9]));
+    assert!(prompt.is_empty() && output == [8, 9]);
+}

@@ -60,6 +60,8 @@ pub(super) struct Extended {
     /// Items say which sample they are of.
     pub(super) numbered: bool,
     pub(super) shown: Shown,
+    /// Its first item says how likely the prompt is.
+    pub(super) prompt_logprobs: bool,
     pub(super) vocabulary: Option<Arc<dyn Vocabulary>>,
     pub(super) prompt: Vec<Token>,
     /// Tokens sent, of all samples.
@@ -125,6 +127,9 @@ impl Extended {
         }
         write::item(out, &self.id, &item, top, |out| {
             self.text(out, &item, top);
+            if let Some(prompt) = &item.prompt {
+                write::logprobs(out, "prompt_logprobs", prompt);
+            }
             if self.numbered {
                 member(out, "sample", &index);
             }

@@ -158,6 +158,7 @@ impl Session {
         let first = StreamKey(self.admitted);
         let is_extended = admitted.extended.is_some();
         let extended = admitted.extended.as_ref();
+        let prompt_logprobs = extended.is_some_and(|stream| stream.prompt_logprobs);
         let statuses = extended.is_some_and(|stream| stream.features.has(Feature::Status));
         self.ids.insert(id.clone(), first);
         if let Some(extended) = admitted.extended {
@@ -196,6 +197,7 @@ impl Session {
                 work,
                 // What is true of one sample is true of all.
                 statuses: statuses && index == 0,
+                prompt_logprobs: prompt_logprobs && index == 0,
             })));
         }
     }

@@ -51,6 +51,7 @@ impl Session {
             Work::Generate(wanted) => wanted.prompt.clone(),
             Work::Score(wanted) => wanted.prompt.clone(),
         };
+        let prompt_logprobs = members.flag("prompt_logprobs")? == Some(true);
         let window = self.window(members)?;
         let resumes = self.features.has(Feature::Resume);
         let samples = u32::try_from(works.len()).unwrap_or(u32::MAX);
@@ -63,6 +64,7 @@ impl Session {
             open: samples,
             numbered,
             shown,
+            prompt_logprobs,
             vocabulary,
             prompt,
             sent: 0,
@@ -114,10 +116,6 @@ impl Session {
     ) -> Result<(Vec<Work>, bool), Fault> {
         let lists = text::scored(self, members, about)?;
         let numbered = members.value("scored_many").is_some();
-        if members.flag("prompt_logprobs")? == Some(true) {
-            let message = "'prompt_logprobs' is not supported; score the prompt";
-            return Err(Fault::new(Reason::UnsupportedOperation, message));
-        }
         let top_logprobs = if self.features.has(Feature::Samples) {
             members.top_logprobs(&self.config.limits)?.unwrap_or(0)
         } else {

@@ -110,6 +110,63 @@ fn lm_974_scores_show_alternatives_where_that_was_agreed() {
 }
 
 #[test]
+fn lm_974_the_first_item_says_how_likely_the_prompt_is_to_who_asked() {
+    let member = r#""prompt_logprobs":true"#;
+    for (text, works) in [
+        (
+            r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1,2],"n":2"#,
+            2,
+        ),
+        (
+            r#"SCORE {"stream_id":3,"model":"tiny","prompt":[1,2],"scored":[5]"#,
+            1,
+        ),
+        (
+            r#"SCORE {"stream_id":3,"model":"tiny","prompt":[1,2],"scored_many":[[5],[6]]"#,
+            2,
+        ),
+    ] {
+        for (member, features, asks) in [
+            (member, r#"["samples"]"#, true),
+            (member, r#"["usage"]"#, false),
+            (r#""prompt_logprobs":false"#, r#"["samples"]"#, false),
+        ] {
+            let mut server = Server::agreed(features);
+            server.ask(&format!("{text},{member}}}"));
+            let asked = server.started.iter().map(|start| start.prompt_logprobs);
+            // One sample is enough: all have the same prompt.
+            let expect = (0..works).map(|index| asks && index == 0);
+            if asks {
+                assert_eq!(
+                    asked.collect::<Vec<_>>(),
+                    expect.collect::<Vec<_>>(),
+                    "{text}"
+                );
+            } else {
+                assert!(!asked.into_iter().any(|asked| asked));
+            }
+        }
+        let mut server = Server::agreed(r#"["samples"]"#);
+        let refused = server.ask(&format!(r#"{text},"prompt_logprobs":2}}"#));
+        assert!(refused.contains("invalid_type"), "{refused}");
+    }
+    let mut server = Server::agreed(r#"["samples"]"#);
+    let text = r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1,2,3]"#;
+    let stream = server.open(&format!("{text},{member}}}"));
+    let first = Item {
+        prompt: Some(vec![None, Some(-0.5), Some(f32::NEG_INFINITY)]),
+        token: 5,
+        logprob: -0.5,
+        ..Item::default()
+    };
+    let heard = server.step(vec![(stream, Piece::Item(first))]);
+    let said = r#""top_logprobs":{"5":-0.5},"prompt_logprobs":[null,-0.5,-3.4028235e38]}]"#;
+    assert!(heard[0].ends_with(said), "{}", heard[0]);
+    let heard = server.step(vec![(stream, piece(6))]);
+    assert!(!heard[0].contains("prompt_logprobs"));
+}
+
+#[test]
 fn lm_922_news_are_rare_and_waiting_is_told_after_a_while() {
     let mut server = Server::agreed(r#"["status"]"#);
     let stream = server.open(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1]}"#);
