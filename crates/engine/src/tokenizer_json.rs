@@ -3,6 +3,8 @@
 //! Owns: [`ByteLevel`], what such a file says of a vocabulary whose tokens are made of bytes, and how bytes are shown in it.
 //! Refuses to know: where vocabularies come from, and reading such files.
 
+use std::sync::LazyLock;
+
 use bytes::Bytes;
 use sapwood_proto::steer::Token;
 use serde_json::{Map, Value, json};
@@ -99,8 +101,8 @@ impl ByteLevel {
 
 /// How these bytes are shown.
 pub(crate) fn shown(bytes: &[u8]) -> String {
-    let alphabet: Vec<char> = alphabet().collect();
-    bytes.iter().map(|&byte| alphabet[byte as usize]).collect()
+    static ALPHABET: LazyLock<Vec<char>> = LazyLock::new(|| alphabet().collect());
+    bytes.iter().map(|&byte| ALPHABET[byte as usize]).collect()
 }
 
 /// How each byte is shown: those that print as themselves, the others as characters from 256 on.
