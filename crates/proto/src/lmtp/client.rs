@@ -7,6 +7,7 @@
 mod apart;
 mod received;
 mod send;
+mod stops;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -16,10 +17,10 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use super::json::Value;
 use super::write::{self, member};
 use super::{Fault, Feature, Features, Finish, Generate, Reason, Score, read};
-use crate::steer::Token;
 use crate::time::Time;
 use apart::Apart;
 use received::Members;
+use stops::Stops;
 
 pub use received::{Received, Usage};
 
@@ -100,36 +101,6 @@ struct Open {
     apart: bool,
     /// What ends it here, because its peer does not know of it (LM-704).
     stops: Option<Stops>,
-}
-
-/// Sequences of tokens that end a stream, watched for at our end.
-#[derive(Debug)]
-struct Stops {
-    sequences: Vec<Vec<Token>>,
-    /// The last tokens, as many as the longest sequence has.
-    last: Vec<Token>,
-}
-
-impl Stops {
-    fn of(wanted: &Generate) -> Option<Self> {
-        let sequences = wanted.stop_tokens.iter().filter(|stop| !stop.is_empty());
-        let sequences: Vec<_> = sequences.cloned().collect();
-        (!sequences.is_empty()).then_some(Self {
-            sequences,
-            last: Vec::new(),
-        })
-    }
-
-    /// Whether this token completes one of them.
-    fn end_with(&mut self, token: Token) -> bool {
-        let longest = self.sequences.iter().map(Vec::len).max().unwrap_or(0);
-        if self.last.len() == longest {
-            self.last.remove(0);
-        }
-        self.last.push(token);
-        let mut sequences = self.sequences.iter();
-        sequences.any(|sequence| self.last.ends_with(sequence))
-    }
 }
 
 /// The machine. See the module's page.
@@ -523,14 +494,14 @@ impl Client {
         let fault = members.fault();
         match (is_request, fault, members.model_info) {
             (true, Some(fault), _) => self.fail(id, fault),
-            (true, None, None) if members.cancelled => {
+            (true, None, None) if members.cancelled && matches!(open.kind, Kind::Cancel) => {
                 self.open.remove(&id);
             }
-            (true, None, None) if members.resumed => {
+            (true, None, None) if members.resumed && matches!(open.kind, Kind::Resume) => {
                 self.open.remove(&id);
                 self.came_back(members, now);
             }
-            (true, None, Some(facts)) => {
+            (true, None, Some(facts)) if !matches!(open.kind, Kind::Resume) => {
                 if members.lmtp.is_some() {
                     self.features = members.features();
                     self.session = members.session();

@@ -618,7 +618,8 @@ fn item(token: u32, finish: Option<Finish>) -> Item {
     }
 }
 
-/// Plays `bytes` into a client with three calls.
+/// Plays `bytes` into a client with three calls. A text of one byte 1 is the loss of its connection, and of one byte 2 the time to ask for what
+/// waits for the next one.
 ///
 /// # Panics
 /// If an invariant does not hold.
@@ -634,19 +635,41 @@ pub fn hear(bytes: &[u8]) {
         scored: vec![2, 3],
         ..Score::default()
     };
+    let negotiate = |client: &mut Client| client.negotiate("tiny", Features::ALL, Time::ZERO);
+    let asked = negotiate(&mut client).expect("a small message").0;
+    let mut open = BTreeSet::from([asked]);
+    if bytes.len().is_multiple_of(2) {
+        client.handle(AGREED, Time::ZERO);
+        ends(&mut client, &mut open);
+    }
     let calls = [
-        client.negotiate("tiny", Features::ALL, Time::ZERO),
         client.generate("tiny", &generate, Time::ZERO),
         client.score("tiny", &score, Time::ZERO),
     ];
-    let mut open: BTreeSet<_> = calls
-        .into_iter()
-        .map(|call| call.expect("a small message").0)
-        .collect();
+    open.extend(
+        calls
+            .into_iter()
+            .map(|call| call.expect("a small message").0),
+    );
+    // A RESUME is nobody's call.
+    let mut ours = 0;
     for text in String::from_utf8_lossy(bytes).split('\0') {
-        client.handle(text, Time::ZERO);
+        match text.trim() {
+            "\u{1}" => {
+                let waits = client.part();
+                assert_eq!(waits, client.apart().is_some());
+                ends(&mut client, &mut open);
+                assert_eq!(waits, !open.is_empty(), "what is over is told");
+                let again = negotiate(&mut client).expect("a small message");
+                open.insert(again.0);
+                ours = 0;
+            }
+            "\u{2}" => ours += usize::from(client.come_back(Time::ZERO).is_some()),
+            _ => client.handle(text, Time::ZERO),
+        }
         ends(&mut client, &mut open);
-        assert_eq!(client.outstanding(), open.len());
+        let left = client.outstanding() - open.len();
+        assert!(left <= ours && ours <= 1, "{left} of {ours}");
     }
     if bytes.first().is_some_and(|byte| byte % 2 == 1) {
         // Nobody is told of a call that nobody listens to.
@@ -660,6 +683,9 @@ pub fn hear(bytes: &[u8]) {
     assert!(open.is_empty(), "every call ends");
     assert_eq!(client.outstanding(), 0);
 }
+
+/// A peer that keeps what it has begun.
+const AGREED: &str = r#"MSG [{"stream_id":1,"model_info":{},"lmtp":{"version":2,"features":["resume","cancel"],"session":"s"}}]"#;
 
 fn ends(client: &mut Client, open: &mut BTreeSet<super::Call>) {
     while let Some(event) = client.poll() {
@@ -724,6 +750,14 @@ mod tests {
         "TOKEN [",
         "\0",
         "STATUS [{}]",
+        "\0\u{1}\0",
+        "\0\u{2}\0",
+        r#"MSG [{"stream_id":4,"model_info":{},"lmtp":{"version":2,"features":["resume"],"session":"t"}}]"#,
+        r#"MSG [{"stream_id":5,"resumed":[2],"gone":[3,7],"conflict":[]}]"#,
+        r#"MSG [{"stream_id":5,"error":"gone","code":"stream_gone"}]"#,
+        r#"MSG [{"stream_id":5,"model_info":{}}]"#,
+        r#"TOKEN [{"token":1,"stream_id":2,"seq":0},{"token":1,"stream_id":3,"seq":0}]"#,
+        r#"TOKEN [{"token":1,"stream_id":2,"seq":1}]"#,
     ];
 
     fn texts(of: &'static [&'static str]) -> impl Strategy<Value = Vec<u8>> {

@@ -96,6 +96,14 @@ fn lm_965_where_there_is_no_way_back_streams_fail() {
         assert_eq!(events(&mut client), [lost(2), lost(3)]);
         assert_eq!(client.outstanding(), 0);
     }
+    // What is no answer to it does not stand for one.
+    for odd in [r#""model_info":{}"#, r#""cancelled":[]"#] {
+        let (mut client, _) = again(AGREED);
+        client.handle(&format!("MSG [{{\"stream_id\":6,{odd}}}]"), Time::ZERO);
+        assert_eq!((events(&mut client), client.outstanding()), (vec![], 3));
+        client.tick(Time::from_millis(5_000));
+        assert_eq!(events(&mut client), [lost(2), lost(3)]);
+    }
     // Lost again before anything has come of it.
     let (mut client, _) = again(AGREED);
     assert!(!client.part());
