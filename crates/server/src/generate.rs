@@ -31,6 +31,7 @@ mod restricted;
 mod resume;
 mod running;
 mod scripted;
+mod sending;
 mod stats;
 mod tape;
 mod text;

@@ -47,14 +47,11 @@ impl Head {
         out.into()
     }
 
-    /// The same as an event.
-    #[must_use]
-    pub fn event(&self, signature: &Signature, response: &Response) -> Bytes {
-        let mut out = Vec::with_capacity(self.0.len() + 128);
+    /// Writes the same as an event behind what is there.
+    pub fn event(&self, signature: &Signature, response: &Response, out: &mut Vec<u8>) {
         out.extend_from_slice(b"data: ");
-        self.write(&mut out, signature, response);
+        self.write(out, signature, response);
         out.extend_from_slice(b"\n\n");
-        out.into()
     }
 
     fn write(&self, out: &mut Vec<u8>, signature: &Signature, response: &Response) {
@@ -111,9 +108,14 @@ fn write_tensor(out: &mut Vec<u8>, datatype: Datatype, tensor: &Tensor) {
         Data::Float(list) => write_list(out, list.iter(), |out, number| {
             write_float(out, datatype, *number);
         }),
-        Data::Bytes(list) => write_list(out, list.iter(), |out, text| {
-            put(out, &*String::from_utf8_lossy(text));
-        }),
+        Data::Bytes(list) => {
+            write_list(out, list.iter(), |out, bytes| {
+                match std::str::from_utf8(bytes) {
+                    Ok(text) => put(out, text),
+                    Err(_) => put(out, &*String::from_utf8_lossy(bytes)),
+                }
+            });
+        }
     }
 }
 

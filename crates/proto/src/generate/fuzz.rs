@@ -174,7 +174,8 @@ fn echo(signature: &Signature, mapped: &super::Mapped) {
         parameters: mapped.parameters.clone(),
     };
     let head = Head::new(mapped.id.as_deref(), "m", 1);
-    let event = head.event(signature, &response);
+    let mut event = Vec::new();
+    head.event(signature, &response, &mut event);
     let text = event
         .strip_prefix(b"data: ")
         .and_then(|text| text.strip_suffix(b"\n\n"));

@@ -3,6 +3,7 @@
 //! Owns: [`Tensor`], [`Data`], [`Strings`], and how many elements fit a shape (TR-309). Refuses to know: JSON and bytes.
 
 use serde_json::Value;
+use smallvec::SmallVec;
 
 use super::datatype::Datatype;
 
@@ -34,7 +35,8 @@ pub enum Data {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Strings {
     data: Vec<u8>,
-    ends: Vec<usize>,
+    /// Nearly always of one: answers come token by token.
+    ends: SmallVec<[usize; 1]>,
 }
 
 impl Strings {
@@ -46,13 +48,13 @@ impl Strings {
 
     /// How many there are.
     #[must_use]
-    pub const fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.ends.len()
     }
 
     /// Whether there is none.
     #[must_use]
-    pub const fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
@@ -66,7 +68,7 @@ impl Strings {
 
     /// What they cost where a string costs its length and 4.
     #[must_use]
-    pub const fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.data.len() + 4 * self.ends.len()
     }
 }
@@ -100,7 +102,7 @@ impl Data {
 
     /// How many elements.
     #[must_use]
-    pub const fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         match self {
             Self::Bool(list) => list.len(),
             Self::Int(list) => list.len(),
@@ -112,7 +114,7 @@ impl Data {
 
     /// Whether there is none.
     #[must_use]
-    pub const fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 

@@ -752,10 +752,10 @@ fn tr_503_answers_are_compact_json_with_scalars_where_there_is_one_element() {
     let expect =
         format!("{{\"id\":\"a\\\"1\",\"model_name\":\"org/m\",\"model_version\":\"3\",{outputs}");
     assert_eq!(head.json(&signature, &response), expect);
-    assert_eq!(
-        head.event(&signature, &response),
-        format!("data: {expect}\n\n")
-    );
+    let mut events = b": before\n\n".to_vec();
+    head.event(&signature, &response, &mut events);
+    let events = String::from_utf8(events).unwrap();
+    assert_eq!(events, format!(": before\n\ndata: {expect}\n\n"));
     let bare = Head::new(None, "m", 1);
     assert_eq!(
         bare.json(&signature, &Response::default()),

@@ -219,7 +219,7 @@ pub(super) async fn one(
         Failure::new(Code::Internal, message).late()
     };
     let response = responses.next().await.ok_or_else(wrong)??;
-    counting.responded();
+    counting.responded(1);
     match responses.next().await {
         None => {
             counting.succeeded();
@@ -244,7 +244,7 @@ async fn collected(
     let mut whole = sapwood_proto::generate::Response::nothing(&told.signature, wanted);
     while let Some(response) = responses.next().await {
         whole.collect(&told.signature, response?);
-        counting.responded();
+        counting.responded(1);
     }
     counting.succeeded();
     Ok(whole)

@@ -1,10 +1,10 @@
 //! Responses as server-sent events (section 6), and what a request may ask of them beside that (TR-1301, TR-1303, TR-1304).
 //!
-//! Owns: what decides the status, the events and their order, pings, packed streams. Refuses to know: what is computed, and how
-//! a stream is held.
+//! Owns: what decides the status, pings, packed streams. Refuses to know: what is computed, the events and their order
+//! (`sending`), and how a stream is held.
 //!
 //! ```text
-//!   responses ─► events ─► held, if wished for ─► pings in silence, if wished for ─► packed, if wished for ─► the answer's body
+//!   responses ─► sending ─► held, if wished for ─► pings in silence, if wished for ─► packed, if wished for ─► the answer's body
 //! ```
 
 use std::io;
@@ -12,9 +12,8 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use futures::stream::BoxStream;
-use futures::{FutureExt, Stream, StreamExt, stream};
+use futures::{Stream, StreamExt, stream};
 use http::{HeaderName, HeaderValue, Response, header};
-use sapwood_proto::generate::error_event;
 use tokio::time::timeout;
 
 use super::call::Responses;
@@ -22,6 +21,7 @@ use super::compression::{Packer, Packing};
 use super::failure::{EVENTS, Failure};
 use super::held::Place;
 use super::line::Reader;
+use super::sending::{Sending, cut};
 use super::stats::Counting;
 use super::told::Told;
 use super::wishes::Wishes;
@@ -58,30 +58,21 @@ pub(super) async fn answer(
         Some(Err(failure)) => return Ok(stream_of(stream::iter([Err(cut(&failure))]))),
         None if begun => {
             counting.succeeded();
-            let end = told.end().map(Ok);
-            return Ok(stream_of(stream::iter(end)));
+            let mut end = Vec::new();
+            told.end(&mut end);
+            return Ok(stream_of(stream::iter([Ok(end.into())])));
         }
         Some(Ok(response)) => Some(Ok(response)),
         None => None,
     };
     let ending = counting.ending();
-    let sending = Sending {
-        responses,
-        told,
-        counting,
-        ahead: first,
-        over: false,
-    };
-    let events = stream::unfold(sending, |mut sending| async move {
-        let event = sending.next().await?;
-        Some((event, sending))
-    });
+    let sending = Sending::new(responses, told, counting, first);
     let Some(place) = place else {
-        return Ok(dressed(events, wishes, !begun));
+        return Ok(dressed(sending, wishes, !begun));
     };
     let name = place.name().to_owned();
     Ok(read_on(
-        place.keep(events.boxed(), ending),
+        place.keep(sending.singly().boxed(), ending),
         &name,
         wishes,
         !begun,
@@ -160,64 +151,4 @@ fn packed(events: Events, packing: Packing) -> Events {
         }
     });
     packed.boxed()
-}
-
-/// A stream on its way. Dropped with the body, whose client has gone then (TR-608).
-struct Sending {
-    responses: Responses,
-    told: Told,
-    counting: Counting,
-    /// What has been looked at already.
-    ahead: Option<Result<sapwood_proto::generate::Response, Failure>>,
-    over: bool,
-}
-
-impl Sending {
-    async fn next(&mut self) -> Option<io::Result<Bytes>> {
-        if self.over {
-            return None;
-        }
-        let response = match self.ahead.take() {
-            Some(ahead) => Some(ahead),
-            None => self.responses.next().await,
-        };
-        match response {
-            Some(Ok(response)) => Some(Ok(self.event(&response))),
-            Some(Err(failure)) => {
-                self.over = true;
-                if !failure.cut {
-                    return Some(Ok(error_event(&failure.message)));
-                }
-                // What was told before goes out first: an error drops whatever the connection still holds.
-                tokio::task::yield_now().await;
-                Some(Err(cut(&failure)))
-            }
-            None => {
-                self.over = true;
-                self.counting.succeeded();
-                self.told.end().map(Ok)
-            }
-        }
-    }
-
-    fn event(&mut self, response: &sapwood_proto::generate::Response) -> Bytes {
-        self.counting.responded();
-        if !self.told.marks_the_last() {
-            return self.told.event(response, false);
-        }
-        // An end that is at hand is told with the response before it; no response waits for one.
-        let behind = self.responses.next().now_or_never();
-        let last = matches!(behind, Some(None));
-        if last {
-            self.over = true;
-            self.counting.succeeded();
-        }
-        self.ahead = behind.flatten();
-        self.told.event(response, last)
-    }
-}
-
-/// D-11: the connection ends without the protocol's own end.
-fn cut(failure: &Failure) -> io::Error {
-    io::Error::other(failure.message.clone())
 }

@@ -214,18 +214,23 @@ impl Counting {
         self.ending.clone()
     }
 
-    /// A response has come.
-    pub(super) fn responded(&mut self) {
-        let now = Instant::now();
-        let took = nanoseconds(self.last, now);
-        self.last = now;
-        let index = self.responses.min(RESPONSES_APART);
-        self.responses += 1;
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        if counts.responses.len() <= index {
-            counts.responses.resize_with(index + 1, Span::default);
+    /// So many responses have come, all at once.
+    pub(super) fn responded(&mut self, responses: usize) {
+        if responses == 0 {
+            return;
         }
-        counts.responses[index].add(took);
+        let now = Instant::now();
+        let mut took = nanoseconds(self.last, now);
+        self.last = now;
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..responses {
+            let index = self.responses.min(RESPONSES_APART);
+            self.responses += 1;
+            if counts.responses.len() <= index {
+                counts.responses.resize_with(index + 1, Span::default);
+            }
+            counts.responses[index].add(std::mem::take(&mut took));
+        }
     }
 
     /// The model has ended well.

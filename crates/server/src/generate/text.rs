@@ -8,10 +8,12 @@
 //!                                                              whole: one response at the end
 //! ```
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::{FutureExt, StreamExt, stream};
+use futures::{Stream, StreamExt};
 use sapwood_kernel::{
     Args, Chunk, GenerateConfig, Kernel, Mime, Port, Ports, PromptMode, Reason, Run, Want,
 };
@@ -41,12 +43,7 @@ pub(super) fn begin(
     kernel: &Kernel,
 ) -> Result<Responses, Failure> {
     let prompt = prompt(&call)?;
-    let telling = Telling::new(&call, settings, &prompt, kernel);
-    let told = stream::unfold(telling, |mut telling| async move {
-        let response = telling.next().await?;
-        Some((response, telling))
-    });
-    Ok(told.boxed())
+    Ok(Telling::new(&call, settings, &prompt, kernel).boxed())
 }
 
 fn prompt(call: &Call) -> Result<Prompt, Failure> {
@@ -82,7 +79,7 @@ pub(super) async fn whole(
     kernel: &Kernel,
 ) -> Result<String, Failure> {
     let mut telling = Telling::new(call, settings, &Prompt::Text(prompt), kernel);
-    telling.all().await?;
+    telling.read_all().await?;
     Ok(telling.choices.swap_remove(0).text)
 }
 
@@ -161,44 +158,8 @@ impl Telling {
         }
     }
 
-    /// The next response, if there is one more.
-    async fn next(&mut self) -> Option<Result<Response, Failure>> {
-        if self.over {
-            return None;
-        }
-        if !self.stream {
-            let told = self.all().await;
-            return Some(told.map(|()| self.response(true)));
-        }
-        loop {
-            let ended = match self.run.next().await {
-                Some(Ok(chunk)) => {
-                    self.take(&chunk);
-                    self.join()
-                }
-                Some(Err(error)) => Some(Err(Failure::of(&error, &self.id))),
-                None => Some(Ok(())),
-            };
-            match ended {
-                Some(Err(failure)) => {
-                    self.over = true;
-                    return Some(Err(failure));
-                }
-                Some(Ok(())) => {
-                    self.over = true;
-                    self.finish();
-                    return (self.more || self.has_text()).then(|| Ok(self.response(true)));
-                }
-                None if self.has_text() && self.is_whole_step() => {
-                    return Some(Ok(self.response(false)));
-                }
-                None => {}
-            }
-        }
-    }
-
     /// Everything to the end.
-    async fn all(&mut self) -> Result<(), Failure> {
+    async fn read_all(&mut self) -> Result<(), Failure> {
         self.over = true;
         while let Some(chunk) = self.run.next().await {
             let chunk = chunk.map_err(|error| Failure::of(&error, &self.id))?;
@@ -208,28 +169,16 @@ impl Telling {
         Ok(())
     }
 
-    /// Choices of one step are told together: takes what is there already. Says how it ended, if it did.
-    fn join(&mut self) -> Option<Result<(), Failure>> {
-        if self.choices.len() < 2 {
-            return None;
-        }
-        for _ in 0..JOINED_MAX {
-            match self.run.next().now_or_never()? {
-                Some(Ok(chunk)) => self.take(&chunk),
-                Some(Err(error)) => return Some(Err(Failure::of(&error, &self.id))),
-                None => return Some(Ok(())),
-            }
-        }
-        None
-    }
-
     fn take(&mut self, chunk: &Chunk) {
         let Some(choice) = self.choices.get_mut(chunk.choice as usize) else {
             return;
         };
         match chunk.port.as_str() {
             // A model's text is UTF-8, and cut between characters.
-            "" => choice.text.push_str(&String::from_utf8_lossy(&chunk.data)),
+            "" => match std::str::from_utf8(&chunk.data) {
+                Ok(text) => choice.text.push_str(text),
+                Err(_) => choice.text.push_str(&String::from_utf8_lossy(&chunk.data)),
+            },
             "tokens" => choice.tokens += u32::try_from(chunk.data.len() / 4).unwrap_or(0),
             "logprobs" => {
                 for line in chunk.data.split(|byte| *byte == b'\n') {
@@ -248,6 +197,11 @@ impl Telling {
 
     fn has_text(&self) -> bool {
         self.choices.iter().any(|choice| !choice.text.is_empty())
+    }
+
+    /// There is a response before the last one.
+    fn is_tellable(&self) -> bool {
+        self.stream && self.has_text() && self.is_whole_step()
     }
 
     /// What else belongs to the text that is there has come too.
@@ -327,6 +281,44 @@ impl Telling {
             OutputRole::Embedding | OutputRole::Port(_) | OutputRole::Nothing => return None,
         };
         Some(Tensor::flat(data))
+    }
+}
+
+/// The responses: each as soon as its text is there, or one at the end.
+impl Stream for Telling {
+    type Item = Result<Response, Failure>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let telling = &mut *self;
+        let mut taken = 0;
+        while !telling.over {
+            match telling.run.poll_next_unpin(cx) {
+                Poll::Ready(Some(Ok(chunk))) => {
+                    telling.take(&chunk);
+                    taken += 1;
+                    // Choices of one step are told together: what is there already is taken with the first of them.
+                    if telling.choices.len() > 1 && taken <= JOINED_MAX {
+                        continue;
+                    }
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    telling.over = true;
+                    return Poll::Ready(Some(Err(Failure::of(&error, &telling.id))));
+                }
+                Poll::Ready(None) => {
+                    telling.over = true;
+                    telling.finish();
+                    let tells = !telling.stream || telling.more || telling.has_text();
+                    return Poll::Ready(tells.then(|| Ok(telling.response(true))));
+                }
+                Poll::Pending if taken == 0 || !telling.is_tellable() => return Poll::Pending,
+                Poll::Pending => {}
+            }
+            if telling.is_tellable() {
+                return Poll::Ready(Some(Ok(telling.response(false))));
+            }
+        }
+        Poll::Ready(None)
     }
 }
 

@@ -59,25 +59,28 @@ impl Told {
         self.infer.is_some()
     }
 
-    /// One event.
-    pub(super) fn event(&self, response: &Response, last: bool) -> Bytes {
+    /// Writes one event behind what is there.
+    pub(super) fn event(&self, response: &Response, last: bool, out: &mut Vec<u8>) {
         let Some(infer) = &self.infer else {
-            return self.head.event(&self.signature, response);
+            return self.head.event(&self.signature, response, out);
         };
         let mut response = response.clone();
         let mark = (FINAL.into(), Parameter::Bool(last));
         response.parameters.push(mark);
         let (json, _) = infer.answer(&self.head, &self.signature, &response);
-        [b"data: ", &json[..], b"\n\n"].concat().into()
+        out.extend_from_slice(b"data: ");
+        out.extend_from_slice(&json);
+        out.extend_from_slice(b"\n\n");
     }
 
-    /// What is told where the end comes alone.
-    pub(super) fn end(&self) -> Option<Bytes> {
+    /// Writes what is told where the end comes alone, if anything is.
+    pub(super) fn end(&self, out: &mut Vec<u8>) {
+        let Some(text) = self.text else { return };
         let empty = Tensor::flat(Data::Bytes([&b""[..]].into_iter().collect()));
         let response = Response {
-            outputs: vec![(self.text?, empty)],
+            outputs: vec![(text, empty)],
             parameters: Vec::new(),
         };
-        Some(self.event(&response, true))
+        self.event(&response, true, out);
     }
 }

@@ -358,7 +358,7 @@ impl Telling {
                 return Some((Ok(marked(message, true)), State::Over));
             }
         };
-        self.counting.responded();
+        self.counting.responded(1);
         self.texts = self.texts_of(&response);
         let message = self.told.message(&response);
         let behind = self.responses.next().now_or_never();
