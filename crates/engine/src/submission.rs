@@ -3,10 +3,10 @@
 //! Owns: the ranges of D-20's core column, [`Submission`], and the refusals that need no scheduler.
 //! Refuses to know: queues and threads. It runs on the caller's thread, so that a long prompt delays nobody else (D-8).
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::{Steer, Token};
 
@@ -75,11 +75,12 @@ pub(crate) struct Scored {
 
 impl Terms {
     /// What a token adds to the text of an output.
-    pub(crate) fn bytes(&self, vocabulary: &dyn Vocabulary, token: Token) -> Bytes {
+    pub(crate) fn bytes<'v>(&self, vocabulary: &'v dyn Vocabulary, token: Token) -> Cow<'v, [u8]> {
         if self.skip_special_tokens || !vocabulary.is_special(token) {
-            return vocabulary.bytes(token);
+            return vocabulary.bytes(token).into();
         }
-        vocabulary.name(token).map_or_else(Bytes::new, Bytes::from)
+        let name = vocabulary.name(token).unwrap_or_default();
+        name.into_bytes().into()
     }
 
     /// Tokens that may not come before `min_tokens`, beside the ends.
@@ -274,9 +275,10 @@ fn sampling_rules(sampling: &Sampling, vocabulary_tokens: u32) -> [Rule; 7] {
     let within = |value: f32, bound: f32| (-bound..=bound).contains(&value);
     let above_0 = |value: f32, most: f32| value > 0.0 && value <= most;
     let bias = &sampling.logit_bias;
-    let bias_holds = bias
-        .iter()
-        .all(|&(token, bias)| token < vocabulary_tokens && !bias.is_nan() && bias <= 1e30);
+    // Without a way out of the middle several are looked at at once: a mask has an entry for nearly every token.
+    let bias_holds = bias.iter().fold(true, |hold, &(token, bias)| {
+        hold & (token < vocabulary_tokens) & (bias <= 1e30)
+    });
     [
         (
             (0.0..=100.0).contains(&sampling.temperature),
