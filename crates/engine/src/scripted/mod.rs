@@ -9,6 +9,7 @@ mod play;
 mod vocabulary;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sapwood_proto::code::Code;
 use sapwood_proto::time::Time;
@@ -183,7 +184,7 @@ impl Model for Scripted {
                 .delay(next)
                 .saturating_sub(sequence.play.delay_before(first));
         if due > now {
-            return Row::NotBefore(due);
+            return Row::NotBefore(on_beat(due));
         }
         match sequence.play.cue(next) {
             Cue::Token(token) => {
@@ -191,7 +192,7 @@ impl Model for Scripted {
             }
             Cue::End(reason) => Row::End(reason),
             Cue::Fail(fault) => Row::Failed(fault),
-            Cue::Hang => Row::NotBefore(Time::new(std::time::Duration::MAX)),
+            Cue::Hang => Row::NotBefore(Time::new(Duration::MAX)),
             Cue::Panic => panic!("the script says so"),
         }
     }
@@ -201,6 +202,17 @@ impl Model for Scripted {
         sequence.is_some_and(|sequence| sequence.play.joins(output))
     }
 }
+
+/// The next whole millisecond: sequences of one pace share their steps so, whose price is the same for one as for all.
+fn on_beat(due: Time) -> Time {
+    let due = due.since_origin();
+    match due.subsec_nanos() % BEAT_NANOS {
+        0 => Time::new(due),
+        over => Time::new(due.saturating_add(Duration::from_nanos((BEAT_NANOS - over).into()))),
+    }
+}
+
+const BEAT_NANOS: u32 = 1_000_000;
 
 #[cfg(test)]
 mod tests;
