@@ -213,7 +213,7 @@ async fn agreed(server: &Running, vocabulary: &dyn Vocabulary) -> Given {
     assert_eq!(tokens.len(), TOKENS as usize);
     let said: Vec<u8> = tokens
         .iter()
-        .flat_map(|id| vocabulary.bytes(u32::try_from(*id).unwrap()))
+        .flat_map(|id| vocabulary.bytes(u32::try_from(*id).unwrap()).to_vec())
         .collect();
     assert_eq!(
         first.text.as_deref(),

@@ -16,7 +16,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytestring::ByteString;
+use compact_str::CompactString;
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::{Steer, Token};
 use smallvec::SmallVec;
@@ -223,7 +223,7 @@ pub struct Tokens {
     /// The tokens, in order. Empty when only held-back text is released.
     pub tokens: SmallVec<[Sampled; 1]>,
     /// Whole characters, never the beginning of a stop string; often empty.
-    pub text: ByteString,
+    pub text: CompactString,
     /// Of each token of the prompt but the first, with the first tokens of choice 0 where
     /// [`Request::prompt_logprobs`] asked for it: its log-probability given those before it.
     pub prompt: Option<Arc<[f32]>>,
@@ -233,7 +233,7 @@ impl Tokens {
     /// The two as one: `later` takes nothing back.
     pub(crate) fn followed_by(mut self, later: Self) -> Self {
         self.tokens.extend(later.tokens);
-        self.text = [&*self.text, &*later.text].concat().into();
+        self.text.push_str(&later.text);
         self
     }
 }
@@ -388,7 +388,7 @@ pub trait Vocabulary: Send + Sync + 'static {
     fn tokenize(&self, text: &str, special: bool) -> Vec<Token>;
 
     /// The bytes of one token; empty for control tokens and ids outside the vocabulary.
-    fn bytes(&self, token: Token) -> bytes::Bytes;
+    fn bytes(&self, token: Token) -> &[u8];
 
     /// Whether the token is a control token.
     fn is_special(&self, token: Token) -> bool;

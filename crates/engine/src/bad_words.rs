@@ -18,7 +18,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use sapwood_proto::steer::{Mask, Token};
 
 use crate::api::SharedVocabulary;
@@ -49,7 +48,7 @@ impl Lexicon {
         }
     }
 
-    fn bytes(&self, token: Token) -> Bytes {
+    fn bytes(&self, token: Token) -> &[u8] {
         self.vocabulary.bytes(token)
     }
 
@@ -57,7 +56,7 @@ impl Lexicon {
     fn beginning_with(&self, bytes: &[u8]) -> Range<usize> {
         let start = self
             .order
-            .partition_point(|&token| *self.bytes(token) < *bytes);
+            .partition_point(|&token| self.bytes(token) < bytes);
         let count =
             self.order[start..].partition_point(|&token| self.bytes(token).starts_with(bytes));
         start..start + count

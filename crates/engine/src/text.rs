@@ -8,8 +8,7 @@
 //!
 //! Bytes that can never become a character turn into U+FFFD at once, so that output that is not text cannot stall it.
 
-use bytes::Bytes;
-use bytestring::ByteString;
+use compact_str::CompactString;
 
 /// The text of one choice, as far as it goes.
 #[derive(Clone, Debug, Default)]
@@ -23,19 +22,16 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    /// Adds a token's bytes as they are, if nothing is held back and nothing can be: then they are the text to show,
-    /// without a copy.
-    ///
-    /// # Errors
-    /// The bytes, which have to be pushed.
-    pub(crate) fn pass(&mut self, bytes: Bytes, stops: &[String]) -> Result<ByteString, Bytes> {
+    /// Adds a token's bytes, if nothing is held back and nothing can be: then they are the text to show. `None`: they
+    /// have to be pushed.
+    pub(crate) fn pass(&mut self, bytes: &[u8], stops: &[String]) -> Option<CompactString> {
         let waits = !self.unfinished.is_empty() || !self.held.is_empty();
-        if waits || !stops.is_empty() || std::str::from_utf8(&bytes).is_err() {
-            return Err(bytes);
+        if waits || !stops.is_empty() {
+            return None;
         }
-        let text = ByteString::try_from(bytes).unwrap_or_default();
+        let text = CompactString::from_utf8(bytes).ok()?;
         self.shown += text.len() as u64;
-        Ok(text)
+        Some(text)
     }
 
     /// Adds bytes and appends to `out` what may be shown. If a stop text is complete, gives its index among `stops`;

@@ -251,7 +251,7 @@ impl Vocabulary for Tokenizer {
         }
     }
 
-    fn bytes(&self, token: Token) -> Bytes {
+    fn bytes(&self, token: Token) -> &[u8] {
         self.pieces.bytes(token)
     }
 

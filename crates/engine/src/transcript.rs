@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use bytestring::ByteString;
+use compact_str::CompactString;
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::{Mask, Token};
 
@@ -207,7 +207,7 @@ impl Choice {
         token: Token,
         terms: &Terms,
         vocabulary: &SharedVocabulary,
-    ) -> (ByteString, Option<Stop>) {
+    ) -> (CompactString, Option<Stop>) {
         let stopping = self.output.len() + 1 >= terms.min_tokens as usize;
         let weighed = terms.scored.is_some();
         let is_end = vocabulary.is_end(token) && !terms.ignore_eos && !weighed;
@@ -219,15 +219,12 @@ impl Choice {
         let stop = by_tokens.or_else(|| is_end.then(|| vec![token]));
         if let Some(stop) = stop {
             // The bytes of what stops are no text.
-            return (ByteString::new(), Some(Stop::Tokens(stop)));
+            return (CompactString::default(), Some(Stop::Tokens(stop)));
         }
-        let bytes = match self
-            .text
-            .pass(terms.bytes(&**vocabulary, token), &terms.stop)
-        {
-            Ok(text) => return (text, None),
-            Err(bytes) => bytes,
-        };
+        let bytes = terms.bytes(&**vocabulary, token);
+        if let Some(text) = self.text.pass(&bytes, &terms.stop) {
+            return (text, None);
+        }
         let mut text = String::new();
         let stop = self.text.push(&bytes, &terms.stop, stopping, &mut text);
         let stop = stop.map(|index| Stop::Text(terms.stop[index].clone()));

@@ -17,9 +17,8 @@ impl Vocabulary for Pieces {
         Vec::new()
     }
 
-    fn bytes(&self, token: Token) -> Bytes {
-        let piece = self.0.get(token as usize);
-        piece.map_or_else(Bytes::new, |piece| Bytes::copy_from_slice(piece))
+    fn bytes(&self, token: Token) -> &[u8] {
+        self.0.get(token as usize).map_or(&[], |piece| &piece[..])
     }
 
     fn is_special(&self, token: Token) -> bool {

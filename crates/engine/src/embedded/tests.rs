@@ -310,7 +310,7 @@ fn text_survives_the_tokenizer() {
     let tokens = vocabulary.tokenize(text, false);
     let bytes: Vec<u8> = tokens
         .iter()
-        .flat_map(|&token| vocabulary.bytes(token))
+        .flat_map(|&token| vocabulary.bytes(token).iter().copied())
         .collect();
     assert_eq!(String::from_utf8_lossy(&bytes), text);
     assert!(tokens.iter().all(|&token| !vocabulary.is_special(token)));
@@ -547,7 +547,7 @@ fn a_word_without_end_does_not_end_the_process() {
         let tokens = vocabulary.tokenize(&text, false);
         let bytes: Vec<u8> = tokens
             .iter()
-            .flat_map(|&token| vocabulary.bytes(token))
+            .flat_map(|&token| vocabulary.bytes(token).iter().copied())
             .collect();
         assert!(bytes == text.as_bytes(), "{word:?}");
     }

@@ -25,7 +25,7 @@ const RUN_CHARS_MAX: usize = 1000;
 pub(super) struct Vocabulary {
     model: Arc<llama::Model>,
     /// The bytes of all tokens, one after the other; those of token `t` end at `ends[t]`.
-    bytes: Bytes,
+    bytes: Vec<u8>,
     ends: Vec<u32>,
     kinds: Vec<llama::Kind>,
     beginning: Option<Token>,
@@ -71,7 +71,7 @@ impl Vocabulary {
         }
         Ok(Self {
             file: file.ok(),
-            bytes: bytes.into(),
+            bytes,
             ends,
             kinds,
             beginning: beginning.filter(|_| wants_beginning),
@@ -113,14 +113,14 @@ impl api::Vocabulary for Vocabulary {
         tokens
     }
 
-    fn bytes(&self, token: Token) -> Bytes {
+    fn bytes(&self, token: Token) -> &[u8] {
         let Some(&end) = self.ends.get(token as usize) else {
-            return Bytes::new();
+            return &[];
         };
         let start = (token as usize)
             .checked_sub(1)
             .map_or(0, |before| self.ends[before]);
-        self.bytes.slice(start as usize..end as usize)
+        &self.bytes[start as usize..end as usize]
     }
 
     fn is_special(&self, token: Token) -> bool {

@@ -51,7 +51,7 @@ impl Owner {
             },
         )) = last
         {
-            tokens.text = [&*tokens.text, &*text].concat().into();
+            tokens.text.push_str(&text);
             return;
         }
         self.emit(

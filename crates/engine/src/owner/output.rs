@@ -2,7 +2,7 @@
 //!
 //! Owns: what every appended token goes through, sampled or forced. Refuses to know: where it came from.
 
-use bytestring::ByteString;
+use compact_str::CompactString;
 use sapwood_proto::steer::{Post, Token};
 use sapwood_proto::time::Time;
 use smallvec::{SmallVec, smallvec};
@@ -149,7 +149,7 @@ impl Owner {
             // Nothing was appended: the row after the last token that remains is needed again.
             self.cut_back(key, computed - 1);
         }
-        let text = ByteString::from(text);
+        let text = CompactString::from(text);
         self.emit_tokens(
             key,
             Tokens {
@@ -212,19 +212,16 @@ impl Owner {
         key: Key,
         token: Token,
         hidden: bool,
-    ) -> (ByteString, Option<usize>) {
+    ) -> (CompactString, Option<usize>) {
         let sequence = &mut self.sequences[key];
         let terms = &self.jobs[sequence.job].terms;
         if hidden {
-            return (ByteString::new(), None);
+            return (CompactString::default(), None);
         }
-        let bytes = match sequence
-            .text
-            .pass(terms.bytes(&*self.vocabulary, token), &terms.stop)
-        {
-            Ok(text) => return (text, None),
-            Err(bytes) => bytes,
-        };
+        let bytes = terms.bytes(&*self.vocabulary, token);
+        if let Some(text) = sequence.text.pass(&bytes, &terms.stop) {
+            return (text, None);
+        }
         // The token being appended counts: a stop may be complete with the last token of the minimum.
         let stopping = sequence.appended + 1 >= terms.min_tokens;
         let mut out = String::new();

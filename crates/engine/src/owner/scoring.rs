@@ -137,7 +137,7 @@ impl Owner {
                 },
             )) if *to == job => {
                 tokens.tokens.push(sampled);
-                tokens.text = [&*tokens.text, &*text].concat().into();
+                tokens.text.push_str(&text);
             }
             _ => self.emit_tokens(
                 key,

@@ -37,7 +37,7 @@ fn run(model: &mut Scripted, prompt: &str, seed: u64) -> (String, String) {
             Row::Ranked(ranking) if ranking.first() == vocabulary::END => break "end".to_owned(),
             Row::Ranked(ranking) => {
                 tokens.push(ranking.first());
-                said.extend_from_slice(&vocabulary.bytes(ranking.first()));
+                said.extend_from_slice(vocabulary.bytes(ranking.first()));
             }
             Row::NotBefore(at) if at.since_origin() == Duration::MAX => break "hang".to_owned(),
             Row::NotBefore(at) => {
@@ -187,6 +187,7 @@ fn tr_1106_tokens_join_to_the_text_whatever_the_vocabulary() {
             let joined: Vec<u8> = tokens
                 .iter()
                 .flat_map(|&token| vocabulary.bytes(token))
+                .copied()
                 .collect();
             assert_eq!(String::from_utf8(joined).unwrap(), text);
         }

@@ -58,8 +58,10 @@ static BYTES: [u8; 256] = {
 /// Tokens of a scripted model.
 #[derive(Debug)]
 pub struct ScriptedVocabulary {
-    words: Vec<Bytes>,
-    tokens: HashMap<Bytes, Token>,
+    /// The bytes of all words, one after the other; those of word `w` end at `ends[w]`.
+    bytes: Vec<u8>,
+    ends: Vec<u32>,
+    tokens: HashMap<Box<[u8]>, Token>,
     chat: bool,
 }
 
@@ -75,7 +77,8 @@ impl ScriptedVocabulary {
             0
         };
         let mut vocabulary = Self {
-            words: Vec::new(),
+            bytes: Vec::new(),
+            ends: Vec::new(),
             tokens: HashMap::new(),
             chat: config.chat,
         };
@@ -83,31 +86,34 @@ impl ScriptedVocabulary {
         let common = common.flat_map(|word| [format!(" {word}"), word.to_owned()]);
         let made_up = (0..).map(made_up_word);
         for word in common.chain(made_up) {
-            if vocabulary.words.len() >= count as usize {
+            if vocabulary.ends.len() >= count as usize {
                 break;
             }
-            vocabulary.add(Bytes::from(word));
+            vocabulary.add(word.as_bytes());
         }
         vocabulary
     }
 
-    fn add(&mut self, word: Bytes) {
+    fn add(&mut self, word: &[u8]) {
         let token = self.len();
-        if !self.tokens.contains_key(&word) {
-            self.tokens.insert(word.clone(), token);
-            self.words.push(word);
+        if !self.tokens.contains_key(word) {
+            self.tokens.insert(word.into(), token);
+            self.bytes.extend_from_slice(word);
+            // At most 2^20 short words, see `new`.
+            self.ends
+                .push(u32::try_from(self.bytes.len()).unwrap_or(u32::MAX));
         }
     }
 
     pub(super) fn len(&self) -> u32 {
         // At most 2^20, see `new`.
-        WORDS + u32::try_from(self.words.len()).unwrap_or(0)
+        WORDS + u32::try_from(self.ends.len()).unwrap_or(0)
     }
 
     /// A pseudo-random word, or a letter if there are only bytes.
     pub(super) fn word(&self, key: u64) -> Token {
         let pick = |count: u64| u32::try_from(key % count).unwrap_or(0);
-        match self.words.len() as u64 {
+        match self.ends.len() as u64 {
             0 => u32::from(b'a') + pick(26),
             count => WORDS + pick(count),
         }
@@ -117,7 +123,7 @@ impl ScriptedVocabulary {
     pub(super) fn text(&self, prompt: &[Token]) -> String {
         let mut bytes = Vec::new();
         for &token in prompt {
-            bytes.extend_from_slice(&self.bytes(token));
+            bytes.extend_from_slice(self.bytes(token));
         }
         String::from_utf8_lossy(&bytes).into_owned()
     }
@@ -178,7 +184,7 @@ impl Vocabulary for ScriptedVocabulary {
                 .into_iter()
                 .filter_map(|token| self.name(token)),
         );
-        tokens.extend(self.words.iter().map(|word| shown(word)));
+        tokens.extend((WORDS..self.len()).map(|word| shown(self.bytes(word))));
         let control = |token| Added {
             token,
             control: true,
@@ -189,7 +195,7 @@ impl Vocabulary for ScriptedVocabulary {
             tokens,
             added: [BEGIN, END].map(control).to_vec(),
             // A word is one piece and found whole; what is between words are bytes, for there are no merges.
-            patterns: Vec::from_iter((!self.words.is_empty()).then_some(" ?[A-Za-z0-9]+")),
+            patterns: Vec::from_iter((!self.ends.is_empty()).then_some(" ?[A-Za-z0-9]+")),
             merges: Vec::new(),
             whole_pieces: true,
             beginning: self.beginning(),
@@ -199,7 +205,7 @@ impl Vocabulary for ScriptedVocabulary {
 
     fn tokenize(&self, text: &str, _special: bool) -> Vec<Token> {
         let bytes = text.as_bytes();
-        if self.words.is_empty() {
+        if self.ends.is_empty() {
             return bytes.iter().map(|&byte| Token::from(byte)).collect();
         }
         let mut tokens = Vec::new();
@@ -217,16 +223,17 @@ impl Vocabulary for ScriptedVocabulary {
         tokens
     }
 
-    fn bytes(&self, token: Token) -> Bytes {
-        match token {
-            0..=255 => Bytes::from_static(&BYTES[token as usize..=token as usize]),
-            BEGIN | END => Bytes::new(),
-            _ => self
-                .words
-                .get((token - WORDS) as usize)
-                .cloned()
-                .unwrap_or_default(),
+    fn bytes(&self, token: Token) -> &[u8] {
+        if token < WORDS {
+            let at = token as usize;
+            return BYTES.get(at..=at).unwrap_or_default();
         }
+        let word = (token - WORDS) as usize;
+        let Some(&end) = self.ends.get(word) else {
+            return &[];
+        };
+        let start = word.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.bytes[start as usize..end as usize]
     }
 
     fn is_special(&self, token: Token) -> bool {

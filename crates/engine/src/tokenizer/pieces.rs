@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 
-use bytes::Bytes;
 use sapwood_proto::steer::Token;
 use serde_json::Value;
 use tokenizers::Tokenizer as Machine;
@@ -16,7 +15,7 @@ use crate::tokenizer_json::alphabet;
 /// The tokens of a vocabulary.
 pub(super) struct Pieces {
     /// The bytes of all tokens, one after the other; those of token `t` end at `ends[t]`.
-    bytes: Bytes,
+    bytes: Vec<u8>,
     ends: Vec<u32>,
     /// Control tokens, and what they are called.
     controls: HashMap<Token, String>,
@@ -56,7 +55,7 @@ impl Pieces {
             ends.push(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
         }
         Ok(Self {
-            bytes: bytes.into(),
+            bytes,
             ends,
             controls,
         })
@@ -67,13 +66,13 @@ impl Pieces {
     }
 
     /// Nothing for a control token.
-    pub(super) fn bytes(&self, token: Token) -> Bytes {
+    pub(super) fn bytes(&self, token: Token) -> &[u8] {
         let at = token as usize;
         let Some(&end) = self.ends.get(at) else {
-            return Bytes::new();
+            return &[];
         };
         let start = at.checked_sub(1).map_or(0, |before| self.ends[before]);
-        self.bytes.slice(start as usize..end as usize)
+        &self.bytes[start as usize..end as usize]
     }
 
     pub(super) fn is_control(&self, token: Token) -> bool {

@@ -1,7 +1,8 @@
 //! The events of a request as a model function's chunks, whether an engine gives them or a server elsewhere.
 //!
 //! Owns: [`Answer`]: ports, choices, finish reasons, usage, the metadata at the end (EV-601, KE-612). Refuses to know:
-//! prompts, sampling. Without markup and without `inner`, one step with text is one chunk and allocates nothing.
+//! prompts, sampling. Without markup and without `inner`, one step with text is one chunk, and its bytes are all
+//! that is allocated.
 //!
 //! ```text
 //!   Tokens ──► response | reasoning | tool_calls, tokens, logprobs
@@ -160,7 +161,7 @@ impl<S> Answer<S> {
         }
     }
 
-    fn tokens(&mut self, choice: u32, mut tokens: Tokens) -> Result<()> {
+    fn tokens(&mut self, choice: u32, tokens: Tokens) -> Result<()> {
         if !tokens.tokens.is_empty() {
             self.first_token.get_or_insert_with(Instant::now);
             if let Some(payer) = &self.asked.payer {
@@ -169,11 +170,7 @@ impl<S> Answer<S> {
         }
         let before = self.ready.len();
         let inner = self.asked.want.inner;
-        let text = if inner {
-            tokens.text.clone()
-        } else {
-            std::mem::take(&mut tokens.text)
-        };
+        let text = Text::from(&*tokens.text);
         self.parse(choice, |markup, out| markup.push(text, out))?;
         if inner && self.ready.len() == before {
             self.text(choice, Port::MAIN, Text::new());
@@ -285,13 +282,13 @@ impl<S> Answer<S> {
             .top
             .iter()
             .map(|(id, logprob)| {
-                let text = text(&self.asked.vocabulary.bytes(*id));
+                let text = text(self.asked.vocabulary.bytes(*id));
                 json!({"token_id": id, "text": text, "logprob": logprob})
             })
             .collect();
         json!({
             "token_id": token.id,
-            "text": text(&bytes),
+            "text": text(bytes),
             "bytes": bytes.to_vec(),
             "logprob": token.logprob,
             "top": top,

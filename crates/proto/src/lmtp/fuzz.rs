@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use bytestring::ByteString;
 use serde_json::Value;
 
@@ -57,7 +56,8 @@ impl Models for Shelf {
     }
 
     fn vocabulary(&self, name: &str) -> Option<Arc<dyn Vocabulary>> {
-        (name == "tiny").then(|| Arc::new(ByteTokens) as Arc<dyn Vocabulary>)
+        (name == "tiny")
+            .then(|| Arc::new(ByteTokens((0..=u8::MAX).collect())) as Arc<dyn Vocabulary>)
     }
 
     fn load(&self) -> Load {
@@ -69,9 +69,9 @@ impl Models for Shelf {
     }
 }
 
-/// A token for every byte; 256 begins a text.
+/// A token for every byte, which are these; 256 begins a text.
 #[derive(Debug)]
-struct ByteTokens;
+struct ByteTokens(Vec<u8>);
 
 impl Vocabulary for ByteTokens {
     fn tokenize(&self, text: &str) -> Vec<Token> {
@@ -82,8 +82,9 @@ impl Vocabulary for ByteTokens {
         Some(256)
     }
 
-    fn bytes(&self, token: Token) -> Bytes {
-        u8::try_from(token).map_or_else(|_| Bytes::new(), |byte| vec![byte].into())
+    fn bytes(&self, token: Token) -> &[u8] {
+        let at = token as usize;
+        self.0.get(at..=at).unwrap_or_default()
     }
 
     fn chat(&self, messages: &Value, generation: bool) -> Result<Vec<Token>, Fault> {

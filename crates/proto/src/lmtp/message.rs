@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytestring::ByteString;
+use compact_str::CompactString;
 
 use crate::steer::Token;
 
@@ -125,7 +126,7 @@ pub struct Item {
     pub finish: Option<Finish>,
     /// The text that became certain with it: whole characters, without what may begin a stop. Of several tokens of one
     /// step the last may have the text of all. Shown to streams that asked (version 2).
-    pub text: ByteString,
+    pub text: CompactString,
     /// The stop text that ended the stream; with the last item.
     pub stop: Option<String>,
     /// How likely each token of the prompt is after those before it, the first after nothing; with the first item of a

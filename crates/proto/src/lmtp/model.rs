@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use serde::Serialize;
 
 use super::{Fault, Reason};
@@ -91,7 +90,7 @@ pub trait Vocabulary: Send + Sync {
     fn beginning(&self) -> Option<Token>;
 
     /// The bytes of a token; none for control tokens.
-    fn bytes(&self, token: Token) -> Bytes;
+    fn bytes(&self, token: Token) -> &[u8];
 
     /// The tokens of a conversation, in the shape of OpenAI's `messages`, by the model's template.
     ///

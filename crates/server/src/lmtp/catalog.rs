@@ -180,7 +180,7 @@ fn describe(name: &Name, facts: &Facts) -> (Model, Option<Bytes>) {
 /// all there is; SentencePiece keeps them in order behind its first tokens; the byte-level way shuffles them.
 fn kind(vocabulary: &dyn Vocabulary, size: u32) -> &'static str {
     let bytes_from = |first: Token| {
-        (0..=u8::MAX).all(|byte| *vocabulary.bytes(first + Token::from(byte)) == [byte])
+        (0..=u8::MAX).all(|byte| vocabulary.bytes(first + Token::from(byte)) == [byte])
     };
     if bytes_from(0) {
         return if size <= BYTES_AND_CONTROL {
@@ -201,7 +201,7 @@ fn digest(vocabulary: &dyn Vocabulary, size: u32) -> String {
         // A token is no longer than its vocabulary's file.
         let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         digest.update(length.to_le_bytes());
-        digest.update(&bytes);
+        digest.update(bytes);
     }
     hex(digest.finalize())
 }

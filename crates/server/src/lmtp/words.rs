@@ -2,7 +2,6 @@
 //!
 //! Owns: [`Words`], and messages in the shape of OpenAI's as a conversation. Refuses to know: who asks.
 
-use bytes::Bytes;
 use sapwood_engine::api::{Chat, Message, SharedVocabulary};
 use sapwood_proto::lmtp::{Fault, Reason, Vocabulary};
 use sapwood_proto::steer::Token;
@@ -20,7 +19,7 @@ impl Vocabulary for Words {
         self.0.beginning()
     }
 
-    fn bytes(&self, token: Token) -> Bytes {
+    fn bytes(&self, token: Token) -> &[u8] {
         self.0.bytes(token)
     }
 

@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use sapwood_engine::api::{Chat, Fault, ModelInfo, SharedVocabulary, Vocabulary};
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::Token;
@@ -91,8 +90,8 @@ impl Vocabulary for Numbers {
         Vec::new()
     }
 
-    fn bytes(&self, _: Token) -> Bytes {
-        Bytes::new()
+    fn bytes(&self, _: Token) -> &[u8] {
+        &[]
     }
 
     fn is_special(&self, token: Token) -> bool {

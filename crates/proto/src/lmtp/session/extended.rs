@@ -197,7 +197,7 @@ impl Extended {
                 }
                 write::json(out, &token.to_string());
                 out.put_u8(b':');
-                write::json(out, &*String::from_utf8_lossy(&vocabulary.bytes(token)));
+                write::json(out, &*String::from_utf8_lossy(vocabulary.bytes(token)));
             }
             out.put_u8(b'}');
         }

@@ -168,7 +168,7 @@ impl Session {
             let tokens = members.tokens("tokens", about.model)?;
             let mut bytes = Vec::new();
             for token in tokens {
-                bytes.extend_from_slice(&vocabulary.bytes(token));
+                bytes.extend_from_slice(vocabulary.bytes(token));
                 if bytes.len() > session.config.limits.max_text_bytes {
                     let message = "the text of 'tokens' is too long; ask for it in parts";
                     return Err(Fault::new(Reason::InvalidValue, message));
