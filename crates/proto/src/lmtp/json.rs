@@ -86,7 +86,7 @@ impl<'a> Value<'a> {
     /// A string. `None` too for half of a surrogate pair, which is no text.
     pub(super) fn string(self) -> Option<Cow<'a, str>> {
         let inner = self.0.strip_prefix('"')?.strip_suffix('"')?;
-        if inner.as_bytes().contains(&b'\\') {
+        if inner.contains('\\') {
             serde_json::from_str(self.0).ok().map(Cow::Owned)
         } else {
             Some(Cow::Borrowed(inner))
@@ -187,14 +187,14 @@ impl<'a> Scan<'a> {
     fn checked_nest(&mut self) -> Option<()> {
         let mut depth = 0_usize;
         loop {
-            self.skip(|byte| !matches!(byte, b'"' | b'{' | b'[' | b'}' | b']'));
             match self.peek()? {
                 b'"' => {
                     self.checked_string();
                     continue;
                 }
                 b'{' | b'[' => depth += 1,
-                _ => depth -= 1,
+                b'}' | b']' => depth -= 1,
+                _ => {}
             }
             self.at += 1;
             if depth == 0 {
@@ -340,10 +340,9 @@ impl<'a> Scan<'a> {
     }
 
     fn skip(&mut self, which: impl Fn(u8) -> bool) {
-        // A place of its own, and not `self.at` byte by byte: that would go through memory.
-        let rest = &self.text.as_bytes()[self.at..];
-        let end = rest.iter().position(|byte| !which(*byte));
-        self.at += end.unwrap_or(rest.len());
+        while self.peek().is_some_and(&which) {
+            self.at += 1;
+        }
     }
 
     fn missing(&self, what: &'static str) -> Malformed {
