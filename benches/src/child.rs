@@ -5,10 +5,11 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use tokio::net::TcpListener;
+use anyhow::{Context, Result, bail, ensure};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 /// Where a server listens that [`Server::start`] has started; its address is printed.
 ///
@@ -47,6 +48,31 @@ impl Server {
             .parse()
             .context("the server did not print its address")?;
         Ok(Self { process, address })
+    }
+
+    /// Starts another program, which will listen at `address`; it is there once it answers `GET` of `path` with 200.
+    ///
+    /// # Errors
+    /// If it does not start, or ends, or needs more than a minute.
+    pub async fn elsewhere(command: &mut Command, address: SocketAddr, path: &str) -> Result<Self> {
+        let process = command
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("start the other server")?;
+        let mut server = Self { process, address };
+        let patience = Instant::now() + PATIENCE;
+        while !ready(address, path).await {
+            if let Some(status) = server.process.try_wait()? {
+                bail!("the other server ended: {status}");
+            }
+            ensure!(
+                Instant::now() < patience,
+                "the other server is not ready after {PATIENCE:?}"
+            );
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(server)
     }
 
     /// Processor time used so far, user and system.
@@ -90,5 +116,22 @@ impl Drop for Server {
     }
 }
 
+async fn ready(address: SocketAddr, path: &str) -> bool {
+    let ask = async {
+        let mut io = TcpStream::connect(address).await?;
+        let request =
+            format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+        io.write_all(request.as_bytes()).await?;
+        let mut status = [0; b"HTTP/1.1 200".len()];
+        io.read_exact(&mut status).await?;
+        Ok::<_, std::io::Error>(status == *b"HTTP/1.1 200")
+    };
+    ask.await.unwrap_or(false)
+}
+
+/// Another server may take so long to load its model.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks whether it has.
+const PAUSE: Duration = Duration::from_millis(50);
 /// The kernel reports processor time in hundredths of a second.
 const TICK_MS: u64 = 10;

@@ -38,7 +38,17 @@ pub fn model_file() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Loads that model.
+/// The file of the demo model, written to the folder for temporary files.
+///
+/// # Errors
+/// Those of writing.
+pub fn demo_file() -> Result<PathBuf> {
+    let path = std::env::temp_dir().join("sapwood-bench-demo.gguf");
+    std::fs::write(&path, sapwood_demo::MODEL)?;
+    Ok(path)
+}
+
+/// Loads the random model.
 ///
 /// # Errors
 /// Those of loading.

@@ -6,3 +6,4 @@ pub mod arrivals;
 pub mod bare;
 pub mod face;
 pub mod load;
+pub mod waves;

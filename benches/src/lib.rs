@@ -12,6 +12,25 @@ pub mod measure;
 pub mod report;
 pub mod scripted;
 
+use anyhow::Result;
+use sapwood_engine::model::Model;
+use sapwood_engine::{Config, Engine};
+use sapwood_kernel::Kernel;
+
+/// The name under which models are served.
+pub const NAME: &str = "load";
+
+/// A kernel with one model and nothing else, and the model's engine.
+///
+/// # Errors
+/// If its thread cannot be started.
+pub fn house(model: Box<dyn Model>) -> Result<(Kernel, Engine)> {
+    let engine = Engine::spawn(model, Config::default())?;
+    let kernel = Kernel::new();
+    kernel.add(sapwood_kernel::model(NAME, engine.clone()))?;
+    Ok((kernel, engine))
+}
+
 /// As the command `sapwood` has it; the anchors, which are processes of the same program, have it too.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

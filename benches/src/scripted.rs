@@ -3,12 +3,12 @@
 //! Owns: their settings. Refuses to know: the face that serves them.
 
 use anyhow::Result;
+use sapwood_engine::Engine;
 use sapwood_engine::scripted::{Config, Script, Scripted};
-use sapwood_engine::{Engine, model};
 use sapwood_kernel::Kernel;
 
-/// The name under which they are served.
-pub const NAME: &str = "load";
+use crate::NAME;
+
 /// Tokens of a sequence: streams come to their end seldom.
 const CONTEXT_TOKENS: u32 = 120_000;
 /// Streams that can be in one batch.
@@ -28,16 +28,12 @@ pub fn endless() -> Config {
     }
 }
 
-/// A kernel with one model and nothing else, and the model's engine.
+/// A kernel with one such model and nothing else, and the model's engine.
 ///
 /// # Errors
 /// If its thread cannot be started.
 pub fn house(config: Config) -> Result<(Kernel, Engine)> {
-    let model: Box<dyn model::Model> = Box::new(Scripted::new(config)?);
-    let engine = Engine::spawn(model, sapwood_engine::Config::default())?;
-    let kernel = Kernel::new();
-    kernel.add(sapwood_kernel::model(NAME, engine.clone()))?;
-    Ok((kernel, engine))
+    crate::house(Box::new(Scripted::new(config)?))
 }
 
 /// A kernel with the endless model.

@@ -440,6 +440,9 @@ impl Drop for Pool {
 /// Most threads that one pass may use.
 pub(super) const THREADS_MAX: u32 = 256;
 
+/// The cells of a cache, or of each slot that has its own, are a multiple of this.
+pub(super) const CELLS_STEP: u32 = 256;
+
 /// Most slots that llama.cpp keeps apart.
 pub(super) const SLOTS_MAX: u32 = 256;
 
@@ -449,7 +452,10 @@ pub(super) const SCORED_ROWS: u32 = 64;
 /// The size of a context.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
+    /// Tokens of all slots together.
     pub(super) cells: u32,
+    /// Whether each slot has an equal part of the cells to itself, rather than all sharing all.
+    pub(super) apart: bool,
     pub(super) batch_tokens: u32,
     pub(super) slots: u32,
     pub(super) threads: u32,
@@ -472,8 +478,9 @@ pub(super) enum Failure {
 
 /// A cache of cells and what computes in it.
 ///
-/// One batch is one pass (physical and logical batch size are equal), so a batch that fails leaves every slot of a
-/// model that can be cut back as it was.
+/// Where slots share their cells, one batch is one pass (physical and logical batch size are equal). Where they are apart,
+/// it is a pass for each run of neighbouring slots with as many tokens each. Either way a batch that fails leaves every slot
+/// of a model that can be cut back as it was.
 #[derive(Debug)]
 pub(super) struct Context {
     context: NonNull<sys::llama_context>,
@@ -484,6 +491,8 @@ pub(super) struct Context {
     named: Vec<u64>,
     batches: u64,
     cells: u32,
+    /// Cells of its own that each slot has, if they are apart.
+    own: Option<u32>,
     batch_tokens: u32,
     rows: u32,
     batch: Batch,
@@ -503,9 +512,9 @@ impl Context {
     /// What llama.cpp logged.
     pub(super) fn new(model: Arc<Model>, size: Size) -> Result<Self, String> {
         let slots = size.slots.clamp(1, SLOTS_MAX);
-        // llama.cpp asserts that a row fits for each slot, and pads cells to 256 on its own.
+        // llama.cpp asserts that a row fits for each slot, and pads cells on its own.
         let batch_tokens = size.batch_tokens.max(slots);
-        let cells = size.cells.max(batch_tokens).next_multiple_of(256);
+        let cells = size.cells.max(batch_tokens).next_multiple_of(CELLS_STEP);
         let threads = size.threads.clamp(1, THREADS_MAX);
         let pool = Pool::new(threads, size.poll).ok_or("ggml could not start its threads")?;
         // SAFETY: a plain value is returned.
@@ -520,8 +529,7 @@ impl Context {
         params.n_outputs_max_per_seq = rows;
         params.n_threads = threads.cast_signed();
         params.n_threads_batch = threads.cast_signed();
-        // One cache for all slots: a fork then shares cells instead of copying them.
-        params.kv_unified = true;
+        params.kv_unified = !size.apart;
         // Sliding-window layers keep all cells, so that such models can be cut back and forked too.
         params.swa_full = true;
         params.no_perf = true;
@@ -531,7 +539,7 @@ impl Context {
         let context = NonNull::new(context).ok_or_else(take_complaint)?;
         let interrupt = Interrupt::default();
         // SAFETY: the context is live; the flag and the pool live as long as it does (fields of the same value).
-        let (memory, cells, batch_tokens) = unsafe {
+        let (memory, cells, own, batch_tokens) = unsafe {
             let raw = context.as_ptr();
             sys::llama_attach_threadpool(raw, pool.0.as_ptr(), pool.0.as_ptr());
             sys::llama_set_abort_callback(
@@ -542,6 +550,7 @@ impl Context {
             (
                 sys::llama_get_memory(raw),
                 sys::llama_n_ctx(raw),
+                sys::llama_n_ctx_seq(raw),
                 sys::llama_n_batch(raw),
             )
         };
@@ -560,6 +569,7 @@ impl Context {
             named,
             batches,
             cells,
+            own: size.apart.then_some(own),
             batch_tokens,
             rows,
             batch,
@@ -572,6 +582,12 @@ impl Context {
     /// Cells in the cache.
     pub(super) fn cells(&self) -> u32 {
         self.cells
+    }
+
+    /// Cells that each slot has to itself, if slots do not share them.
+    #[cfg(test)]
+    pub(super) fn own(&self) -> Option<u32> {
+        self.own
     }
 
     /// Entries that fit into a batch.
@@ -615,6 +631,7 @@ impl Context {
             return Ok(());
         }
         self.batch.clear();
+        self.take_back(entries);
         Err(match code {
             1 => Failure::Full,
             2 => Failure::Aborted,
@@ -623,12 +640,27 @@ impl Context {
         })
     }
 
+    /// Removes what passes of a batch have left in its slots although a later pass failed.
+    fn take_back(&mut self, entries: &[Entry]) {
+        if self.own.is_none() {
+            return;
+        }
+        for entry in entries {
+            let held = self.held[entry.slot as usize].cast_signed();
+            // SAFETY: the memory lives with its context, and `check` has found the slot in range.
+            unsafe {
+                let memory = self.memory.as_ptr();
+                sys::llama_memory_seq_rm(memory, entry.slot.cast_signed(), held, -1);
+            }
+        }
+    }
+
     fn check(&mut self, entries: &[Entry]) -> Result<(), Failure> {
         self.batches += 1;
         if entries.is_empty() || entries.len() > self.batch_tokens as usize {
             return Err(Failure::Invalid("a batch is empty or too large"));
         }
-        let mut rows = 0;
+        let (mut rows, reach) = (0, self.own.unwrap_or(self.cells));
         for (index, entry) in entries.iter().enumerate() {
             let Some(&held) = self.held.get(entry.slot as usize) else {
                 return Err(Failure::Invalid("a slot is out of range"));
@@ -644,7 +676,7 @@ impl Context {
                 _ => held,
             };
             self.named[entry.slot as usize] = self.batches;
-            if entry.position != expected || entry.position >= self.cells {
+            if entry.position != expected || entry.position >= reach {
                 return Err(Failure::Invalid(
                     "a position does not follow its slot's last",
                 ));
@@ -661,12 +693,9 @@ impl Context {
     /// The logits after the entry at `index` of the last batch, if that batch succeeded and wanted them there.
     /// The caller may overwrite them: the next batch writes them anew.
     pub(super) fn row(&mut self, index: usize) -> Option<&mut [f32]> {
-        if !self.batch.wants(index) {
-            return None;
-        }
+        let index = self.batch.wanted(index)?;
         // SAFETY: the last decode succeeded and its batch wanted a row at this index.
-        let row =
-            unsafe { sys::llama_get_logits_ith(self.context.as_ptr(), i32::try_from(index).ok()?) };
+        let row = unsafe { sys::llama_get_logits_ith(self.context.as_ptr(), index) };
         let row = NonNull::new(row)?;
         // SAFETY: a row has one float per token of the vocabulary, in a buffer that the context owns and does not touch
         // before its next call; `&mut self` is borrowed for as long.
@@ -688,19 +717,22 @@ impl Context {
         if tokens == 0 {
             return Ok(());
         }
-        // A whole copy is said as one, which recurrent models can do.
-        let until = if tokens == source {
-            -1
-        } else {
-            tokens.cast_signed()
-        };
+        // A whole copy is said as one, which recurrent models can do; from cells of its own nothing else can be copied.
+        let whole = tokens == source || self.own.is_some();
+        let until = if whole { -1 } else { tokens.cast_signed() };
         // SAFETY: the memory lives with its context, and both slots are in range.
         unsafe {
             let memory = self.memory.as_ptr();
             sys::llama_memory_seq_cp(memory, from.cast_signed(), to.cast_signed(), -1, until);
         }
-        self.held[to as usize] = tokens;
-        Ok(())
+        self.held[to as usize] = if whole { source } else { tokens };
+        if self.truncate(to, tokens) {
+            Ok(())
+        } else {
+            Err(Failure::Invalid(
+                "a model that cannot be cut back was to be",
+            ))
+        }
     }
 
     /// Keeps the first `tokens` tokens of a slot; false if this model cannot.
@@ -753,9 +785,13 @@ unsafe extern "C" fn on_poll(data: *mut c_void) -> bool {
     unsafe { &*data.cast::<AtomicBool>() }.load(Ordering::Relaxed)
 }
 
-/// The arrays of a `llama_batch`, kept from batch to batch.
+/// The arrays of a `llama_batch`, kept from batch to batch; in the order of slots, which is that of the cells.
 #[derive(Debug)]
 struct Batch {
+    /// The entries, in the order of their slots.
+    order: Vec<usize>,
+    /// Where each entry stands in that order.
+    places: Vec<i32>,
     tokens: Vec<sys::llama_token>,
     positions: Vec<sys::llama_pos>,
     slots: Vec<sys::llama_seq_id>,
@@ -767,6 +803,8 @@ struct Batch {
 impl Batch {
     fn new(room: usize) -> Self {
         Self {
+            order: Vec::with_capacity(room),
+            places: vec![0; room],
             tokens: Vec::with_capacity(room),
             positions: Vec::with_capacity(room),
             slots: Vec::with_capacity(room),
@@ -777,6 +815,7 @@ impl Batch {
     }
 
     fn clear(&mut self) {
+        self.order.clear();
         self.tokens.clear();
         self.positions.clear();
         self.slots.clear();
@@ -785,21 +824,27 @@ impl Batch {
     }
 
     fn fill(&mut self, entries: &[Entry]) {
-        self.tokens
-            .extend(entries.iter().map(|entry| entry.token.cast_signed()));
-        self.positions
-            .extend(entries.iter().map(|entry| entry.position.cast_signed()));
-        self.slots
-            .extend(entries.iter().map(|entry| entry.slot.cast_signed()));
-        self.rows
-            .extend(entries.iter().map(|entry| i8::from(entry.row)));
+        self.order.extend(0..entries.len());
+        // Entries of one slot stay in their order.
+        self.order.sort_by_key(|&index| entries[index].slot);
+        for (place, &index) in (0..).zip(&self.order) {
+            let entry = entries[index];
+            self.places[index] = place;
+            self.tokens.push(entry.token.cast_signed());
+            self.positions.push(entry.position.cast_signed());
+            self.slots.push(entry.slot.cast_signed());
+            self.rows.push(i8::from(entry.row));
+        }
         // Each token belongs to one slot: a list of length one, in place. Made last: `slots` no longer moves.
         self.lists
             .extend(self.slots.iter_mut().map(|slot| &raw mut *slot));
     }
 
-    fn wants(&self, index: usize) -> bool {
-        self.rows.get(index).is_some_and(|&row| row != 0)
+    /// Where an entry of the batch stands, if it wants a row.
+    fn wanted(&self, index: usize) -> Option<i32> {
+        let place = *self.places.get(..self.order.len())?.get(index)?;
+        let row = *self.rows.get(usize::try_from(place).ok()?)?;
+        (row != 0).then_some(place)
     }
 
     fn raw(&mut self) -> sys::llama_batch {

@@ -33,11 +33,15 @@ pub struct Options {
     /// is reduced to that, with a warning.
     pub context_tokens: Option<u32>,
     /// Tokens that all sequences and kept prefixes hold together. `None`: `context_tokens` for each of `parallel`, but
-    /// no more than 16,384 unless one sequence alone needs more.
+    /// no more than 16,384 unless one sequence alone needs more, or all of it takes no more than 128 MiB.
+    ///
+    /// Where this is room for `context_tokens` of each of `parallel` sequences, every sequence has cells to itself, and so has
+    /// every kept prefix there is room for besides; a token then costs what its own sequence costs. Otherwise all share all
+    /// cells, and every token looks, if not far, at those of all others.
     pub cache_tokens: Option<u32>,
     /// Sequences in one batch; 1 to 255.
     pub parallel: u32,
-    /// Prefixes kept besides, as far as 256 slots go.
+    /// Prefixes kept besides, as far as 256 slots and, where sequences have cells to themselves, the cache go.
     pub kept_prefixes: u32,
     /// Tokens of one pass.
     pub batch_tokens: u32,
@@ -224,10 +228,16 @@ fn embed(
     if !facts.generates {
         return Err(LoadError::NotGenerative(architecture));
     }
+    // The state of recurrent models is not in cells.
+    let sizes = match plan.apart {
+        Some(apart) if !facts.recurrent => apart,
+        _ => plan.together,
+    };
     let size = llama::Size {
-        cells: plan.sizes.cells,
-        batch_tokens: plan.sizes.batch_tokens,
-        slots: plan.sizes.slots,
+        cells: sizes.cells,
+        apart: sizes.apart,
+        batch_tokens: sizes.batch_tokens,
+        slots: sizes.slots,
         threads: plan.threads,
         poll: options.poll,
     };
@@ -237,6 +247,7 @@ fn embed(
     tracing::debug!(
         model = name,
         cells = context.cells(),
+        apart = sizes.apart,
         threads = plan.threads,
         sliding_window = facts.sliding_window,
         "weights and cache are in memory"
@@ -265,7 +276,10 @@ fn embed(
 struct Plan {
     context_tokens: u32,
     threads: u32,
-    sizes: Sizes,
+    /// If all slots share all cells.
+    together: Sizes,
+    /// If each has its own, for which there must be enough.
+    apart: Option<Sizes>,
 }
 
 impl Plan {
@@ -308,23 +322,34 @@ impl Plan {
             .parallel
             .saturating_add(options.kept_prefixes)
             .min(llama::SLOTS_MAX);
+        let sizes = |cells, apart, slots| Sizes {
+            cells,
+            apart,
+            batch_tokens: options.batch_tokens.clamp(slots, BATCH_TOKENS_MAX),
+            slots,
+        };
+        let own = context_tokens.next_multiple_of(llama::CELLS_STEP);
+        let small = CACHE_BYTES_SMALL / memory::cell_bytes(header).max(1);
+        let small = u32::try_from(small).unwrap_or(CONTEXT_TOKENS_MAX);
+        let affordable = options.cache_tokens.unwrap_or(cells.max(small)) / own;
+        let apart = (affordable >= options.parallel).then(|| {
+            let slots = slots.min(affordable);
+            sizes(own.saturating_mul(slots), true, slots)
+        });
         let processors = available_parallelism().map_or(1, |count| count.get() as u32);
         let spared = processors.saturating_sub(1).max(1);
         let threads = options.threads.unwrap_or(spared).min(llama::THREADS_MAX);
-        let batch_tokens = options.batch_tokens.clamp(slots, BATCH_TOKENS_MAX);
         Ok(Self {
             context_tokens,
             threads,
-            sizes: Sizes {
-                cells,
-                batch_tokens,
-                slots,
-            },
+            together: sizes(cells, false, slots),
+            apart,
         })
     }
 
     fn check_memory(&self, header: &Header, options: &Options) -> Result<(), LoadError> {
-        let estimate = Estimate::new(header, self.sizes);
+        let sizes = self.apart.unwrap_or(self.together);
+        let estimate = Estimate::new(header, sizes);
         // What a GPU takes is not ours to know.
         let Some(available) = options
             .memory_bytes
@@ -341,7 +366,7 @@ impl Plan {
             need: estimate.total(),
             weights: estimate.weights,
             cache: estimate.cache,
-            cells: self.sizes.cells,
+            cells: sizes.cells,
             available,
         })
     }
@@ -350,6 +375,8 @@ impl Plan {
 /// Positions are counted in 32 bits with a sign.
 const CONTEXT_TOKENS_MAX: u32 = 1 << 26;
 const CACHE_TOKENS_DEFAULT_MAX: u32 = 16_384;
+/// What a cache may take without anybody being asked.
+const CACHE_BYTES_SMALL: u64 = 128 << 20;
 const BATCH_TOKENS_MAX: u32 = 16_384;
 
 fn check_processor() -> Result<(), LoadError> {

@@ -14,7 +14,7 @@ use super::llama::SCORED_ROWS;
 pub(super) struct Estimate {
     /// The tensors, mapped or read.
     pub(super) weights: u64,
-    /// The cache: keys and values of 2 bytes for each cell, layer and head.
+    /// The cache: [`cell_bytes`] for each cell.
     pub(super) cache: u64,
     /// What one pass needs: activations, masks, logits.
     pub(super) pass: u64,
@@ -23,9 +23,42 @@ pub(super) struct Estimate {
 /// The sizes that the caller chose.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
+    /// Tokens of all slots together.
     pub(super) cells: u32,
+    /// Whether each slot has an equal part of them to itself.
+    pub(super) apart: bool,
     pub(super) batch_tokens: u32,
     pub(super) slots: u32,
+}
+
+impl Sizes {
+    /// The cells that a token can see.
+    fn reach(self) -> u32 {
+        if self.apart {
+            self.cells / self.slots.max(1)
+        } else {
+            self.cells
+        }
+    }
+}
+
+/// Bytes of one cell: keys and values of 2 bytes for each layer and head.
+pub(super) fn cell_bytes(header: &Header) -> u64 {
+    let architecture = header.text("general.architecture").unwrap_or_default();
+    let of = |key: &str| header.number(&format!("{architecture}.{key}"));
+    let width = of("embedding_length").unwrap_or(0);
+    let heads = of("attention.head_count").unwrap_or(1).max(1);
+    let key_value_heads = of("attention.head_count_kv").unwrap_or(heads);
+    let key = of("attention.key_length").unwrap_or(width / heads);
+    let value = of("attention.value_length").unwrap_or(width / heads);
+    let layers = of("block_count").unwrap_or(0);
+    product(&[layers, key_value_heads, key.saturating_add(value), 2])
+}
+
+fn product(factors: &[u64]) -> u64 {
+    factors
+        .iter()
+        .fold(1, |all: u64, &one| all.saturating_mul(one))
 }
 
 impl Estimate {
@@ -33,21 +66,10 @@ impl Estimate {
     pub(super) fn new(header: &Header, sizes: Sizes) -> Self {
         let architecture = header.text("general.architecture").unwrap_or_default();
         let of = |key: &str| header.number(&format!("{architecture}.{key}"));
-        let (cells, batch) = (u64::from(sizes.cells), u64::from(sizes.batch_tokens));
-        let layers = of("block_count").unwrap_or(0);
+        let batch = u64::from(sizes.batch_tokens);
         let width = of("embedding_length").unwrap_or(0);
-        let heads = of("attention.head_count").unwrap_or(1).max(1);
-        let key_value_heads = of("attention.head_count_kv").unwrap_or(heads);
-        let key = of("attention.key_length").unwrap_or(width / heads);
-        let value = of("attention.value_length").unwrap_or(width / heads);
         let inner = of("feed_forward_length").unwrap_or(0);
         let vocabulary = header.length("tokenizer.ggml.tokens").unwrap_or(0);
-        let product = |factors: &[u64]| {
-            factors
-                .iter()
-                .fold(1_u64, |all, &one| all.saturating_mul(one))
-        };
-        let per_cell = product(&[layers, key_value_heads, key.saturating_add(value), 2]);
         let activations = product(&[
             batch,
             width
@@ -55,13 +77,13 @@ impl Estimate {
                 .saturating_add(inner.saturating_mul(3)),
             4,
         ]);
-        let masks = product(&[batch, cells, 4]);
+        let masks = product(&[batch, u64::from(sizes.reach()), 4]);
         let rows = u64::from(sizes.slots.saturating_add(SCORED_ROWS));
         let logits = product(&[rows, vocabulary, 8]);
         let parts = header.number("split.count").unwrap_or(1).max(1);
         Self {
             weights: header.tensor_bytes.saturating_mul(parts),
-            cache: per_cell.saturating_mul(cells),
+            cache: cell_bytes(header).saturating_mul(u64::from(sizes.cells)),
             pass: [activations, masks, logits]
                 .into_iter()
                 .fold(32 << 20, u64::saturating_add),

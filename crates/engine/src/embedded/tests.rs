@@ -35,6 +35,15 @@ fn options() -> Options {
     }
 }
 
+/// Slots with cells of their own, and slots that share all cells because there are fewer.
+fn layouts() -> [Embedded; 2] {
+    let few = Options {
+        cache_tokens: Some(1024),
+        ..options()
+    };
+    [options(), few].map(|options| loaded(&options))
+}
+
 fn loaded(options: &Options) -> Embedded {
     load("tiny", &Source::Bytes(tiny()), options, &mut |_| true).unwrap()
 }
@@ -103,15 +112,61 @@ fn says_what_it_is() {
         (512, 4, true)
     );
     assert!(info.truncates && !info.deterministic && info.parameters > 50_000);
-    assert_eq!(
-        model.capacity(),
-        Capacity {
-            slots: 8,
-            cells: 2048,
-            batch_tokens: 64,
-            rows: 64,
+}
+
+/// `cache_tokens`, `kept_prefixes`; slots, cells, and of these what one slot has.
+#[test]
+fn slots_have_cells_of_their_own_where_there_are_enough() {
+    let cases = [
+        (None, 4, (8, 4096, Some(512))),
+        (Some(4096), 4, (8, 4096, Some(512))),
+        (Some(3000), 4, (5, 2560, Some(512))),
+        (Some(2048), 0, (4, 2048, Some(512))),
+        (Some(2047), 4, (8, 2048, None)),
+        (Some(1), 4, (8, 512, None)),
+    ];
+    for (cache_tokens, kept_prefixes, expected) in cases {
+        let model = loaded(&Options {
+            cache_tokens,
+            kept_prefixes,
+            ..options()
+        });
+        let Capacity { slots, cells, .. } = model.capacity();
+        let own = model.context.own();
+        assert_eq!((slots, cells, own), expected, "{cache_tokens:?}");
+    }
+    let sample = Sample::new("apart", &written(&Shape::tiny_recurrent()));
+    let source = Source::File(sample.0.clone());
+    let recurrent = load("apart", &source, &options(), &mut |_| true).unwrap();
+    assert_eq!(recurrent.context.own(), None);
+}
+
+/// A batch of three passes: two neighbours with a token each, the rest of one of them, and one that is further off.
+#[test]
+fn entries_are_computed_in_whatever_order_they_come() {
+    for mut model in layouts() {
+        let next = TEXT.len() as u32;
+        let alone = [0, 1, 4].map(|slot| {
+            model.open(slot, &opening());
+            let first = row(&mut model, &entries(slot, 0, TEXT));
+            let second = row(&mut model, &entries(slot, next, &[33, 34]));
+            (first, second)
+        });
+        for slot in [0, 1, 4] {
+            model.open(slot, &opening());
         }
-    );
+        model.decode(&entries(1, 0, TEXT), Time::ZERO).unwrap();
+        let batch = [
+            entries(4, 0, TEXT),
+            entries(1, next, &[33, 34]),
+            entries(0, 0, TEXT),
+        ];
+        model.decode(&batch.concat(), Time::ZERO).unwrap();
+        let last = TEXT.len() - 1;
+        alike(&alone[2].0, &row_at(&mut model, last));
+        alike(&alone[1].1, &row_at(&mut model, last + 2));
+        alike(&alone[0].0, &row_at(&mut model, last + 2 + TEXT.len()));
+    }
 }
 
 #[test]
@@ -125,89 +180,92 @@ fn a_row_has_a_finite_logit_for_each_token() {
 
 #[test]
 fn a_fork_goes_on_like_its_source_and_apart_from_it() {
-    let mut model = loaded(&options());
-    model.open(0, &opening());
-    model.decode(&entries(0, 0, TEXT), Time::ZERO).unwrap();
-    model.open(1, &opening());
-    model.fork(0, 1, TEXT.len() as u32);
-    let at = TEXT.len() as u32;
-    let source = row(&mut model, &entries(0, at, &[33]));
-    alike(&source, &row(&mut model, &entries(1, at, &[33])));
-    // A part of it, and the source may go.
-    model.open(2, &opening());
-    model.fork(0, 2, 5);
-    model.release(0);
-    let rest = row(
-        &mut model,
-        &entries(2, 5, &[TEXT[5..].to_vec(), vec![33]].concat()),
-    );
-    alike(&source, &rest);
+    for mut model in layouts() {
+        model.open(0, &opening());
+        model.decode(&entries(0, 0, TEXT), Time::ZERO).unwrap();
+        model.open(1, &opening());
+        model.fork(0, 1, TEXT.len() as u32);
+        let at = TEXT.len() as u32;
+        let source = row(&mut model, &entries(0, at, &[33]));
+        alike(&source, &row(&mut model, &entries(1, at, &[33])));
+        // A part of it, and the source may go.
+        model.open(2, &opening());
+        model.fork(0, 2, 5);
+        model.release(0);
+        let rest = row(
+            &mut model,
+            &entries(2, 5, &[TEXT[5..].to_vec(), vec![33]].concat()),
+        );
+        alike(&source, &rest);
+    }
 }
 
 #[test]
 fn a_truncated_slot_computes_what_it_did_before() {
-    let mut model = loaded(&options());
-    model.open(0, &opening());
-    let first = row(&mut model, &entries(0, 0, TEXT));
-    let _ = row(&mut model, &entries(0, TEXT.len() as u32, &[1, 2, 3]));
-    model.truncate(0, TEXT.len() as u32 - 1);
-    let again = row(
-        &mut model,
-        &entries(0, TEXT.len() as u32 - 1, &TEXT[TEXT.len() - 1..]),
-    );
-    alike(&first, &again);
-    model.truncate(0, 0);
-    alike(&first, &row(&mut model, &entries(0, 0, TEXT)));
+    for mut model in layouts() {
+        model.open(0, &opening());
+        let first = row(&mut model, &entries(0, 0, TEXT));
+        let _ = row(&mut model, &entries(0, TEXT.len() as u32, &[1, 2, 3]));
+        model.truncate(0, TEXT.len() as u32 - 1);
+        let again = row(
+            &mut model,
+            &entries(0, TEXT.len() as u32 - 1, &TEXT[TEXT.len() - 1..]),
+        );
+        alike(&first, &again);
+        model.truncate(0, 0);
+        alike(&first, &row(&mut model, &entries(0, 0, TEXT)));
+    }
 }
 
 #[test]
 fn many_sequences_share_a_batch_and_do_not_disturb_each_other() {
-    let mut model = loaded(&options());
-    let alone = {
-        model.open(7, &opening());
-        let row = row(&mut model, &entries(7, 0, TEXT));
-        model.release(7);
-        row
-    };
-    let texts: Vec<Vec<Token>> = (0..4)
-        .map(|slot| TEXT.iter().map(|t| t + slot).collect())
-        .collect();
-    let mut batch = Vec::new();
-    for (slot, text) in texts.iter().enumerate() {
-        model.open(slot as Slot, &opening());
-        batch.extend(entries(slot as Slot, 0, text));
+    for mut model in layouts() {
+        let alone = {
+            model.open(7, &opening());
+            let row = row(&mut model, &entries(7, 0, TEXT));
+            model.release(7);
+            row
+        };
+        let texts: Vec<Vec<Token>> = (0..4)
+            .map(|slot| TEXT.iter().map(|t| t + slot).collect())
+            .collect();
+        let mut batch = Vec::new();
+        for (slot, text) in texts.iter().enumerate() {
+            model.open(slot as Slot, &opening());
+            batch.extend(entries(slot as Slot, 0, text));
+        }
+        model.decode(&batch, Time::ZERO).unwrap();
+        alike(&alone, &row_at(&mut model, TEXT.len() - 1));
+        let second = row_at(&mut model, 2 * TEXT.len() - 1);
+        assert_ne!(alone, second);
+        // One token of one, many of another, in one batch.
+        model.open(5, &opening());
+        let mixed = [entries(0, TEXT.len() as u32, &[33]), entries(5, 0, TEXT)].concat();
+        alike(&alone, &row(&mut model, &mixed));
     }
-    model.decode(&batch, Time::ZERO).unwrap();
-    alike(&alone, &row_at(&mut model, TEXT.len() - 1));
-    let second = row_at(&mut model, 2 * TEXT.len() - 1);
-    assert_ne!(alone, second);
-    // One token of one, many of another, in one batch.
-    model.open(5, &opening());
-    let mixed = [entries(0, TEXT.len() as u32, &[33]), entries(5, 0, TEXT)].concat();
-    alike(&alone, &row(&mut model, &mixed));
 }
 
 #[test]
 fn an_aborted_pass_leaves_every_slot_as_it_was() {
-    let mut model = loaded(&options());
-    let flag = Interrupt::default();
-    model.interrupt(flag.clone());
-    model.open(0, &opening());
-    model.decode(&entries(0, 0, TEXT), Time::ZERO).unwrap();
-    flag.store(true, Ordering::Relaxed);
-    let at = TEXT.len() as u32;
-    model.open(1, &opening());
-    let batch = [entries(0, at, &[33]), entries(1, 0, TEXT)].concat();
-    assert_eq!(model.decode(&batch, Time::ZERO), Err(Stop::Aborted));
-    assert!(
-        matches!(model.row(0, Time::ZERO), Row::Failed(_)),
-        "no row of an aborted batch"
-    );
-    flag.store(false, Ordering::Relaxed);
-    let after = row(&mut model, &batch);
-    let mut fresh = loaded(&options());
-    fresh.open(0, &opening());
-    alike(&after, &row(&mut fresh, &entries(0, 0, TEXT)));
+    for mut model in layouts() {
+        let flag = Interrupt::default();
+        model.interrupt(flag.clone());
+        model.open(0, &opening());
+        model.decode(&entries(0, 0, TEXT), Time::ZERO).unwrap();
+        flag.store(true, Ordering::Relaxed);
+        let at = TEXT.len() as u32;
+        model.open(1, &opening());
+        let batch = [entries(0, at, &[33]), entries(1, 0, TEXT)].concat();
+        assert_eq!(model.decode(&batch, Time::ZERO), Err(Stop::Aborted));
+        assert!(
+            matches!(model.row(0, Time::ZERO), Row::Failed(_)),
+            "no row of an aborted batch"
+        );
+        flag.store(false, Ordering::Relaxed);
+        let after = row(&mut model, &batch);
+        model.open(2, &opening());
+        alike(&after, &row(&mut model, &entries(2, 0, TEXT)));
+    }
 }
 
 #[test]
