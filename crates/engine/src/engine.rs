@@ -55,7 +55,8 @@ pub struct Config {
     pub prefill_tokens_alone: u32,
     /// Tokens of a step in which something is decoded: what decoding leaves of them is spent on prompts.
     pub step_tokens: u32,
-    /// Prompt tokens computed at least, however much is decoded beside them.
+    /// Prompt tokens computed at least for each prompt that waits, as far as the model's batch goes: one newcomer hardly
+    /// slows those that run, and many do not wait for one another.
     pub prefill_tokens_min: u32,
     /// Milliseconds after the start of `mid` at which a steerer is late (AI-812).
     pub steer_ms: u64,

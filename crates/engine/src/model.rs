@@ -11,7 +11,8 @@
 //! ```
 //!
 //! All slots share one cache of [`Capacity::cells`] cells, one cell per token; slots that were forked share the cells
-//! of their common tokens. The owner counts cells; a model that runs out all the same says [`Stop::Full`].
+//! of their common tokens. The owner counts cells; a model that runs out all the same says [`Stop::Full`]. A model whose slots
+//! have cells of their own has so many that the count never ends before the slots do.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

@@ -258,13 +258,13 @@ pub(crate) struct Budget {
     pub(crate) alone: usize,
     /// The step when something is.
     pub(crate) step: usize,
-    /// Prefill at least.
+    /// Prefill at least, for each prompt that waits.
     pub(crate) prefill_min: usize,
     /// Cells to be had.
     pub(crate) room: usize,
 }
 
-/// Shares out a step: every decode, then prefill tokens. `work` is oldest first. False: there is not room for every
+/// Shares out a step: every decode, then prefill tokens: the more, the more prompts wait. `work` is oldest first. False: there is not room for every
 /// decode and, where prompts wait, one token of them; then somebody has to give way.
 ///
 /// A quarter of the prefill goes to the oldest prompt, so that it always gets on; the rest goes to the shortest ones
@@ -291,9 +291,10 @@ pub(crate) fn plan(work: &[Work], budget: &Budget, shares: &mut Vec<Share>) -> b
     }
     let wanted = match decoding {
         0 => budget.alone,
-        _ => budget.step.saturating_sub(decoding).max(budget.prefill_min),
+        _ => budget.step.saturating_sub(decoding),
     };
-    let mut left = wanted.min(most - decoding);
+    let least = budget.prefill_min.saturating_mul(prompts);
+    let mut left = wanted.max(least).min(most - decoding);
     if left == 0 {
         return decoding == budget.batch;
     }

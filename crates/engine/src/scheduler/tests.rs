@@ -150,6 +150,16 @@ fn decodes_come_first_and_prompts_get_what_is_left() {
         Some(&(100, 64)),
         "the minimum holds beside 100 decodes"
     );
+    let waiting = |count| -> Vec<(Key, usize)> { (1..=count).map(|key| (key, 40)).collect() };
+    let computed = |count: usize| -> usize {
+        let work = [vec![(0, 1)], waiting(count)].concat();
+        shares(&work, &BUDGET).1.iter().map(|share| share.1).sum()
+    };
+    assert_eq!(
+        [1, 3, 8, 20].map(computed),
+        [41, 121, 321, 512],
+        "many that wait do not wait for one another"
+    );
 }
 
 proptest! {
