@@ -151,7 +151,7 @@ impl Side {
         let mut text = String::new();
         for event in events {
             let event: Value = serde_json::from_str(event)?;
-            let piece = event.get("text_output").or(event.get("content"));
+            let piece = event.get("text_output").or_else(|| event.get("content"));
             text += piece.and_then(Value::as_str).unwrap_or_default();
         }
         Ok(text)

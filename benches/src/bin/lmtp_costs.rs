@@ -27,7 +27,7 @@ use sapwood_benches::lmtp::face;
 use sapwood_benches::lmtp::items::generate;
 use sapwood_benches::measure::{Rounds, core_time, median};
 use sapwood_benches::report::Report;
-use sapwood_benches::scripted::{self, NAME};
+use sapwood_benches::{NAME, scripted};
 use sapwood_engine::Engine;
 use sapwood_engine::api::Tokens;
 use sapwood_engine::scripted::Config as Script;

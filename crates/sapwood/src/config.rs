@@ -117,6 +117,10 @@ pub(crate) struct Engine {
     pub(crate) parallel: u32,
     /// Beginnings of finished prompts that are kept, so that the next turn pays only for what is new.
     pub(crate) kept_prefixes: u32,
+    /// Tokens that all sequences and kept beginnings of an embedded model hold together; 0: `ctx` for each of `parallel`, but
+    /// at most 16,384, or what fits into 128 MiB if that is more. With `ctx` for each of `parallel` or more, none is slower
+    /// because others are there.
+    pub(crate) cache_tokens: u32,
     /// Who shares what was computed of a prompt.
     pub(crate) prefix_cache_scope: PrefixScope,
     /// A busy engine without a step for this long counts as stuck.
@@ -141,6 +145,7 @@ impl Default for Engine {
             threads: 0,
             parallel: 8,
             kept_prefixes: 32,
+            cache_tokens: 0,
             prefix_cache_scope: PrefixScope::Key,
             watchdog: Span::seconds(30),
         }
@@ -180,6 +185,9 @@ pub(crate) struct Model {
     /// Overrides `engine.kept_prefixes`.
     #[serde(default)]
     pub(crate) kept_prefixes: Option<u32>,
+    /// Overrides `engine.cache_tokens`.
+    #[serde(default)]
+    pub(crate) cache_tokens: Option<u32>,
     /// Its versions at the Triton face; not given: 1.
     #[serde(default)]
     pub(crate) versions: Option<Vec<u64>>,

@@ -41,6 +41,7 @@ struct Size {
     threads: u32,
     parallel: u32,
     kept_prefixes: u32,
+    cache_tokens: u32,
 }
 
 #[cfg(feature = "embedded")]
@@ -52,6 +53,7 @@ impl Size {
             threads: unless_zero(self.threads),
             parallel: self.parallel,
             kept_prefixes: self.kept_prefixes,
+            cache_tokens: unless_zero(self.cache_tokens),
             ..embedded::Options::default()
         }
     }
@@ -82,12 +84,13 @@ pub(crate) fn plan(config: &Config) -> Result<Vec<Planned>, Failure> {
         .collect()
 }
 
-fn size(config: &Config, model: &Model) -> Size {
+fn size(engine: &crate::config::Engine, model: &Model) -> Size {
     Size {
-        ctx: model.ctx.unwrap_or(config.engine.ctx),
-        threads: model.threads.unwrap_or(config.engine.threads),
-        parallel: model.parallel.unwrap_or(config.engine.parallel),
-        kept_prefixes: model.kept_prefixes.unwrap_or(config.engine.kept_prefixes),
+        ctx: model.ctx.unwrap_or(engine.ctx),
+        threads: model.threads.unwrap_or(engine.threads),
+        parallel: model.parallel.unwrap_or(engine.parallel),
+        kept_prefixes: model.kept_prefixes.unwrap_or(engine.kept_prefixes),
+        cache_tokens: model.cache_tokens.unwrap_or(engine.cache_tokens),
     }
 }
 
@@ -96,7 +99,7 @@ fn size(config: &Config, model: &Model) -> Size {
 /// # Errors
 /// As [`plan`].
 pub(crate) fn planned(config: &Config, model: &Model) -> Result<Option<Planned>, Failure> {
-    let size = size(config, model);
+    let size = size(&config.engine, model);
     let source = match model.backend {
         Backend::Scripted => Source::Scripted(Box::new(script(model, size)?)),
         Backend::Embedded => weights(model)?,
@@ -129,7 +132,7 @@ pub(crate) fn scripted(
     model: &Model,
 ) -> Result<Option<scripted::Config>, Failure> {
     match model.backend {
-        Backend::Scripted => script(model, size(config, model)).map(Some),
+        Backend::Scripted => script(model, size(&config.engine, model)).map(Some),
         Backend::Embedded | Backend::Upstream => Ok(None),
     }
 }
@@ -202,19 +205,7 @@ fn weights(model: &Model) -> Result<Source, Failure> {
 
 #[cfg(feature = "demo-model")]
 fn demo(config: &Config) -> Result<Planned, Failure> {
-    let crate::config::Engine {
-        ctx,
-        threads,
-        parallel,
-        kept_prefixes,
-        ..
-    } = config.engine;
-    let size = Size {
-        ctx,
-        threads,
-        parallel,
-        kept_prefixes,
-    };
+    let size = size(&config.engine, &Model::default());
     let name = config
         .default_model
         .clone()

@@ -331,7 +331,8 @@ impl Plan {
         let own = context_tokens.next_multiple_of(llama::CELLS_STEP);
         let small = CACHE_BYTES_SMALL / memory::cell_bytes(header).max(1);
         let small = u32::try_from(small).unwrap_or(CONTEXT_TOKENS_MAX);
-        let affordable = options.cache_tokens.unwrap_or(cells.max(small)) / own;
+        let allowed = options.cache_tokens.unwrap_or_else(|| cells.max(small));
+        let affordable = allowed / own;
         let apart = (affordable >= options.parallel).then(|| {
             let slots = slots.min(affordable);
             sizes(own.saturating_mul(slots), true, slots)
