@@ -126,6 +126,43 @@ async fn tr_602_the_head_waits_for_the_first_response_and_each_event_is_one_chun
     assert_eq!(wire.chunk().await.unwrap_or_default(), b"");
 }
 
+/// What is there when the stream is looked at goes out together (D-6): on one thread nobody looks while tokens come.
+#[tokio::test]
+async fn tr_606_events_that_came_together_are_one_chunk() {
+    let (mut owner, engine) = by_hand(script(Script::Words));
+    let kernel = sapwood_kernel::Kernel::new();
+    kernel.add(sapwood_kernel::model("m", engine)).unwrap();
+    let server = Running::generating(kernel, Config::default()).await;
+    let mut wire = Wire::connect(server.address).await;
+    let body = br#"{"text_input":"one two three four","stream":true}"#;
+    wire.send(post("/v2/models/m/generate_stream", &[], body))
+        .await;
+    let mut time = 0;
+    let mut step = || {
+        time += 1;
+        let step = owner.step(sapwood_proto::time::Time::from_millis(time));
+        step.appended
+    };
+    while step() == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(wire.head().await.status, 200);
+    let mut said = vec![wire.chunk().await.unwrap()];
+    (0..10).for_each(|_| {
+        step();
+    });
+    while let Some(chunk) = wire.chunk().await
+        && !chunk.is_empty()
+    {
+        said.push(chunk);
+    }
+    let counts: Vec<usize> = said
+        .iter()
+        .map(|chunk| String::from_utf8_lossy(chunk).matches("data: ").count())
+        .collect();
+    assert_eq!(counts, [1, 3]);
+}
+
 /// TR-105, TR-505, TR-605
 #[tokio::test]
 async fn tr_604_a_first_error_decides_the_status_and_a_later_one_is_an_event() {

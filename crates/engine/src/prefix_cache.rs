@@ -144,6 +144,26 @@ impl PrefixCache {
         Some(slot)
     }
 
+    /// What is kept in the way of the next slot to be taken, and a free slot for it: those who run sit close together then, which a
+    /// model may compute in one pass. Nothing if nobody runs; `spare` is in nobody's way.
+    pub(crate) fn in_the_way(&self, spare: Option<Slot>) -> Option<(Slot, Slot)> {
+        let first = |wanted: fn(Held) -> bool| {
+            let mut slots = (0..).zip(&self.places);
+            slots.find(|(slot, place)| wanted(place.held) && Some(*slot) != spare)
+        };
+        if !self.places.iter().any(|place| place.held == Held::Live) {
+            return None;
+        }
+        let (free, _) = first(|held| held == Held::Free)?;
+        let (kept, _) = first(|held| matches!(held, Held::Kept { .. }))?;
+        (kept < free).then_some((kept, free))
+    }
+
+    /// Takes what is kept in one slot to a free one. The caller does so in the model.
+    pub(crate) fn shift(&mut self, kept: Slot, free: Slot) {
+        self.places.swap(kept as usize, free as usize);
+    }
+
     /// Whether a slot is free.
     pub(crate) fn has_free_slot(&self) -> bool {
         self.places.iter().any(|place| place.held == Held::Free)

@@ -281,6 +281,9 @@ impl Owner {
                 self.model.release(slot);
             }
         }
+        if let Some((kept, free)) = self.cache.in_the_way(shared.map(|shared| shared.slot)) {
+            self.shift(kept, free);
+        }
         let scope = self.jobs[self.sequences[key].job].scope;
         let Some(slot) = self.cache.take(scope) else {
             return false;
@@ -289,6 +292,22 @@ impl Owner {
             .filter(|shared| self.cache.holds(shared.slot, shared.tokens) && shared.slot != slot);
         self.open(key, slot, shared);
         true
+    }
+
+    fn shift(&mut self, kept: Slot, free: Slot) {
+        // Of a sequence that has ended only its tokens are asked for.
+        let opening = Opening {
+            prompt: &[],
+            seed: 0,
+            choice: 0,
+            max_tokens: None,
+        };
+        // A slot holds fewer tokens than the context, which is a u32.
+        let tokens = u32::try_from(self.cache.len(kept)).unwrap_or(u32::MAX);
+        self.model.open(free, &opening);
+        self.model.fork(kept, free, tokens);
+        self.model.release(kept);
+        self.cache.shift(kept, free);
     }
 
     /// Room for a sequence's tokens and one more for everybody who runs, and a slot that can be had. Takes both from

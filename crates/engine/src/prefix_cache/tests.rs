@@ -159,6 +159,7 @@ enum Act {
     Keep(usize),
     Release(usize),
     Evict,
+    Shift(usize),
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -169,7 +170,8 @@ fn act() -> impl Strategy<Value = Act> {
         (slot.clone(), count.clone()).prop_map(|(slot, count)| Act::Fork(slot, count)),
         (slot.clone(), count).prop_map(|(slot, count)| Act::Truncate(slot, count)),
         slot.clone().prop_map(Act::Keep),
-        slot.prop_map(Act::Release),
+        slot.clone().prop_map(Act::Release),
+        slot.prop_map(Act::Shift),
         Just(Act::Evict),
     ]
 }
@@ -225,8 +227,42 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
                 naive[slot as usize] = None;
             }
         }
+        Act::Shift(spare) => {
+            if let Some((kept, free)) = cache.in_the_way(Some(spare as u32)) {
+                assert!(naive.iter().flatten().any(|place| place.1), "nobody runs");
+                assert!(kept < free && kept as usize != spare);
+                let place = naive[kept as usize].take().unwrap();
+                assert!(!place.1, "what runs stays where it is");
+                assert!(naive[free as usize].replace(place).is_none());
+                cache.shift(kept, free);
+            }
+        }
         _ => {}
     }
+}
+
+#[test]
+fn what_is_kept_makes_room_beside_those_who_run() {
+    let mut cache = cache(true);
+    let slots: Vec<Slot> = (0..4).map(|_| cache.take(0).unwrap()).collect();
+    for &slot in &slots {
+        cache.append(slot, &[slot, 9]);
+    }
+    for slot in [1, 2] {
+        cache.keep(slot, None);
+    }
+    assert_eq!(cache.in_the_way(None), Some((1, 4)));
+    assert_eq!(cache.in_the_way(Some(1)), Some((2, 4)));
+    cache.shift(1, 4);
+    let found = cache.find(0, &[1, 9, 5]).unwrap();
+    assert_eq!((found.slot, found.tokens, found.kept), (4, 2, true));
+    assert_eq!(cache.take(0), Some(1));
+    assert_eq!(cache.in_the_way(None), None, "no slot is free");
+    for slot in [0, 1, 3] {
+        cache.keep(slot, None);
+    }
+    assert!(cache.evict(None).is_some());
+    assert_eq!(cache.in_the_way(None), None, "nobody runs");
 }
 
 proptest! {
