@@ -87,29 +87,35 @@ async fn tr_601_a_stream_is_events_and_nothing_else() {
     assert_eq!(one.events()[0]["text_output"], "Say two words");
 }
 
-/// TR-606
-#[tokio::test(flavor = "multi_thread")]
-async fn tr_602_the_head_waits_for_the_first_response_and_each_event_is_one_chunk() {
+/// A model that says the words of a prompt when it is told to step, which tells whether there was one; and the stream of them.
+async fn stepped(prompt: &str) -> (impl FnMut() -> bool, Running, Wire) {
     let (mut owner, engine) = by_hand(script(Script::Words));
     let kernel = sapwood_kernel::Kernel::new();
     kernel.add(sapwood_kernel::model("m", engine)).unwrap();
     let server = Running::generating(kernel, Config::default()).await;
     let mut wire = Wire::connect(server.address).await;
-    let body = br#"{"text_input":"one two","stream":true}"#;
-    wire.send(post("/v2/models/m/generate_stream", &[], body))
-        .await;
+    let body = format!(r#"{{"text_input":"{prompt}","stream":true}}"#);
+    let request = post("/v2/models/m/generate_stream", &[], body.as_bytes());
+    wire.send(request).await;
     let mut time = 0;
-    let mut tokens = || {
+    let step = move || {
         time += 1;
         let step = owner.step(sapwood_proto::time::Time::from_millis(time));
-        step.appended
+        step.appended > 0
     };
+    (step, server, wire)
+}
+
+/// TR-606
+#[tokio::test(flavor = "multi_thread")]
+async fn tr_602_the_head_waits_for_the_first_response_and_each_event_is_one_chunk() {
+    let (mut step, _server, mut wire) = stepped("one two").await;
     let reading = tokio::spawn(async move {
         let head = wire.head().await;
         (head, wire)
     });
     assert!(!reading.is_finished());
-    while tokens() == 0 {
+    while !step() {
         tokio::task::yield_now().await;
     }
     let (head, mut wire) = reading.await.unwrap();
@@ -121,7 +127,7 @@ async fn tr_602_the_head_waits_for_the_first_response_and_each_event_is_one_chun
         let event = event.strip_suffix("\n\n").unwrap();
         let event: Value = serde_json::from_str(event).unwrap();
         assert_eq!(event["text_output"], word);
-        tokens();
+        step();
     }
     assert_eq!(wire.chunk().await.unwrap_or_default(), b"");
 }
@@ -129,21 +135,8 @@ async fn tr_602_the_head_waits_for_the_first_response_and_each_event_is_one_chun
 /// What is there when the stream is looked at goes out together (D-6): on one thread nobody looks while tokens come.
 #[tokio::test]
 async fn tr_606_events_that_came_together_are_one_chunk() {
-    let (mut owner, engine) = by_hand(script(Script::Words));
-    let kernel = sapwood_kernel::Kernel::new();
-    kernel.add(sapwood_kernel::model("m", engine)).unwrap();
-    let server = Running::generating(kernel, Config::default()).await;
-    let mut wire = Wire::connect(server.address).await;
-    let body = br#"{"text_input":"one two three four","stream":true}"#;
-    wire.send(post("/v2/models/m/generate_stream", &[], body))
-        .await;
-    let mut time = 0;
-    let mut step = || {
-        time += 1;
-        let step = owner.step(sapwood_proto::time::Time::from_millis(time));
-        step.appended
-    };
-    while step() == 0 {
+    let (mut step, _server, mut wire) = stepped("one two three four").await;
+    while !step() {
         tokio::task::yield_now().await;
     }
     assert_eq!(wire.head().await.status, 200);

@@ -162,11 +162,8 @@ fn who_waits_for_a_prefix_goes_on_when_its_leader_goes() {
     assert!(bench.owner.is_empty());
 }
 
-/// Also where it takes many steps, a pace makes it wait, cells are short, and sequences cannot be cut back.
-#[test]
-fn lm_312_scores_do_not_depend_on_how_they_are_computed() {
-    let scored: Vec<u32> = (0..90).map(|index| index * 7).collect();
-    let expected = scores(&mut Bench::new(wanders()), &[3, 1], &scored);
+/// Many steps, a pace that makes it wait, few cells, and sequences that cannot be cut back.
+fn ways() -> [(Script, Config); 4] {
     let small = Config {
         prefill_tokens_alone: 16,
         ..Config::default()
@@ -176,8 +173,8 @@ fn lm_312_scores_do_not_depend_on_how_they_are_computed() {
         ..wanders()
     };
     let tight = Script {
-        context_tokens: 100,
-        cells: Some(130),
+        context_tokens: 120,
+        cells: Some(150),
         parallel: 2,
         ..wanders()
     };
@@ -185,12 +182,19 @@ fn lm_312_scores_do_not_depend_on_how_they_are_computed() {
         truncates: false,
         ..paced.clone()
     };
-    for (script, config) in [
+    [
         (wanders(), small),
         (paced, Config::default()),
         (tight, Config::default()),
         (recurrent, Config::default()),
-    ] {
+    ]
+}
+
+#[test]
+fn lm_312_scores_do_not_depend_on_how_they_are_computed() {
+    let scored: Vec<u32> = (0..90).map(|index| index * 7).collect();
+    let expected = scores(&mut Bench::new(wanders()), &[3, 1], &scored);
+    for (script, config) in ways() {
         let mut bench = Bench::with(script, config);
         let mut beside = bench.submit(score(&[3, 2], &scored));
         assert_eq!(scores(&mut bench, &[3, 1], &scored), expected);
@@ -286,31 +290,8 @@ fn lm_974_the_prompt_is_weighed_alike_however_it_is_computed() {
     let expected = weighed(&mut Bench::new(wanders()), generate(&prompt));
     assert_eq!((expected.0.len(), expected.2), (89, 0));
     assert!(expected.0.iter().all(|logprob| *logprob < 0.0));
-    let small = Config {
-        prefill_tokens_alone: 16,
-        ..Config::default()
-    };
-    let paced = Script {
-        tokens_per_s: 1000.0,
-        ..wanders()
-    };
-    let tight = Script {
-        context_tokens: 120,
-        cells: Some(150),
-        parallel: 2,
-        ..wanders()
-    };
-    let recurrent = Script {
-        truncates: false,
-        ..wanders()
-    };
-    for (script, config) in [
-        (wanders(), Config::default()),
-        (wanders(), small),
-        (paced, Config::default()),
-        (tight, Config::default()),
-        (recurrent, Config::default()),
-    ] {
+    let ways = ways().into_iter().chain([(wanders(), Config::default())]);
+    for (script, config) in ways {
         let mut bench = Bench::with(script, config);
         let mut before = bench.submit(generate(&prompt));
         bench.settle();
