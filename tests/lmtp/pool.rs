@@ -331,18 +331,24 @@ async fn lm_807_a_pool_of_base_servers_is_a_whole_server() {
     }
 }
 
-/// LM-506, LM-961: a client that goes frees its rows at the upstream.
-#[tokio::test]
-async fn lm_702_a_stream_that_is_dropped_is_cancelled_at_its_server() {
-    let (mut owner, one) = stepped(super::chatter()).await;
-    let pool = pool(&[&one], machine::Options::default()).await;
+/// A long stream of which something has come.
+async fn begun(pool: &Pool, owner: &mut Owner) -> Items {
     let wanted = Generate {
         prompt: vec![1],
         max_tokens: 1_000,
         ..Generate::default()
     };
     let mut items = pool.generate(wanted, None);
-    some(&mut items, &mut owner, 2).await;
+    some(&mut items, owner, 2).await;
+    items
+}
+
+/// LM-506, LM-961: a client that goes frees its rows at the upstream.
+#[tokio::test]
+async fn lm_702_a_stream_that_is_dropped_is_cancelled_at_its_server() {
+    let (mut owner, one) = stepped(super::chatter()).await;
+    let pool = pool(&[&one], machine::Options::default()).await;
+    let items = begun(&pool, &mut owner).await;
     drop(items);
     let open = one.shared.metrics.streams_open.with_label_values(&["lmtp"]);
     until("it is cancelled", || open.get() == 0).await;

@@ -132,13 +132,7 @@ async fn lm_965_an_upstream_that_is_lost_for_a_moment_costs_nothing() {
 async fn lm_964_a_pool_that_goes_leaves_nothing_running() {
     let (mut owner, server) = stepped(super::super::chatter()).await;
     let pool = pool(&[&server], machine::Options::default()).await;
-    let wanted = Generate {
-        prompt: vec![1],
-        max_tokens: 1_000,
-        ..Generate::default()
-    };
-    let mut items = pool.generate(wanted, None);
-    some(&mut items, &mut owner, 2).await;
+    let items = begun(&pool, &mut owner).await;
     drop((pool, items));
     let metrics = &server.shared.metrics;
     let open = metrics.streams_open.with_label_values(&["lmtp"]);

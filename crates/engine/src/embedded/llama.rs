@@ -529,6 +529,7 @@ impl Context {
         params.n_outputs_max_per_seq = rows;
         params.n_threads = threads.cast_signed();
         params.n_threads_batch = threads.cast_signed();
+        // Slots that share their cells fork without a copy, and all tokens look at all cells.
         params.kv_unified = !size.apart;
         // Sliding-window layers keep all cells, so that such models can be cut back and forked too.
         params.swa_full = true;
