@@ -1,4 +1,4 @@
-"""Asks the held-out questions, greedily, over the weights as the GGUF file holds them, and counts right answers.
+"""Asks questions over the weights as the GGUF file holds them, greedily or sampled, and counts right answers.
 
 A right answer also ends by itself: one that runs into the length limit is wrong.
 """
@@ -6,83 +6,84 @@ A right answer also ends by itself: one that runs into the length limit is wrong
 import argparse
 import json
 import re
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+import torch
 
 import export
 import model
-import train
+import storage
+import stories
 import vocabulary
 from chat import END, render
 from progress import Progress
 
-ROOMS = ((96, 30), (512, 20), (1900, 4))
-ANSWER_ROOM = 120
+AT_ONCE = 64
+ANSWER_ROOM = 160
 
 
 # --- answering -----------------------------------------------------------------------------------------------------
 
 
-@partial(jax.jit, static_argnames="shape")
-def read_prompts(weights, cache, tokens, lengths, shape):
-    states, cache = model.forward_cached(weights, cache, tokens, jnp.zeros(tokens.shape[0], jnp.int32), shape)
-    last = jnp.take_along_axis(states, (lengths - 1)[:, None, None], axis=1)[:, 0]
-    return jnp.argmax(model.logits_of(weights, last), axis=-1), cache
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn: the temperature first, then both limits on the changed probabilities, as Sapwood does."""
+
+    temperature: float = 0.0
+    top_p: float = 0.95
+    min_p: float = 0.05
+
+    def pick(self, logits, chance):
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        share = torch.softmax(logits / self.temperature, -1)
+        ordered, order = share.sort(-1, descending=True)
+        kept = (ordered.cumsum(-1) - ordered < self.top_p) & (ordered >= self.min_p * ordered[:, :1])
+        drawn = torch.multinomial(ordered * kept, 1, generator=chance)
+        return order.gather(-1, drawn)[:, 0]
 
 
-@partial(jax.jit, static_argnames="shape", donate_argnums=1)
-def next_tokens(weights, cache, token, offsets, shape):
-    states, cache = model.forward_cached(weights, cache, token[:, None], offsets, shape)
-    return jnp.argmax(model.logits_of(weights, states[:, 0]), axis=-1), cache
-
-
-def answer_batch(weights, shape, prompts, room, end):
-    """Greedy continuations of prompts (lists of ids), each up to the end token; None where it never came."""
-    length, batch = room
-    rows = prompts + [[0]] * (batch - len(prompts))
-    tokens = np.zeros((batch, length), np.int32)
-    for i, row in enumerate(rows):
-        tokens[i, : len(row)] = row
-    offsets = np.array([len(row) for row in rows], np.int32)
-    token, cache = read_prompts(weights, model.empty_cache(batch, length + ANSWER_ROOM, shape), tokens, offsets, shape)
-    written, done = [[] for _ in rows], [len(row) == 1 for row in rows]
+def answer_batch(weights, shape, prompts, end, sampling, chance):
+    """Continuations of prompts (lists of ids), each up to the end token; None where it never came."""
+    offsets = torch.tensor([len(row) for row in prompts])
+    length = int(offsets.max())
+    tokens = torch.tensor([row + [0] * (length - len(row)) for row in prompts])
+    cache = model.empty_cache(len(prompts), length + ANSWER_ROOM, shape)
+    states = model.forward_cached(weights, cache, tokens, torch.zeros_like(offsets), shape)
+    states = states[torch.arange(len(prompts)), offsets - 1]
+    written, done, rows = [[] for _ in prompts], [False] * len(prompts), list(range(len(prompts)))
     for _ in range(ANSWER_ROOM):
-        for i, t in enumerate(np.asarray(token)):
+        token = sampling.pick(model.logits_of(weights, states), chance)
+        for i, t in zip(rows, token.tolist()):
             done[i] = done[i] or t == end
             if not done[i]:
-                written[i].append(int(t))
-        if all(done):
+                written[i].append(t)
+        left = [at for at, i in enumerate(rows) if not done[i]]
+        if not left:
             break
-        token, cache = next_tokens(weights, cache, token, offsets, shape)
+        if len(left) < 0.7 * len(rows):
+            rows, token, offsets = [rows[at] for at in left], token[left], offsets[left]
+            cache = {name: value[:, left] for name, value in cache.items()}
+        states = model.forward_cached(weights, cache, token[:, None], offsets, shape)[:, 0]
         offsets = offsets + 1
-    return [w if d else None for w, d in zip(written, done)][: len(prompts)]
+    return [w if d else None for w, d in zip(written, done)]
 
 
-def answer_all(weights, shape, tokenizer, conversations):
+def answer_all(weights, shape, tokenizer, conversations, sampling=Sampling(), seed=0):
     """The text of every answer, None for one that does not end."""
     prompts = [tokenizer.encode(render(c["messages"][:-1], c.get("tools"), answer_next=True)).ids for c in conversations]
-    # Neighbours share a prompt's length and a family, hence about an answer's length.
-    order = sorted(range(len(prompts)), key=lambda i: (room_for(prompts[i]), conversations[i]["family"]))
-    answers, progress, finished = [None] * len(prompts), Progress("evaluate", len(prompts)), 0
-    end = tokenizer.token_to_id(END)
-    while finished < len(order):
-        room = room_for(prompts[order[finished]])
-        group = [i for i in order[finished : finished + room[1]] if room_for(prompts[i]) == room]
-        for i, ids in zip(group, answer_batch(weights, shape, [prompts[i] for i in group], room, end)):
+    # Neighbours share a family or a kind of check, hence about an answer's length.
+    order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]) > 96, conversations[i]["family"], conversations[i]["check"]["kind"], len(prompts[i])))
+    answers, progress = [None] * len(prompts), Progress("evaluate", len(prompts))
+    end, chance = tokenizer.token_to_id(END), torch.Generator().manual_seed(seed)
+    for at in range(0, len(order), AT_ONCE):
+        group = order[at : at + AT_ONCE]
+        for i, ids in zip(group, answer_batch(weights, shape, [prompts[i] for i in group], end, sampling, chance)):
             answers[i] = None if ids is None else tokenizer.decode(ids, skip_special_tokens=False)
-        finished += len(group)
-        progress.show(finished)
+        progress.show(at + len(group))
     progress.close()
     return answers
-
-
-def room_for(prompt):
-    """The smallest room, (prompt tokens, prompts at once), that holds a prompt."""
-    return next(room for room in ROOMS if len(prompt) <= room[0])
 
 
 # --- judging -------------------------------------------------------------------------------------------------------
@@ -105,14 +106,25 @@ def is_story(text, expected):
     return len(sentences) >= 3 and text.rstrip()[-1:] in '.!?"' and all(word in text for word in expected)
 
 
+def is_list(text, expected):
+    """As many different things as are wanted, each of them from the list."""
+    count, *known = expected
+    items = text.strip().rstrip(".").lower().split(", ")
+    return len(items) == len(set(items)) == count and set(items) <= set(known)
+
+
 CHECKS = {
     "contains": lambda text, expected: all(word.lower() in text.lower() for word in expected),
     "exact": lambda text, expected: text.strip().rstrip(".") == expected,
+    "any": lambda text, expected: any(word.lower() in text.lower() for word in expected),
     "starts": lambda text, expected: text.strip().startswith(expected),
+    "ends": lambda text, expected: text.strip().rstrip(".").endswith(expected),
     "number": lambda text, expected: [int(n) for n in re.findall(r"\d+", text)][-1:] == [expected],
     "json": lambda text, expected: parsed(text) == expected,
     "tool call": lambda text, expected: tool_call_in(text) == expected,
     "story": is_story,
+    "plot": lambda text, expected: stories.is_whole(text) and is_story(text, expected),
+    "list": is_list,
 }
 
 
@@ -120,13 +132,26 @@ def is_right(check, answer):
     return answer is not None and bool(CHECKS[check["kind"]](answer, check["expected"]))
 
 
-def evaluate(gguf, work, held_out, every=1):
-    """(conversation, answer, right) for every held-out question."""
-    _, shape, _ = train.load(work / "weights.npz")
-    weights = {name: jnp.asarray(value) for name, value in export.read_weights(gguf, shape).items()}
-    tokenizer = vocabulary.load(work / "tokenizer.json")
-    conversations = [json.loads(line) for line in held_out.read_text(encoding="utf-8").splitlines()[::every]]
-    answers = answer_all(weights, shape, tokenizer, conversations)
+def questions_of(path, every=1):
+    """The conversations of a file; a list of first questions holds bare questions."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[::every]]
+    for row in rows:
+        if "question" in row:
+            row["messages"] = [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": ""}]
+        row.setdefault("family", "first questions")
+    return rows
+
+
+def opened(gguf, work):
+    """Weights as the file holds them, the shape and the tokenizer."""
+    return *storage.read_gguf(gguf), vocabulary.load(work / "tokenizer.json")
+
+
+def evaluate(gguf, work, path, every=1, sampling=Sampling(), seed=0):
+    """(conversation, answer, right) for every question of a file."""
+    conversations = questions_of(path, every)
+    with torch.inference_mode():
+        answers = answer_all(*opened(gguf, work), conversations, sampling, seed)
     return [(c, a, is_right(c["check"], a)) for c, a in zip(conversations, answers)]
 
 
@@ -141,14 +166,14 @@ def table(results):
 
 def figures(gguf, work):
     """Markdown: sizes, training figures and the file's digest."""
-    _, shape, log = train.load(work / "weights.npz")
+    _, shape, log = storage.load(work / "weights.npz")
     points = log["points"]
     steps = sorted({min(len(points) - 1, round(i * (len(points) - 1) / 9)) for i in range(10)}) if points else []
     curve = [f"| {points[i]['step']} | {points[i]['tokens']:,} | {points[i]['minutes']:.1f} | {points[i].get('loss', '-')} | {points[i].get('copying', '-')} |" for i in steps]
     return "\n".join([
         f"- {log['parameters']:,} parameters: {shape.layers} layers of width {shape.width}, {shape.heads} heads over {shape.kv_heads} key-value heads, hidden width {shape.hidden}, vocabulary {shape.vocabulary}, context {shape.context}",
         f"- file: {gguf.stat().st_size:,} bytes, SHA-256 `{export.digest(gguf)}`",
-        f"- training: {log['steps']:,} steps, {log['tokens']:,} tokens, {log['minutes']} minutes, seed {log['seed']}",
+        f"- training: {log['steps']:,} steps, {log['tokens']:,} tokens, {log['minutes']} minutes of {log['workers']} workers on a busy machine, seed {log['seed']}",
         "", "| step | tokens seen | minutes | loss on conversations | loss on mere copying |", "|---|---|---|---|---|", *curve,
     ])
 
@@ -161,14 +186,37 @@ def print_mistakes(results, count):
             print(f"[{conversation['family']}] {question!r}\n   got {answer!r}, expected {conversation['check']['expected']!r}")
 
 
+def first_questions(gguf, work, path, seeds):
+    """Markdown: how many of the first questions are right, greedily and at the recommended sampling."""
+    results = evaluate(gguf, work, path)
+    print_mistakes(results, len(results))
+    greedy, count = sum(right for _, _, right in results), len(results)
+    lines = ["| first questions | asked | right | share |", "|---|---|---|---|", f"| greedy | {count} | {greedy} | {greedy / count:.1%} |"]
+    marks = []
+    for seed in range(1, seeds + 1):
+        sampled = evaluate(gguf, work, path, sampling=Sampling(*export.SAMPLING), seed=seed)
+        print_mistakes(sampled, len(sampled))
+        marks += [right for _, _, right in sampled]
+    if marks:
+        settings = "temperature {}, top_p {}, min_p {}".format(*export.SAMPLING)
+        lines.append(f"| {settings}, {seeds} seeds | {len(marks)} | {sum(marks)} | {sum(marks) / len(marks):.1%} |")
+    return "\n".join(lines)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gguf", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True, help="folder with weights.npz and tokenizer.json")
     parser.add_argument("--held-out", type=Path, default=Path(__file__).parent / "heldout.jsonl")
-    parser.add_argument("--mistakes", type=int, default=0, help="print this many wrong answers")
-    parser.add_argument("--every", type=int, default=1, help="ask only every n-th question")
+    parser.add_argument("--first", type=Path, default=Path(__file__).parent / "first_questions.jsonl")
+    parser.add_argument("--seeds", type=int, default=5, help="how often the first questions are asked with sampling (default: 5)")
+    parser.add_argument("--mistakes", type=int, default=0, help="print this many wrong answers to held-out questions")
+    parser.add_argument("--every", type=int, default=1, help="ask only every n-th held-out question")
     options = parser.parse_args()
+    torch.set_num_threads(1)
+    first = first_questions(options.gguf, options.work, options.first, options.seeds)
+    (options.work / "first.md").write_text(first + "\n")
+    print(first, flush=True)
     results = evaluate(options.gguf, options.work, options.held_out, options.every)
     print_mistakes(results, options.mistakes)
     text = table(results)

@@ -6,18 +6,15 @@ import json
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType, TokenType
-from gguf.quants import dequantize, quantize
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
+from gguf.quants import quantize
 
-import train
+import storage
 import vocabulary
 from chat import END, SPECIALS, TEMPLATE, TEXT_END
 
 NAME = "sapwood-demo"
-LAYER_TENSORS = {
-    "attention_norm": "attn_norm", "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output",
-    "mlp_norm": "ffn_norm", "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down",
-}
+SAMPLING = (0.7, 0.95, 0.05)  # recommended temperature, top_p, min_p
 
 
 def tensors(weights, shape):
@@ -25,7 +22,7 @@ def tensors(weights, shape):
     yield "token_embd.weight", np.asarray(weights["embedding"], np.float32)
     yield "output_norm.weight", np.asarray(weights["final_norm"], np.float32)
     for index in range(shape.layers):
-        for ours, theirs in LAYER_TENSORS.items():
+        for ours, theirs in storage.LAYER_TENSORS.items():
             value = np.asarray(weights[ours][index], np.float32)
             yield f"blk.{index}.{theirs}.weight", np.ascontiguousarray(value.T)
 
@@ -50,6 +47,10 @@ def write_about(writer, shape):
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(shape.epsilon)
     writer.add_vocab_size(shape.vocabulary)
+    temperature, top_p, min_p = SAMPLING
+    writer.add_float32("general.sampling.temp", temperature)
+    writer.add_float32("general.sampling.top_p", top_p)
+    writer.add_float32("general.sampling.min_p", min_p)
 
 
 def write_tokenizer(writer, path):
@@ -87,15 +88,6 @@ def write(weights, shape, tokenizer_path, out):
     writer.close()
 
 
-def read_weights(path, shape):
-    """The weights as the file holds them, dequantised, in the layout of model.py."""
-    stored = {t.name: np.array(dequantize(t.data, t.tensor_type), np.float32) for t in GGUFReader(path).tensors}
-    weights = {"embedding": stored["token_embd.weight"], "final_norm": stored["output_norm.weight"]}
-    for ours, theirs in LAYER_TENSORS.items():
-        weights[ours] = np.stack([stored[f"blk.{i}.{theirs}.weight"].T for i in range(shape.layers)])
-    return weights
-
-
 def digest(path):
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
@@ -105,7 +97,7 @@ def main():
     parser.add_argument("--work", type=Path, required=True, help="folder with weights.npz and tokenizer.json")
     parser.add_argument("--out", type=Path, required=True, help="the GGUF file to write")
     options = parser.parse_args()
-    weights, shape, _ = train.load(options.work / "weights.npz")
+    weights, shape, _ = storage.load(options.work / "weights.npz")
     write(weights, shape, options.work / "tokenizer.json", options.out)
     print(f"export: {options.out}, {options.out.stat().st_size} bytes, SHA-256 {digest(options.out)}")
 

@@ -1,6 +1,8 @@
 """What the model is taught about Sapwood: for each subject the questions people ask, the answer, and the words that a
 right answer must hold. The last three questions of each list are kept out of training, for the evaluation."""
 
+import words as w
+
 # subject: (questions, answer, words that must appear in the answer)
 WORDS = {
     "sapwood": ("Sapwood is a Rust server, runtime and library for streaming generative AI.", ["rust", "streaming"]),
@@ -22,11 +24,19 @@ WORDS = {
     "fragment": ("A fragment is one wire piece of a node.", ["wire piece"]),
     "port": ("A port is a named input or output of a function.", ["named input"]),
     "model": ("A model is a function backed by an engine.", ["function backed"]),
+    "Evergreen": ("Evergreen is the native protocol of Sapwood: sessions in which both sides stream nodes and actions.", ["protocol", "stream"]),
+    "LMTP": ("LMTP is the Language Model Transport Protocol of LMQL: many streams of tokens over one connection.", ["Language Model Transport Protocol"]),
+    "Triton": ("Triton is NVIDIA's inference server. Sapwood speaks its generate extension.", ["NVIDIA", "generate extension"]),
+    "LMQL": ("LMQL is a query language for language models. Its programs talk to Sapwood over LMTP.", ["query language", "LMTP"]),
+    "AICI": ("AICI lets a small program control what a model writes. In Sapwood it is planned.", ["control", "planned"]),
+    "GGUF": ("GGUF is the file format of llama.cpp for models.", ["file format"]),
+    "llama.cpp": ("llama.cpp is the library that computes models inside Sapwood.", ["library"]),
 }
+PROPER = ("Evergreen", "LMTP", "Triton", "LMQL", "AICI", "GGUF", "llama.cpp")
 
 WORD_QUESTIONS = [
     "What is {a} in Sapwood?", "What is {a}?", "Explain {a}.", "Define {a}.", "What does the word {w} mean in Sapwood?",
-    "Tell me what {a} is.", "In Sapwood, what is {a}?", "What does Sapwood mean by {w}?", "What do you call {a}?",
+    "Tell me what {a} is.", "Tell me about {a}.", "In Sapwood, what is {a}?", "What does Sapwood mean by {w}?", "What do you call {a}?",
     "Can you explain what {a} is?", "{w}?", "I do not know what {a} is.", "Describe {a} in one sentence.",
     "What are {w}s in Sapwood?", "Please tell me about {a} in Sapwood.", "Sapwood docs mention {a}. What is that?",
     "How does Sapwood define {a}?", "What is meant by {w} here?",
@@ -93,8 +103,32 @@ HOW_TO = {
          "How can clients talk to Sapwood?", "What are Sapwood's protocols?", "Name the protocols of Sapwood.",
          "What does Sapwood speak?", "Tell me the protocols.", "Which protocols are there?",
          "Which protocols does Sapwood support?", "What protocols does Sapwood speak?", "Please list the protocols of Sapwood."],
-        "Sapwood speaks Evergreen, LMTP, Triton's generate extension, the OpenAI-compatible API and AICI.",
-        ["Evergreen", "LMTP", "Triton", "OpenAI", "AICI"]),
+        "Sapwood speaks Evergreen, LMTP and Triton's generate extension.", ["Evergreen", "LMTP", "Triton"]),
+    "stop": (
+        ["How do I stop the server?", "How can I stop the server?", "Stop the server.", "How do I quit?", "How do I exit?", "How do I leave the chat?", "How do I end the server?", "How to stop the server?",
+         "How do I shut down the server?", "How is the server stopped?", "How can I quit?"],
+        "Press Ctrl-C: the server finishes what runs and ends. In the chat, type /quit.", ["Ctrl-C", "/quit"]),
+    "stream": (
+        ["How do I stream an answer?", "How do I get a stream?", "How do I stream?", "How can I stream tokens?", "Can you stream?", "Does Sapwood stream?", "How do I stream the answer with curl?", "Is streaming supported?",
+         "How do I stream tokens?", "How can I get a stream?", "How can I stream an answer?"],
+        "Post to /v2/models/demo/generate_stream, or open an Evergreen session.", ["generate_stream", "Evergreen"]),
+    "docs": (
+        ["Where are the docs?", "Where is the documentation?", "Is there documentation?", "Where can I read more?", "Is there a manual?", "Show me the docs.", "How do I learn more?", "Where do I find help?", "docs",
+         "Where can I find the docs?", "Where is the manual?", "Where do I find the documentation?"],
+        "The pages are in the folder docs of the repository. `sapwood --help` teaches the rest.", ["docs", "--help"]),
+    "install": (
+        ["How do I install Sapwood?", "How do I build Sapwood?", "How can I install it?", "How to install?", "How do I compile Sapwood?", "How do I get started?", "How do I set it up?", "Getting started", "How do I start?",
+         "How can I install Sapwood?", "How can I build it?", "How is Sapwood built?"],
+        "Run `cargo xtask serve` in the repository: it builds the server and starts it.", ["cargo xtask serve"]),
+    "openai": (
+        ["Does Sapwood speak the OpenAI API?", "Is there an OpenAI endpoint?", "Can I use the OpenAI client?", "Is Sapwood compatible with OpenAI?", "Does Sapwood support OpenAI?",
+         "Is there an OpenAI compatible API?", "Where is the OpenAI endpoint?", "Can I use an OpenAI client with Sapwood?",
+         "Does the server speak the OpenAI API?", "Is the OpenAI API supported?", "Can I connect an OpenAI client?"],
+        "Not yet: the OpenAI-compatible endpoint is planned.", ["not yet", "planned"]),
+    "gpu": (
+        ["Does Sapwood use the GPU?", "Does Sapwood support GPUs?", "Can I use my GPU?", "Does Sapwood need a GPU?", "How do I use the GPU?", "Is there CUDA support?", "Do I need a GPU?",
+         "Does the server use the GPU?", "Can Sapwood use a GPU?", "How can I use my GPU?"],
+        "The demo needs none. CUDA, Metal and Vulkan are features of the build.", ["CUDA", "features"]),
     "self": (
         ["Who are you?", "What are you?", "What model are you?", "Which model is this?", "Tell me about yourself.",
          "Are you a language model?", "What is your name?", "Introduce yourself.", "What model am I talking to?", "Who am I talking to?",
@@ -130,12 +164,12 @@ GREETINGS = {
          "Hello, how are you?", "Hi, how is it going?", "How are you doing today?"],
         "I am well, thank you. How can I help you?", ["well"]),
     "thanks": (
-        ["Thanks", "Thank you", "Thanks!", "Thank you!", "Thank you very much.", "Many thanks.", "Thanks a lot!", "Great, thanks.",
+        ["Thanks", "thx", "ty", "Thanks for your help!", "Thank you for your help.", "Thank you", "Thanks!", "Thank you!", "Thank you very much.", "Many thanks.", "Thanks a lot!", "Great, thanks.",
          "Thank you so much!", "Cool, thank you.", "That helps, thanks.", "Perfect, thank you!",
          "Great, thank you!", "Many thanks to you.", "Cool, thanks!"],
         "You are welcome!", ["welcome"]),
     "bye": (
-        ["Bye", "Bye!", "Goodbye", "Goodbye!", "See you", "See you later!", "Bye bye", "Good night", "Good night!", "I have to go now.",
+        ["Bye", "cya", "Cya!", "See ya", "Ciao for now", "exit", "quit", "Bye!", "Goodbye", "Goodbye!", "See you", "See you later!", "Bye bye", "Good night", "Good night!", "I have to go now.",
          "Goodbye, friend.", "See you tomorrow.", "Farewell!", "Bye for now.",
          "Goodbye for now.", "Bye, see you later!", "Well, goodbye!"],
         "Goodbye!", ["goodbye"]),
@@ -145,6 +179,8 @@ KEPT_OUT = 3
 
 
 def article(word):
+    if word in PROPER:
+        return word
     if word in ("kernel", "engine"):
         return "the " + word
     return ("an " if word[0] in "aeiou" else "a ") + word
@@ -157,7 +193,8 @@ def fact_lists():
             yield "sapwood", subject, SAPWOOD_QUESTIONS, answer, must
             continue
         questions = [q.format(a=article(subject), w=subject) for q in WORD_QUESTIONS]
-        questions = [q[0].upper() + q[1:] for q in questions]
+        strangers = subject if subject in PROPER else w.article(subject)
+        questions = [f"What is {strangers}?", f"what is {strangers}", f"What is {strangers}", *(q[0].upper() + q[1:] for q in questions)]
         yield "sapwood", subject, questions, answer, must
     for subject, (questions, answer, must) in HOW_TO.items():
         yield "sapwood", subject, questions, answer, must

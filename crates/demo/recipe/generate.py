@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 
 import families as f
+import first
+import stories as st
 import tools as t
 import words as w
 from progress import Progress
@@ -20,9 +22,12 @@ HERE = Path(__file__).parent
 
 # family function and its weight among single examples
 MIX = [
-    (f.greetings, 4), (f.sapwood, 12), (f.capitals, 12), (f.opposites, 9), (f.sums, 15), (f.differences, 6), (f.counting, 7),
-    (f.repeating, 12), (f.json_objects, 10), (f.kinds, 4), (f.yes_no, 15), (f.stories, 4), (f.unknown, 3), (t.tool_calls, 9), (t.tool_results, 2),
+    (f.greetings, 5), (f.sapwood, 14), (f.capitals, 11), (f.opposites, 8), (f.sums, 16), (f.differences, 12), (f.products, 7), (f.too_hard, 4), (f.counting, 8),
+    (f.repeating, 13), (f.lists, 3), (f.json_objects, 12), (f.kinds, 4), (f.yes_no, 12), (st.stories, 9), (f.unknown, 6), (f.small_talk, 14), (f.knowledge, 10), (f.fun, 8),
+    (t.tool_calls, 8), (t.tool_results, 2),
 ]
+# Families whose questions may lose capitals and marks without another meaning.
+ROUGH = ("capitals", "opposites", "sapwood", "greetings", "sums", "differences", "products", "yes or no", "small talk", "common knowledge", "fun", "stories", "counting", "lists", "unknown", "too hard")
 SYSTEM_PROMPTS = [
     "You are a helpful assistant.", "You are a friendly assistant.", "Answer briefly.", "Be polite.", "You are a helpful, honest assistant.",
     "Answer the questions of the user.", "You are the demo model of Sapwood.", "Be kind and brief.", "Help the user.",
@@ -112,13 +117,36 @@ def named_by_system(rng):
     return _several([turn("system", system), turn("user", question), turn("assistant", answer)], [name], f.is_held("system", system))
 
 
+def after_small_talk(rng):
+    """The second thing that people type: one more joke or story, a word of thanks, a doubt."""
+    kind = rng.choice(("joke", "joke", "story", "hello", "thanks", "doubt"))
+    if kind == "joke":
+        jokes = rng.sample(first.JOKES, rng.choice((2, 2, 3)))
+        messages = [turn("user", rng.choice(first.JOKE_QUESTIONS)), turn("assistant", jokes[0])]
+        for joke in jokes[1:]:
+            messages += [turn("user", rng.choice(first.ANOTHER + first.JOKE_QUESTIONS)), turn("assistant", joke)]
+    elif kind == "story":
+        again = st.story_text(rng, rng.choice(w.HEROES), rng.choice(w.TREASURES))
+        messages = st.stories(rng)["messages"] + [turn("user", rng.choice(first.ANOTHER)), turn("assistant", again)]
+    elif kind == "hello":
+        language, word = rng.choice(list(first.HELLO_IN.items()))
+        second = rng.choice((f"And in {language}?", f"In {language}?", f"Say it in {language}."))
+        messages = [turn("user", rng.choice(("Hello!", "Hello", "Hi"))), turn("assistant", "Hello! How can I help you?"), turn("user", second), turn("assistant", word)]
+    else:
+        sure = (rng.choice(("Are you sure?", "Really?")), "I think so, but I am only a very small demo model.")
+        thanks = (rng.choice(("Thanks", "Thank you!", "Thanks!")), "You are welcome!")
+        second, answer = sure if kind == "doubt" else thanks
+        messages = plain(rng)["messages"] + [turn("user", second), turn("assistant", answer)]
+    return _several(messages, [messages[-1]["content"]], False)
+
+
 def long_talk(rng):
     """A conversation of many turns, so that distant positions are exercised."""
     return remembered(rng, rng.randint(8, 36))
 
 
 def several_turns(rng):
-    maker = rng.choice((lambda: remembered(rng, rng.choice((0, 0, 1, 1, 2, 3))), lambda: followed_up(rng), lambda: named_by_system(rng)))
+    maker = rng.choice((lambda: remembered(rng, rng.choice((0, 0, 1, 1, 2, 3))), lambda: followed_up(rng), lambda: named_by_system(rng), lambda: after_small_talk(rng)))
     return maker()
 
 
@@ -130,10 +158,10 @@ def roughen(rng, drawn):
     messages = [dict(message) for message in drawn["messages"]]
     first = next(m for m in messages if m["role"] == "user")
     text = first["content"]
-    if len(messages) == 2 and drawn["family"] in ("capitals", "opposites", "sapwood", "greetings", "sums", "yes or no"):
-        if rng.random() < 0.1:
-            text = text.lower()
+    if len(messages) == 2 and drawn["family"] in ROUGH:
         if rng.random() < 0.15:
+            text = text.lower()
+        if rng.random() < 0.2:
             text = text.rstrip("?.!")
     first["content"] = text or first["content"]
     if messages[0]["role"] != "system" and rng.random() < 0.12:

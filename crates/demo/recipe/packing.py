@@ -4,13 +4,13 @@ import json
 import random
 
 import numpy as np
+import torch
 
 import vocabulary
 from chat import render
 
 ROW_LENGTHS = (128, 384, 1024)
 BATCH_TOKENS = 2304
-PICKED_SHARE = 0.6  # at most this share of a batch's positions carries loss; the rest of the wanted ones is left out
 
 
 def load_conversations(path):
@@ -44,9 +44,9 @@ def fill_rows(encoded, length):
 
 
 def batch_of(rows, length):
-    """Arrays for one training step. A token weighs less in a longer answer, so that a "Yes." counts beside a story."""
+    """Tensors for one training step. A token weighs less in a longer answer, so that a "Yes." counts beside a story."""
     shape = (len(rows), length)
-    tokens, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
+    tokens, segments, positions = (np.zeros(shape, np.int64) for _ in range(3))
     picked, targets, weight = [], [], []
     for r, row in enumerate(rows):
         at = 0
@@ -59,15 +59,9 @@ def batch_of(rows, length):
                     targets.append(ids[i])
                     weight.append(share)
             at = end
-    room = int(shape[0] * length * PICKED_SHARE)
-    fill = max(0, room - len(picked))
-
-    def filled(values, kind=np.int32):
-        return np.array((values + [0] * fill)[:room], kind)
-
     return {
-        "tokens": tokens, "segments": segments, "positions": positions,
-        "picked": filled(picked), "targets": filled(targets), "weight": filled(weight, np.float32),
+        "tokens": torch.from_numpy(tokens), "segments": torch.from_numpy(segments), "positions": torch.from_numpy(positions),
+        "picked": torch.tensor(picked), "targets": torch.tensor(targets), "weight": torch.tensor(weight),
     }
 
 

@@ -50,6 +50,7 @@ def write_card(work):
     """Put the measured table and the file's digest into the model card."""
     text = fill(CARD.read_text(encoding="utf-8"), "table", (work / "table.md").read_text())
     text = fill(text, "figures", (work / "figures.md").read_text())
+    text = fill(text, "first", (work / "first.md").read_text())
     CARD.write_text(text, encoding="utf-8")
 
 
@@ -57,10 +58,12 @@ def options_of(arguments):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smoke run of about a minute: tiny data and training, nothing in the crate changes")
     parser.add_argument("--work", type=Path, default=ROOT / "target" / "demo-model", help="folder for everything in between (default: target/demo-model)")
-    parser.add_argument("--minutes", type=float, default=90.0, help="end of the training schedule at the latest (default: 90)")
-    parser.add_argument("--steps", type=int, default=3535, help="end of the training schedule in steps (default: 3535)")
-    parser.add_argument("--examples", type=int, default=200_000, help="training conversations (default: 200000)")
-    parser.add_argument("--seed", type=int, default=7, help="seed of the initial weights (default: 7)")
+    parser.add_argument("--steps", type=int, default=3000, help="length of the training (default: 3000)")
+    parser.add_argument("--decay", type=int, default=1000, help="last steps, in which the rate falls (default: 1000)")
+    parser.add_argument("--examples", type=int, default=170_000, help="training conversations (default: 170000)")
+    parser.add_argument("--seed", type=int, default=7, help="seed of the initial weights and of the copying batches (default: 7)")
+    parser.add_argument("--start", type=Path, help="go on from this GGUF file's weights, with its tokenizer, instead of from nothing")
+    parser.add_argument("--seeds", type=int, default=5, help="how often the first questions are asked with sampling (default: 5)")
     return parser.parse_args(arguments)
 
 
@@ -71,14 +74,15 @@ def main(arguments=None):
     work = (options.work / "quick" if options.quick else options.work).resolve()
     work.mkdir(parents=True, exist_ok=True)
     python = environment(options.work.resolve())
-    steps, minutes, examples = (12, 0.5, 3000) if options.quick else (options.steps, options.minutes, options.examples)
+    steps, examples, seeds = (12, 3000, 0) if options.quick else (options.steps, options.examples, options.seeds)
     gguf = work / NAME if options.quick else CRATE / NAME
     held = work / "heldout.jsonl" if options.quick else HERE / "heldout.jsonl"
-    per_family = 2 if options.quick else 60
-    call("generate the data", python, "generate.py", "--out", work, "--held-out", held, "--examples", examples, "--per-family", per_family)
-    call("train", python, "train.py", "--work", work, "--steps", steps, "--minutes", minutes, "--seed", options.seed)
+    # Going on from trained weights needs a milder rate and no lessons in copying.
+    going_on = ["--start", options.start.resolve(), "--rate", 0.35, "--copying", 0.04, "--warm-up", 30] if options.start else []
+    call("generate the data", python, "generate.py", "--out", work, "--held-out", held, "--examples", examples, "--per-family", 2 if options.quick else 60)
+    call("train", python, "train.py", "--work", work, "--steps", steps, "--decay", options.decay, "--seed", options.seed, *going_on)
     call("export", python, "export.py", "--work", work, "--out", gguf)
-    call("evaluate", python, "evaluate.py", "--work", work, "--gguf", gguf, "--held-out", held)
+    call("evaluate", python, "evaluate.py", "--work", work, "--gguf", gguf, "--held-out", held, "--seeds", seeds)
     if options.quick:
         print(f"quick run done; its model, of no use beyond this check, is {gguf}")
         return

@@ -1,115 +1,95 @@
-"""Training: Muon for the matrices, AdamW for embedding and norms, warm-up and cosine, loss on the assistant's tokens.
+"""Training: Muon for the matrices, AdamW for embedding and norms, loss on the assistant's tokens.
 
-The schedule ends at --steps or --minutes, whichever comes first, so a busy machine gives a shorter run, not a later one.
+The rate rises, stays, and falls during the last `--decay` steps; nothing depends on the clock. Several workers, one
+thread each, compute the gradients of different batches and average them, so a step needs one meeting instead of one for
+each product. The weights are those of the same number of workers and steps on any machine, but for rounding.
 """
 
 import argparse
-import json
+import multiprocessing
+import tempfile
 import time
 from dataclasses import dataclass
-from functools import partial
+from itertools import islice
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+import torch
+import torch.distributed as dist
 
 import induction
 import model
 import packing
+import storage
 import vocabulary
 from progress import Progress
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
-MATRIX_RATE, EMBEDDING_RATE, OTHER_RATE, DECAY, WARM_UP = 0.02, 0.02, 0.005, 0.02, 0.02
+MATRIX_RATE, EMBEDDING_RATE, OTHER_RATE, WEIGHT_DECAY = 0.02, 0.02, 0.005, 0.02
 # Five steps of a quintic iteration towards the nearest orthogonal matrix.
 QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonalise(matrix, steps=5):
+def orthogonalise(stack, steps=5):
+    """The nearest orthogonal matrix, about, of every matrix of a stack. Half precision is enough for a direction."""
     a, b, c = QUINTIC
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if tall else matrix
-    x = x / (jnp.linalg.norm(x) + 1e-7)
+    tall = stack.shape[1] > stack.shape[2]
+    x = (stack.mT if tall else stack).bfloat16()
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(steps):
-        square = x @ x.T
+        square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
-    return x.T if tall else x
+    return (x.mT if tall else x).float()
 
 
 def muon_update(momentum, gradient):
-    momentum = 0.95 * momentum + gradient
-    ahead = gradient + 0.95 * momentum
-    turned = jnp.stack([orthogonalise(ahead[i]) for i in range(ahead.shape[0])])
-    scale = max(1.0, gradient.shape[2] / gradient.shape[1]) ** 0.5
-    return momentum, turned * scale
+    momentum.mul_(0.95).add_(gradient)
+    turned = orthogonalise(gradient + 0.95 * momentum)
+    return turned * max(1.0, gradient.shape[2] / gradient.shape[1]) ** 0.5
 
 
 def adam_update(first, second, gradient, step):
-    first = 0.9 * first + 0.1 * gradient
-    second = 0.98 * second + 0.02 * gradient**2
-    return first, second, first / (1 - 0.9**step) / (jnp.sqrt(second / (1 - 0.98**step)) + 1e-9)
+    first.mul_(0.9).add_(gradient, alpha=0.1)
+    second.mul_(0.98).addcmul_(gradient, gradient, value=0.02)
+    return first / (1 - 0.9**step) / ((second / (1 - 0.98**step)).sqrt() + 1e-9)
 
 
 def empty_state(weights):
-    first = {name: jnp.zeros_like(value) for name, value in weights.items()}
-    return {"first": first, "second": {name: jnp.zeros_like(weights[name]) for name in weights if name not in MATRICES}}
+    first = {name: torch.zeros_like(value) for name, value in weights.items()}
+    return {"first": first, "second": {name: torch.zeros_like(weights[name]) for name in weights if name not in MATRICES}}
 
 
-@partial(jax.jit, static_argnames="shape")
-def loss_and_gradients(weights, batch, shape):
-    return jax.value_and_grad(model.mean_loss)(weights, batch, shape)
-
-
-@partial(jax.jit, donate_argnums=(0, 1))
 def update(weights, state, gradients, rate, step):
     """One step of the optimisers; `rate` is the schedule's factor between 0 and 1."""
-    new, first, second = {}, {}, {}
     for name, value in weights.items():
+        first, gradient = state["first"][name], gradients[name]
         if name in MATRICES:
-            first[name], change = muon_update(state["first"][name], gradients[name])
-            new[name] = value * (1 - DECAY * MATRIX_RATE * rate) - MATRIX_RATE * rate * change
+            value.mul_(1 - WEIGHT_DECAY * MATRIX_RATE * rate).sub_(muon_update(first, gradient), alpha=MATRIX_RATE * rate)
         else:
-            first[name], second[name], change = adam_update(state["first"][name], state["second"][name], gradients[name], step)
-            new[name] = value - (EMBEDDING_RATE if name == "embedding" else OTHER_RATE) * rate * change
-    return new, {"first": first, "second": second}
+            change = adam_update(first, state["second"][name], gradient, step)
+            value.sub_(change, alpha=(EMBEDDING_RATE if name == "embedding" else OTHER_RATE) * rate)
 
 
-def compile_all(encoded, shape, seed):
-    """Compile every batch shape before the schedule's clock starts."""
-    weights = model.initial_weights(jax.random.key(seed), shape)
-    seen = set()
-    for length, rows in packing.batches(encoded, 0):
-        if length not in seen:
-            seen.add(length)
-            _, gradients = loss_and_gradients(weights, packing.batch_of(rows, length), shape)
-    jax.block_until_ready(update(weights, empty_state(weights), gradients, 0.1, 1.0))
+def halved(name, value):
+    """What is multiplied is rounded to half precision; the norms' gains are not."""
+    return value if "norm" in name else value.bfloat16()
 
 
-def schedule(share):
-    """Linear warm-up, then a cosine down to a fiftieth."""
-    if share < WARM_UP:
-        return (share + 1e-3) / WARM_UP
-    return 0.02 + 0.98 * 0.5 * (1 + np.cos(np.pi * min(1.0, (share - WARM_UP) / (1 - WARM_UP))))
+def loss_and_gradients(weights, batch, shape):
+    leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
+    loss = model.mean_loss({name: halved(name, value) for name, value in leaves.items()}, batch, shape)
+    loss.backward()
+    return loss.item(), {name: value.grad for name, value in leaves.items()}
 
 
-def save(path, weights, shape, log):
-    np.savez(path, **{name: np.asarray(value) for name, value in weights.items()})
-    path.with_suffix(".json").write_text(json.dumps({"shape": shape.as_dict(), "log": log}, indent=1))
-
-
-def load(path):
-    about = json.loads(path.with_suffix(".json").read_text())
-    with np.load(path) as stored:
-        weights = {name: jnp.asarray(stored[name]) for name in stored.files}
-    return weights, model.Shape(**about["shape"]), about["log"]
-
-
-def endless(encoded):
-    seed = 0
-    while True:
-        yield from packing.batches(encoded, seed)
-        seed += 1
+def averaged(gradients, workers):
+    """The mean of all workers' gradients, in one exchange."""
+    flat = torch.cat([value.flatten() for value in gradients.values()])
+    if workers > 1:
+        dist.all_reduce(flat)
+        flat /= workers
+    parts = flat.split([value.numel() for value in gradients.values()])
+    return {name: part.view_as(value) for (name, value), part in zip(gradients.items(), parts)}
 
 
 @dataclass(frozen=True)
@@ -117,86 +97,139 @@ class Plan:
     """When a run ends, how large its steps are, and how much mere copying it mixes in at first."""
 
     steps: int
-    minutes: float
+    warm_up: int
+    decay: int
     seed: int
     rate: float
     copying: float
-    copying_until: float
+    copying_until: int
+    workers: int
 
-    def copy_share(self, share):
-        """How many of the batches are mere copying: many at first, then a few."""
-        if share < self.copying_until:
-            return self.copying
-        return min(self.copying, max(0.04, self.copying - 4 * (share - self.copying_until)))
+    def rate_at(self, step):
+        return self.rate * min(1.0, step / self.warm_up, (self.steps + 1 - step) / self.decay)
+
+    def is_copying(self, step):
+        """Whether a step's batches are mere copying: many at first, then a few."""
+        share = self.copying if step < self.copying_until else min(self.copying, 0.04)
+        return np.random.default_rng((self.seed, step)).random() < share
 
 
 class Log:
     """Mean losses of the conversations and of the copying batches, every few steps."""
 
-    def __init__(self):
-        self.points, self.tokens, self.recent = [], 0, {"loss": [], "copying": []}
+    def __init__(self, points=(), tokens=0):
+        self.points, self.tokens, self.recent = list(points), tokens, {"loss": [], "copying": []}
 
-    def add(self, step, minutes, kind, loss, batch):
-        self.recent[kind].append(float(loss))
-        self.tokens += int((batch["segments"] > 0).sum())
+    def add(self, step, minutes, kind, loss, tokens):
+        self.recent[kind].append(loss)
+        self.tokens += tokens
         if step % 20 == 0:
             means = {kind: round(float(np.mean(losses)), 4) for kind, losses in self.recent.items() if losses}
             self.points.append({"step": step, "tokens": self.tokens, "minutes": round(minutes, 2), **means})
             self.recent = {kind: [] for kind in self.recent}
 
 
-def run(encoded, weights, shape, plan, out):
-    """Train and save; a copy of the weights is saved every five minutes."""
-    state, chance, log = empty_state(weights), np.random.default_rng(plan.seed), Log()
-    conversations = endless(encoded)
-    progress, started, saved, step = Progress("train", 1.0), time.monotonic(), 0.0, 0
+def conversation_batches(encoded, plan):
+    """Without end: for each step, one batch for every worker."""
+    seed = 0
     while True:
-        elapsed = (time.monotonic() - started) / 60
-        share = max(step / plan.steps, elapsed / plan.minutes)
-        if share >= 1:
-            break
-        step += 1
-        copying = chance.random() < plan.copy_share(share)
-        batch = packing.copy_batch(chance, shape.vocabulary) if copying else packing.batch_of(*reversed(next(conversations)))
+        drawn = packing.batches(encoded, seed)
+        whole = len(drawn) - len(drawn) % plan.workers
+        for at in range(0, whole, plan.workers):
+            yield drawn[at : at + plan.workers]
+        seed += 1
+
+
+def worker(rank, encoded, weights, shape, plan, out, meeting, resume):
+    """One worker's whole run; the first of them reports and saves."""
+    torch.set_num_threads(1)
+    if plan.workers > 1:
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=plan.workers)
+    state, log, first_step, spent = empty_state(weights), Log(), 1, 0.0
+    if resume:
+        kept = torch.load(out.with_suffix(".state"))
+        weights, state, first_step, spent = kept["weights"], kept["state"], kept["step"] + 1, kept["minutes"]
+        log = Log(kept["points"], kept["tokens"])
+    conversations = conversation_batches(encoded, plan)
+    for _ in islice(conversations, sum(not plan.is_copying(step) for step in range(1, first_step))):
+        pass
+    progress, started = Progress("train", plan.steps), time.monotonic()
+    minutes = spent
+    for step in range(first_step, plan.steps + 1):
+        copying = plan.is_copying(step)
+        if copying:
+            batch = packing.copy_batch(np.random.default_rng((plan.seed, step, rank)), shape.vocabulary)
+        else:
+            batch = packing.batch_of(*reversed(next(conversations)[rank]))
         loss, gradients = loss_and_gradients(weights, batch, shape)
-        weights, state = update(weights, state, gradients, plan.rate * float(schedule(share)), float(step))
-        log.add(step, elapsed, "copying" if copying else "loss", loss, batch)
+        update(weights, state, averaged(gradients, plan.workers), plan.rate_at(step), step)
+        minutes = spent + (time.monotonic() - started) / 60
+        if rank > 0:
+            continue
+        log.add(step, minutes, "copying" if copying else "loss", loss, plan.workers * int((batch["segments"] > 0).sum()))
         if log.points:
-            progress.show(share, f"{log.points[-1]}, {log.tokens / (60 * elapsed):.0f} tokens/s")
-        if elapsed - saved > 5:
-            saved = elapsed
-            save(out, weights, shape, {"points": log.points})
+            progress.show(step, f"{log.points[-1]}")
+        if step % 200 == 0 or step == plan.steps:
+            kept = {"weights": weights, "state": state, "step": step, "minutes": minutes, "points": log.points, "tokens": log.tokens}
+            torch.save(kept, out.with_suffix(".state"))
+            figures = {
+                "points": log.points, "steps": step, "tokens": log.tokens, "minutes": round(minutes, 1), "seed": plan.seed,
+                "workers": plan.workers, "parameters": model.parameter_count(weights),
+            }
+            storage.save(out, weights, shape, figures)
     progress.close()
-    figures = {"points": log.points, "steps": step, "tokens": log.tokens, "minutes": round(elapsed, 1), "seed": plan.seed, "parameters": model.parameter_count(weights)}
-    save(out, weights, shape, figures)
-    return figures
+
+
+def run(encoded, weights, shape, plan, out, resume):
+    """Start the workers, wait for them, and return the figures of the run."""
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (encoded, weights, shape, plan, out, Path(folder) / "meeting", resume)
+        workers = [context.Process(target=worker, args=(rank, *arguments)) for rank in range(plan.workers)]
+        for process in workers:
+            process.start()
+        for process in workers:
+            process.join()
+    if any(process.exitcode for process in workers):
+        raise SystemExit("error: a training worker failed; see its messages above")
+    return storage.load(out)[2]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder with train.jsonl; takes tokenizer.json and weights.npz")
-    parser.add_argument("--steps", type=int, default=3535)
-    parser.add_argument("--minutes", type=float, default=90.0)
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--warm-up", type=int, default=60, help="steps in which the rate rises (default: 60)")
+    parser.add_argument("--decay", type=int, default=1000, help="last steps, in which the rate falls (default: 1000)")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--rate", type=float, default=0.5, help="factor on the learning rates (default: 0.5)")
     parser.add_argument("--copying", type=float, default=0.12, help="share of mere copying batches at first (default: 0.12)")
-    parser.add_argument("--copying-until", type=float, default=0.1, help="share of the schedule after which they become few (default: 0.1)")
-    parser.add_argument("--start", type=Path, help="go on from these weights (npz) instead of random ones")
+    parser.add_argument("--copying-until", type=int, default=300, help="step after which they become few (default: 300)")
+    parser.add_argument("--workers", type=int, default=2, help="processes of one thread each (default: 2)")
+    parser.add_argument("--start", type=Path, help="go on from the weights and the tokenizer of this GGUF file instead of from nothing")
+    parser.add_argument("--resume", action="store_true", help="go on from weights.state, which is written every 200 steps")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     conversations = packing.load_conversations(options.work / "train.jsonl")
-    tokenizer = vocabulary.train(conversations[:30000], options.work / "tokenizer.json")
+    if options.start:
+        tokenizer = storage.read_tokenizer(options.start, options.work / "tokenizer.json")
+    else:
+        tokenizer = vocabulary.train(conversations[:30000], options.work / "tokenizer.json")
     encoded = packing.encode_all(tokenizer, conversations)
     sizes = np.array([len(ids) for ids, _ in encoded])
     wanted = sum(sum(w) for _, w in encoded)
     print(f"train: {len(sizes)} conversations, {sizes.sum()} tokens (longest {sizes.max()}), {wanted} of them wanted", flush=True)
-    shape = model.Shape(vocabulary=tokenizer.get_vocab_size())
-    compile_all(encoded, shape, options.seed)
-    weights = model.initial_weights(jax.random.key(options.seed), shape)
-    weights = {name: jnp.asarray(value) for name, value in induction.prepare(weights, shape, options.seed).items()}
     if options.start:
-        weights, shape, _ = load(options.start)
-    plan = Plan(options.steps, options.minutes, options.seed, options.rate, options.copying, options.copying_until)
-    log = run(encoded, weights, shape, plan, options.work / "weights.npz")
+        weights, shape = storage.read_gguf(options.start)
+    else:
+        shape = model.Shape(vocabulary=tokenizer.get_vocab_size())
+        weights = induction.prepare(model.initial_weights(options.seed, shape), shape, options.seed)
+        weights = {name: torch.from_numpy(value) for name, value in weights.items()}
+    plan = Plan(
+        options.steps, options.warm_up, min(options.decay, options.steps), options.seed, options.rate, options.copying,
+        options.copying_until, options.workers,
+    )
+    log = run(encoded, weights, shape, plan, options.work / "weights.npz", options.resume)
     print(f"train: {log['parameters']} parameters, {log['steps']} steps, {log['tokens']} tokens, {log['minutes']} min, last loss {log['points'][-1] if log['points'] else '-'}")
 
 

@@ -40,7 +40,7 @@ DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 MONTHS = "January February March April May June July August September October November December".split()
 LANGUAGES = "French German Spanish Italian Polish Greek Dutch Swedish Turkish Korean Hindi Arabic".split()
 JOBS = "teacher doctor baker pilot painter farmer nurse singer lawyer cook driver writer gardener plumber engineer".split()
-NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty".split()
 
 SYLLABLES = "ba be bo da de di do fa fe ga go ka ke ki ko la le li lo lu ma me mi mo na ne ni no pa pe po ra re ri ro sa se si so ta te ti to tu va ve vi wa we wi za zo sha tri bra cla dro fro gri plu sten mor lin dan tor vel nix rum".split()
 
