@@ -1,57 +1,161 @@
-//! The lane `fuzz`: 60 seconds of every fuzz target, where a nightly toolchain and cargo-fuzz can be had.
+//! The lane `fuzz`: every fuzz target for a while, as many at a time as there are processors.
 //!
-//! Owns: finding the targets and running them. Refuses to know: what they fuzz. The committed corpus is replayed by
-//! ordinary tests in any case.
+//! The targets are built by cargo itself, with the flags that `cargo fuzz` would pass, so that neither that program nor a
+//! nightly compiler has to be there. What the fuzzer finds worth keeping stays in `fuzz/target/corpus` from run to run; an
+//! input that breaks something is written to `fuzz/artifacts`, and belongs into `fuzz/corpus`, whose files ordinary tests
+//! replay.
 
-use anyhow::Result;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::ci::Outcome;
-use crate::process;
+use anyhow::{Context, Result, bail};
 
-/// Seconds for each target.
-const SECONDS: u32 = 60;
+use crate::ci::{Outcome, Settings};
+use crate::{process, root};
+
+/// Bytes of the largest input.
+const INPUT_BYTES_MAX: u32 = 1 << 20;
+/// The process may hold so much at its peak, whatever the input.
+const MEMORY_MIB_MAX: u32 = 512;
+/// Seconds that one input may take.
+const INPUT_SECONDS_MAX: u32 = 20;
+
+/// What the compiler is told, as `cargo fuzz --sanitizer none` does: tell the fuzzer which branches were taken and what was
+/// compared, and check everything that debug builds check. Our code is safe Rust, so that an address sanitizer would find
+/// little, and its own memory would hide ours.
+const FLAGS: &[&str] = &[
+    "--cfg=fuzzing",
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Cdebug-assertions",
+];
 
 /// Fuzzes every target for a while.
-pub(crate) fn run() -> Result<Outcome> {
-    if !process::succeeds(&mut process::program("cargo", &["+nightly", "--version"])) {
-        return Ok(Outcome::Skipped(
-            "no nightly toolchain; the corpus was replayed by the tests".to_owned(),
-        ));
-    }
-    if !process::succeeds(&mut process::program("cargo", &["fuzz", "--version"]))
-        && process::run(&mut process::cargo(&[
-            "install",
-            "--locked",
-            "--quiet",
-            "cargo-fuzz",
-        ]))
-        .is_err()
-    {
-        return Ok(Outcome::Skipped(
-            "cargo-fuzz cannot be installed here; the corpus was replayed by the tests".to_owned(),
-        ));
-    }
-    let targets = process::output(&mut process::program(
-        "cargo",
-        &["+nightly", "fuzz", "list"],
-    ))?;
-    for target in targets.lines() {
-        let time = format!("-max_total_time={SECONDS}");
-        process::run(&mut process::program(
-            "cargo",
-            &[
-                "+nightly",
-                "fuzz",
-                "run",
-                target,
-                "--",
-                &time,
-                // The same walk every time, as far as time allows; whoever hunts starts `cargo fuzz` with his own seed.
-                "-seed=1",
-                "-rss_limit_mb=4096",
-                "-timeout=10",
-            ],
-        ))?;
+pub(crate) fn run(settings: &Settings) -> Result<Outcome> {
+    let targets = targets()?;
+    let folder = build()?;
+    let seed = settings.seed.unwrap_or_else(new_seed);
+    process::say(&format!(
+        "{} targets, {} s each; `--lane fuzz --seed {seed}` repeats this run",
+        targets.len(),
+        settings.seconds
+    ));
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    let waiting = Mutex::new(targets);
+    let failed = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                while let Some(target) = next(&waiting) {
+                    if let Err(error) = fuzz(&folder, &target, seed, settings.seconds) {
+                        process::say(&format!("{error:#}"));
+                        if let Ok(mut failed) = failed.lock() {
+                            failed.push(target);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_default();
+    if !failed.is_empty() {
+        bail!("found something: {}", failed.join(", "));
     }
     Ok(Outcome::Passed)
+}
+
+fn next(waiting: &Mutex<Vec<String>>) -> Option<String> {
+    waiting.lock().ok()?.pop()
+}
+
+/// A seed that differs from run to run.
+fn new_seed() -> u32 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    // Zero would make the fuzzer choose one and tell nobody.
+    now.map_or(1, |now| now.subsec_nanos().max(1))
+}
+
+/// The names of the targets, which are the files in `fuzz_targets`.
+fn targets() -> Result<Vec<String>> {
+    let folder = root().join("fuzz/fuzz_targets");
+    let entries =
+        std::fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut targets: Vec<_> = entries
+        .flatten()
+        .filter_map(|entry| Some(entry.path().file_stem()?.to_string_lossy().into_owned()))
+        .collect();
+    // Taken from the end.
+    targets.sort_by(|a, b| b.cmp(a));
+    Ok(targets)
+}
+
+/// Builds all of them; the folder that they are in.
+fn build() -> Result<PathBuf> {
+    let host = process::output(Command::new("rustc").arg("-vV"))?;
+    let host = host
+        .lines()
+        .find_map(|line| line.strip_prefix("host: "))
+        .context("rustc does not name its host")?;
+    let mut command = process::cargo(&[
+        "build",
+        "--release",
+        "--manifest-path",
+        "fuzz/Cargo.toml",
+        // Build scripts and macros are then built without the flags.
+        "--target",
+        host,
+    ]);
+    process::run(command.env("RUSTFLAGS", FLAGS.join(" ")))?;
+    Ok(root().join("fuzz/target").join(host).join("release"))
+}
+
+/// Runs one target; its output is shown if it found something.
+fn fuzz(folder: &Path, target: &str, seed: u32, seconds: u32) -> Result<()> {
+    let kept = root().join("fuzz/target/corpus").join(target);
+    let committed = root().join("fuzz/corpus").join(target);
+    let artifacts = root().join("fuzz/artifacts").join(target);
+    for folder in [&kept, &artifacts] {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    let mut command = Command::new(folder.join(target));
+    command
+        .arg(format!("-seed={seed}"))
+        .arg(format!("-max_total_time={seconds}"))
+        .arg(format!("-max_len={INPUT_BYTES_MAX}"))
+        .arg(format!("-rss_limit_mb={MEMORY_MIB_MAX}"))
+        .arg(format!("-timeout={INPUT_SECONDS_MAX}"))
+        .arg("-print_final_stats=1")
+        .arg(format!("-artifact_prefix={}/", artifacts.display()))
+        .arg(&kept);
+    if committed.is_dir() {
+        command.arg(committed);
+    }
+    let output = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot start the target {target}"))?;
+    let log = String::from_utf8_lossy(&output.stderr);
+    let value = |name: &str| {
+        let line = log.lines().find(|line| line.starts_with(name));
+        let value = line.and_then(|line| line.split_whitespace().last());
+        value.unwrap_or("?").to_owned()
+    };
+    if !output.status.success() {
+        let end: Vec<_> = log.lines().rev().take(60).collect();
+        let end: Vec<_> = end.into_iter().rev().collect();
+        bail!("{}\n{target} failed with -seed={seed}", end.join("\n"));
+    }
+    process::say(&format!(
+        "{target:20} {:>9} inputs, {:>3} MiB at its peak",
+        value("stat::number_of_executed_units:"),
+        value("stat::peak_rss_mb:")
+    ));
+    Ok(())
 }

@@ -2,6 +2,7 @@
 //!
 //! Owns: how the project is built, checked and regenerated. Refuses to know: anything the crates do at run time.
 
+mod advice;
 mod ci;
 mod codegen;
 mod conformance;
@@ -14,6 +15,7 @@ mod server;
 mod soak;
 mod tidy;
 mod toolchain;
+mod tools;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

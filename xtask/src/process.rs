@@ -1,7 +1,7 @@
 //! Running other programs. Owns: how a command is shown, run and judged. Refuses to know: which ones.
 
-use std::io::{IsTerminal, Write};
-use std::process::{Command, Stdio};
+use std::io::{IsTerminal, Read, Write};
+use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail};
 
@@ -47,6 +47,43 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// Runs a command with its output shown; how it ended, and the end of what it wrote on standard error.
+///
+/// # Errors
+/// It cannot be started.
+pub(crate) fn run_and_keep(command: &mut Command) -> Result<(ExitStatus, String)> {
+    let shown = show(command);
+    say(&format!("$ {shown}"));
+    if std::io::stderr().is_terminal() {
+        // Cargo sees a pipe where there is a terminal behind it.
+        command.env("CARGO_TERM_COLOR", "always");
+        command.env("CARGO_TERM_PROGRESS_WHEN", "always");
+        command.env("CARGO_TERM_PROGRESS_WIDTH", "80");
+    }
+    let mut child = command
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start `{shown}`"))?;
+    let mut kept = Vec::new();
+    if let Some(mut stderr) = child.stderr.take() {
+        let mut piece = [0; 4096];
+        while let Ok(read @ 1..) = stderr.read(&mut piece) {
+            // Nothing sensible is left to do when standard error is gone.
+            let _ = std::io::stderr().write_all(&piece[..read]);
+            kept.extend_from_slice(&piece[..read]);
+            // Twice what is kept, so that a long build does not move it at every piece.
+            if kept.len() > 2 * KEPT_BYTES {
+                kept.drain(..kept.len() - KEPT_BYTES);
+            }
+        }
+    }
+    let status = child.wait()?;
+    Ok((status, String::from_utf8_lossy(&kept).into_owned()))
+}
+
+/// The end of a build's output that is looked at when it failed.
+const KEPT_BYTES: usize = 256 * 1024;
+
 /// Runs a command quietly; its standard output, or an error with what it said.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let shown = show(command);
@@ -71,6 +108,23 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
         .stderr(Stdio::null())
         .status()
         .is_ok_and(|status| status.success())
+}
+
+/// The same for a command that reads `input`.
+pub(crate) fn succeeds_with_input(command: &mut Command, input: &str) -> bool {
+    let child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let Ok(mut child) = child else {
+        return false;
+    };
+    if let Some(mut stdin) = child.stdin.take() {
+        // One that ends without reading has decided without it; its status says how.
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    child.wait().is_ok_and(|status| status.success())
 }
 
 fn show(command: &Command) -> String {

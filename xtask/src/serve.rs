@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{process, root, toolchain};
+use crate::toolchain::{self, Machine};
+use crate::{advice, process, root};
 
 /// Features of the binary that people run.
 pub(crate) const FEATURES: &str = "cli,embedded,demo-model,stores";
@@ -15,6 +16,9 @@ pub(crate) const FEATURES: &str = "cli,embedded,demo-model,stores";
 /// Options of `cargo xtask serve`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
+    /// `release` is built sooner, `dist` runs a little faster and is what is shipped.
+    #[arg(long, value_name = "NAME", default_value = "release", value_parser = ["release", "dist"])]
+    profile: String,
     /// Build only; do not start the server.
     #[arg(long)]
     build_only: bool,
@@ -31,14 +35,17 @@ pub(crate) struct Options {
 /// # Errors
 /// If a tool is missing and cannot be installed, the build fails, or the server ends with an error.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    toolchain::ensure()?;
-    let binary = root().join("target/release/sapwood");
+    toolchain::ensure(&Machine::this())?;
+    let folder = format!("target/{}", options.profile);
+    let binary = root().join(&folder).join("sapwood");
     build(options, binary.exists())?;
     if options.build_only {
-        process::say("built target/release/sapwood");
+        process::say(&format!("built {folder}/sapwood"));
         return Ok(());
     }
-    process::say("put target/release on your PATH to call `sapwood chat` from anywhere");
+    process::say(&format!(
+        "put {folder} on your PATH to call `sapwood chat` from anywhere"
+    ));
     let status = Command::new(&binary)
         .arg("serve")
         .args(&options.arguments)
@@ -53,7 +60,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 fn build(options: &Options, again: bool) -> Result<()> {
     if !again {
         process::say(
-            "building sapwood; the first time takes some minutes, most of them for llama.cpp",
+            "building sapwood; the first time takes some minutes, about half of them for llama.cpp",
         );
     }
     let features = match &options.features {
@@ -61,14 +68,18 @@ fn build(options: &Options, again: bool) -> Result<()> {
         None => FEATURES.to_owned(),
     };
     let start = Instant::now();
-    process::run(&mut process::cargo(&[
+    let (status, output) = process::run_and_keep(&mut process::cargo(&[
         "build",
-        "--release",
+        "--profile",
+        &options.profile,
         "--package",
         "sapwood",
         "--features",
         &features,
     ]))?;
+    if !status.success() {
+        bail!("{}", advice::after_failed_build(&output));
+    }
     if !again {
         process::say(&format!("built in {} s", start.elapsed().as_secs()));
     }

@@ -8,7 +8,7 @@ use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result};
 
-use crate::{process, root};
+use crate::{ci, process};
 
 /// A server of the build under test, ended when it is dropped.
 pub(crate) struct Server {
@@ -23,14 +23,7 @@ impl Server {
     /// # Errors
     /// The build fails, or the server ends before it listens.
     pub(crate) fn start(config: &Path) -> Result<Self> {
-        process::run(&mut process::cargo(&[
-            "build",
-            "--package",
-            "sapwood",
-            "--features",
-            "cli",
-        ]))?;
-        let binary = root().join("target/debug/sapwood").display().to_string();
+        let binary = ci::build_server()?.display().to_string();
         let config = config.display().to_string();
         let mut child = process::program(
             &binary,

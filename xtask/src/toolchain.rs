@@ -1,85 +1,141 @@
-//! What a build of the real model needs from the machine: cmake, libclang, a C++ compiler.
+//! What a build with llama.cpp needs from the machine: cmake, make, a working C++ compiler, libclang with its headers.
 //!
-//! Owns: looking for them, saying what is missing, installing it where that is possible.
-//! Refuses to know: what is built with them.
+//! Each need is checked by doing what the build will do with it: a name on the `PATH` or a file with a promising name has
+//! been wrong before. What is missing is installed with apt-get where that is allowed; everywhere else the last line says
+//! what to install.
 
-use std::path::Path;
-use std::process::Command;
+mod libclang;
+mod machine;
 
 use anyhow::{Result, bail};
 
 use crate::process;
+pub(crate) use machine::Machine;
 
 /// Something that must be on the machine, and the Debian package that brings it.
 struct Need {
     name: &'static str,
     package: &'static str,
-    present: fn() -> bool,
+    present: fn(&Machine) -> bool,
 }
 
-const NEEDS: [Need; 3] = [
+const NEEDS: [Need; 5] = [
     Need {
         name: "cmake",
         package: "cmake",
-        present: || process::succeeds(Command::new("cmake").arg("--version")),
+        present: |machine| machine.answers("cmake"),
     },
     Need {
-        name: "a C++ compiler",
+        name: "make",
+        package: "make",
+        // cmake's usual generator; whoever chose another one in the environment has it.
+        present: |machine| machine.variable("CMAKE_GENERATOR").is_some() || machine.answers("make"),
+    },
+    Need {
+        name: "a C++ compiler with its standard library",
         package: "g++",
-        present: || {
-            ["c++", "g++", "clang++"]
-                .iter()
-                .any(|name| process::succeeds(Command::new(name).arg("--version")))
-        },
+        present: compiles_cpp,
     },
     Need {
         name: "libclang",
         package: "libclang-dev",
-        present: libclang_present,
+        present: |machine| libclang::library(machine).is_some(),
+    },
+    Need {
+        name: "clang's own headers (stddef.h, stdbool.h)",
+        package: "libclang-dev",
+        present: libclang::headers_present,
     },
 ];
+
+/// A program that uses the library's headers, has to be linked with it, and needs a standard that llama.cpp needs.
+const CPP_PROGRAM: &str = "#include <string>\n#include <string_view>\n#include <thread>\n\
+    int main() { std::string_view v = \"a\"; std::string s(v); std::thread([&] { s += 'b'; }).join(); return s.size() == 2 ? 0 : 1; }\n";
 
 /// Makes sure that what a build with a real model needs is there; installs it with apt-get if it may.
 ///
 /// # Errors
-/// If something is missing that cannot be installed from here; the message has the exact command.
-pub(crate) fn ensure() -> Result<()> {
-    let missing: Vec<&Need> = NEEDS.iter().filter(|need| !(need.present)()).collect();
+/// If something is missing that cannot be installed from here; the message ends with the exact command.
+pub(crate) fn ensure(machine: &Machine) -> Result<()> {
+    let missing = missing(machine);
     if missing.is_empty() {
         return Ok(());
     }
-    let names = missing
-        .iter()
-        .map(|need| need.name)
-        .collect::<Vec<_>>()
-        .join(", ");
-    let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
-    process::say(&format!("missing for the build of llama.cpp: {names}"));
-    install(&packages)?;
-    match NEEDS.iter().find(|need| !(need.present)()) {
-        None => Ok(()),
-        Some(need) => bail!(
-            "{} is still not found after installing {}",
-            need.name,
-            need.package
-        ),
+    process::say(&format!(
+        "missing for the build of llama.cpp: {}",
+        names(&missing)
+    ));
+    install(machine, &packages(&missing))?;
+    let missing = self::missing(machine);
+    if missing.is_empty() {
+        return Ok(());
     }
+    bail!(
+        "still missing after `apt-get install {}`: {}{}",
+        packages(&missing).join(" "),
+        names(&missing),
+        libclang::path_hint(machine)
+    );
+}
+
+/// Whether nothing is missing.
+pub(crate) fn is_complete(machine: &Machine) -> bool {
+    missing(machine).is_empty()
+}
+
+fn missing(machine: &Machine) -> Vec<&'static Need> {
+    NEEDS
+        .iter()
+        .filter(|need| !(need.present)(machine))
+        .collect()
+}
+
+fn names(needs: &[&Need]) -> String {
+    let names: Vec<_> = needs.iter().map(|need| need.name).collect();
+    names.join(", ")
+}
+
+/// The packages that bring them, each once.
+fn packages(needs: &[&Need]) -> Vec<&'static str> {
+    let mut packages: Vec<_> = needs.iter().map(|need| need.package).collect();
+    packages.dedup();
+    packages
+}
+
+fn compiles_cpp(machine: &Machine) -> bool {
+    // The build takes `CXX`, else `c++`.
+    let compiler = machine.variable("CXX").unwrap_or_else(|| "c++".into());
+    let mut words = compiler.to_str().unwrap_or("c++").split_whitespace();
+    let Some(program) = words.next() else {
+        return false;
+    };
+    let output = machine.scratch("cxx-check");
+    let mut command = machine.command(program);
+    command
+        .args(words)
+        .args(["-x", "c++", "-std=c++17", "-pthread", "-o"]);
+    command.arg(&output).arg("-");
+    let compiled = process::succeeds_with_input(&mut command, CPP_PROGRAM);
+    // It may not be there, if nothing was compiled.
+    let _ = std::fs::remove_file(output);
+    compiled
 }
 
 /// Installs Debian packages as root or through sudo.
 ///
 /// # Errors
 /// If there is no apt-get, or no right to use it; the message has the command to run by hand.
-pub(crate) fn install(packages: &[&str]) -> Result<()> {
+pub(crate) fn install(machine: &Machine, packages: &[&str]) -> Result<()> {
     let by_hand = format!("apt-get install -y {}", packages.join(" "));
-    if !process::succeeds(Command::new("apt-get").arg("--version")) {
+    if !machine.answers("apt-get") {
         bail!(
-            "install them with your package manager (on Debian: `{by_hand}`), then run this again"
+            "install them with your package manager (on Debian: `{by_hand}`, on Fedora: `dnf install cmake make gcc-c++ \
+             clang-devel`, on macOS: `brew install cmake llvm`), then run this again"
         );
     }
-    let prefix: &[&str] = if is_root() {
+    let prefix: &[&str] = if is_root(machine) {
         &[]
-    } else if process::succeeds(Command::new("sudo").args(["-n", "true"])) {
+    } else if process::succeeds(machine.command("sudo").args(["-n", "true"])) {
         &["sudo", "-n"]
     } else {
         bail!("run `sudo {by_hand}`, then run this again");
@@ -91,8 +147,10 @@ pub(crate) fn install(packages: &[&str]) -> Result<()> {
             .chain(arguments)
             .copied()
             .collect();
-        let mut command = process::program(words[0], &words[1..]);
-        command.env("DEBIAN_FRONTEND", "noninteractive");
+        let mut command = machine.command(words[0]);
+        command
+            .args(&words[1..])
+            .env("DEBIAN_FRONTEND", "noninteractive");
         process::run(&mut command)
     };
     // An old list may still be good enough, so that a failing update is not yet a failure.
@@ -102,40 +160,15 @@ pub(crate) fn install(packages: &[&str]) -> Result<()> {
         .chain(packages)
         .copied()
         .collect();
-    apt(&arguments)
+    if let Err(error) = apt(&arguments) {
+        bail!("{error}; run `{by_hand}` by hand to see why, then run this again");
+    }
+    Ok(())
 }
 
-fn is_root() -> bool {
-    process::output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
+fn is_root(machine: &Machine) -> bool {
+    process::output(machine.command("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
 }
 
-/// libclang has no program to ask: look where Debian, Fedora, Arch and Homebrew put the library.
-fn libclang_present() -> bool {
-    let folders = [
-        "/usr/lib",
-        "/usr/lib64",
-        "/usr/lib/x86_64-linux-gnu",
-        "/usr/lib/aarch64-linux-gnu",
-        "/usr/local/lib",
-        "/opt/homebrew/opt/llvm/lib",
-        "/usr/local/opt/llvm/lib",
-    ];
-    let versioned = (11..=25).map(|version| format!("/usr/lib/llvm-{version}/lib"));
-    folders
-        .into_iter()
-        .map(String::from)
-        .chain(versioned)
-        .any(|folder| holds_libclang(Path::new(&folder)))
-}
-
-fn holds_libclang(folder: &Path) -> bool {
-    std::fs::read_dir(folder).is_ok_and(|entries| {
-        entries.flatten().any(|entry| {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            name.starts_with("libclang.so")
-                || name.starts_with("libclang-") && name.contains(".so")
-                || name == "libclang.dylib"
-        })
-    })
-}
+#[cfg(test)]
+mod tests;

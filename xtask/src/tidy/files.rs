@@ -120,6 +120,19 @@ pub(super) fn ignored_tests(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
+/// A flaky test is a failing test: nothing is tried twice.
+pub(super) fn tests_tried_twice(tree: &Tree) -> Vec<Finding> {
+    let places = [".config/nextest.toml", ".ci/run", ".cargo/config.toml"];
+    places
+        .iter()
+        .filter(|place| {
+            tree.text(place)
+                .is_some_and(|text| text.contains("retries"))
+        })
+        .map(|place| Finding::new(*place, "no test is tried twice: mend what makes it flaky"))
+        .collect()
+}
+
 /// No path of a machine and no loose end stands in the project.
 pub(super) fn forbidden_words(tree: &Tree) -> Vec<Finding> {
     let words = [

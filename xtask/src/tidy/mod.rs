@@ -122,6 +122,7 @@ fn findings() -> Result<Vec<Finding>> {
         files::opening_comments,
         files::unsafe_code,
         files::ignored_tests,
+        files::tests_tried_twice,
         files::forbidden_words,
         files::faces_apart,
         files::serialisable_types,

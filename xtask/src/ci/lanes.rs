@@ -1,0 +1,240 @@
+//! The lanes of CI and what each of them runs.
+//!
+//! Only the lane `embedded` builds llama.cpp; every other lane runs on the scripted model. Lanes select features as the
+//! lanes before them did, so that what was built once is used again.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use super::busy::BusyLoops;
+use super::port::HeldPort;
+use super::{Lane, Outcome, Settings};
+use crate::tools::{COMPILERS, DENY, NEXTEST, NODE, PYTHON, WASM, WASM_TARGET};
+use crate::{foreign, fuzz, process, root, soak, tidy};
+
+pub(super) const LANES: &[Lane] = &[
+    Lane {
+        name: "fmt",
+        about: "formatting",
+        tools: &[],
+        run: |_| cargo(&["fmt", "--all", "--check"]),
+    },
+    Lane {
+        name: "tidy",
+        about: "edges, sizes, names, pages",
+        tools: &[],
+        run: |_| tidy_lane(),
+    },
+    Lane {
+        name: "clippy",
+        about: "lints, warnings denied",
+        tools: &[],
+        run: |_| clippy(),
+    },
+    Lane {
+        name: "codegen",
+        about: "generated code is what the .proto files say",
+        tools: &[],
+        run: |_| codegen(),
+    },
+    Lane {
+        name: "test",
+        about: "tests, on the scripted model",
+        tools: &[NEXTEST],
+        run: test,
+    },
+    Lane {
+        name: "doc",
+        about: "documentation and its examples, warnings denied",
+        tools: &[],
+        run: |_| doc(),
+    },
+    Lane {
+        name: "features",
+        about: "feature sets build on their own",
+        tools: &[],
+        run: |_| features(),
+    },
+    Lane {
+        name: "wasm",
+        about: "the pure core builds without an operating system",
+        tools: &[WASM],
+        run: |_| wasm(),
+    },
+    Lane {
+        name: "deny",
+        about: "licences, duplicates, sources",
+        tools: &[DENY],
+        run: |_| cargo(&["deny", "check", "bans", "licenses", "sources"]),
+    },
+    Lane {
+        name: "foreign",
+        about: "official clients of other languages",
+        tools: &[PYTHON, NODE],
+        run: |_| foreign::run(),
+    },
+    Lane {
+        name: "embedded",
+        about: "llama.cpp and the demo model",
+        tools: &[COMPILERS, NEXTEST],
+        run: embedded,
+    },
+    Lane {
+        name: "fuzz",
+        about: "every fuzz target for a while",
+        tools: &[COMPILERS],
+        run: fuzz::run,
+    },
+];
+
+/// Lanes that take long and run only where they are asked for by name.
+pub(super) const LONG: &[Lane] = &[Lane {
+    name: "soak",
+    about: "ten minutes of many clients; only with --lane soak",
+    tools: &[],
+    run: |_| soak::lane(),
+}];
+
+/// Features of the workspace in every lane without llama.cpp.
+const TESTED: &str = "sapwood/cli,sapwood/stores";
+
+fn cargo(arguments: &[&str]) -> Result<Outcome> {
+    process::run(&mut process::cargo(arguments))?;
+    Ok(Outcome::Passed)
+}
+
+fn tidy_lane() -> Result<Outcome> {
+    tidy::run(&tidy::Options::default())?;
+    Ok(Outcome::Passed)
+}
+
+fn clippy() -> Result<Outcome> {
+    cargo(&[
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--features",
+        TESTED,
+        "--",
+        "-D",
+        "warnings",
+    ])
+}
+
+fn codegen() -> Result<Outcome> {
+    cargo(&[
+        "run",
+        "--quiet",
+        "--package",
+        "xtask",
+        "--",
+        "codegen",
+        "--check",
+    ])
+}
+
+fn test(settings: &Settings) -> Result<Outcome> {
+    nextest(&["--workspace", "--features", TESTED], settings)?;
+    cargo(&[
+        "test",
+        "--quiet",
+        "--doc",
+        "--workspace",
+        "--features",
+        TESTED,
+    ])
+}
+
+/// Tests each in a process of its own, while the default port is taken and, if asked for, the processors are.
+fn nextest(arguments: &[&str], settings: &Settings) -> Result<Outcome> {
+    // Building beside busy loops proves nothing.
+    cargo(&[&["nextest", "run", "--no-run"], arguments].concat())?;
+    let _port = HeldPort::take();
+    let _busy = settings.busy.then(|| BusyLoops::start(2));
+    cargo(&[&["nextest", "run", "--no-fail-fast"], arguments].concat())
+}
+
+/// Builds the command `sapwood` as the tests' build does, so that after them nothing is left to build; its path.
+///
+/// # Errors
+/// The build fails.
+pub(crate) fn build_server() -> Result<PathBuf> {
+    // Cargo builds the programs of a package for its integration tests.
+    cargo(&[
+        "test",
+        "--no-run",
+        "--workspace",
+        "--test",
+        "cli",
+        "--features",
+        TESTED,
+    ])?;
+    Ok(root().join("target/debug/sapwood"))
+}
+
+fn doc() -> Result<Outcome> {
+    let mut command = process::cargo(&["doc", "--workspace", "--no-deps", "--features", TESTED]);
+    process::run(command.env("RUSTDOCFLAGS", "-D warnings"))?;
+    Ok(Outcome::Passed)
+}
+
+/// This target has no source of randomness, and the crate that seeds hash maps refuses to compile without one. The check
+/// runs nothing: it says what the core asks of an operating system otherwise.
+fn wasm() -> Result<Outcome> {
+    let mut check = process::cargo(&[
+        "check",
+        "--package",
+        "sapwood-proto",
+        "--target",
+        WASM_TARGET,
+    ]);
+    process::run(check.env("RUSTFLAGS", "--cfg getrandom_backend=\"unsupported\""))?;
+    Ok(Outcome::Passed)
+}
+
+/// The sets that people depend on; `embedded` has a lane of its own.
+fn features() -> Result<Outcome> {
+    for set in [
+        &["--package", "sapwood"][..],
+        &["--package", "sapwood", "--features", "cli"],
+        &["--package", "sapwood", "--features", "stores"],
+        &["--package", "sapwood-engine"],
+        &["--package", "sapwood-kernel"],
+        &["--package", "sapwood-kernel", "--features", "net"],
+    ] {
+        cargo(&[&["check", "--quiet"], set].concat())?;
+    }
+    Ok(Outcome::Passed)
+}
+
+fn embedded(settings: &Settings) -> Result<Outcome> {
+    let binary = format!(
+        "sapwood/{}",
+        crate::serve::FEATURES.replace(',', ",sapwood/")
+    );
+    let tested = [
+        "--package",
+        "sapwood-engine",
+        "--package",
+        "sapwood",
+        "--features",
+        &binary,
+    ];
+    nextest(&tested, settings)?;
+    let benches = format!("{binary},sapwood-benches/embedded");
+    let linted = [
+        "--package",
+        "sapwood-engine",
+        "--package",
+        "sapwood",
+        "--package",
+        "sapwood-benches",
+    ];
+    let clippy = [
+        &["clippy", "--all-targets"],
+        &linted[..],
+        &["--features", &benches, "--", "-D", "warnings"],
+    ];
+    cargo(&clippy.concat())
+}

@@ -1,0 +1,81 @@
+//! Holds the default port while tests run, as a server of the person who runs them would: a test that depends on it fails.
+//!
+//! Whatever connects is accepted and closed, so that such a test fails at once instead of waiting.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use crate::process;
+
+const DEFAULT: &str = "127.0.0.1:8000";
+
+/// The default port, held until this is dropped.
+pub(super) struct HeldPort {
+    stop: Arc<AtomicBool>,
+    address: String,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HeldPort {
+    /// Holds it; `None` where something listens there already, which serves as well.
+    pub(super) fn take() -> Option<Self> {
+        let held = Self::listen(DEFAULT);
+        process::say(&match held {
+            Some(_) => format!("{DEFAULT} is held during the tests, which must not need it"),
+            None => format!("something listens on {DEFAULT}; the tests must not care"),
+        });
+        held
+    }
+
+    fn listen(address: &str) -> Option<Self> {
+        let listener = TcpListener::bind(address).ok()?;
+        let address = listener.local_addr().ok()?.to_string();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            for connection in listener.incoming() {
+                drop(connection);
+                if stopped.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        Some(Self {
+            stop,
+            address,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for HeldPort {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        // A connection of our own wakes the thread, which then sees the flag.
+        let woken = std::net::TcpStream::connect(&self.address).is_ok();
+        if let Some(thread) = self.thread.take().filter(|_| woken) {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::TcpStream;
+
+    use super::HeldPort;
+
+    #[test]
+    fn a_held_port_closes_what_connects_and_is_free_again() {
+        let held = HeldPort::listen("127.0.0.1:0").unwrap();
+        let address = held.address.clone();
+        assert!(HeldPort::listen(&address).is_none());
+        let mut connection = TcpStream::connect(&address).unwrap();
+        assert_eq!(connection.read(&mut [0]).unwrap_or(0), 0);
+        drop(held);
+        assert!(TcpStream::connect(&address).is_err());
+    }
+}

@@ -1,0 +1,106 @@
+//! What became of each lane, and whether the run as a whole passed.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use super::Outcome;
+use crate::process;
+
+/// How one lane ended.
+pub(super) struct Report {
+    pub(super) lane: &'static str,
+    pub(super) took: Duration,
+    pub(super) result: Result<Outcome>,
+}
+
+/// How all of them ended.
+#[derive(Default)]
+pub(super) struct Summary(Vec<Report>);
+
+impl Summary {
+    pub(super) fn add(&mut self, report: Report) {
+        self.0.push(report);
+    }
+
+    /// Prints a line for each lane, and what failed last.
+    ///
+    /// # Errors
+    /// A lane failed, or one was skipped that is not `allowed` to be.
+    pub(super) fn conclude(&self, allowed: impl Fn(&str) -> bool) -> Result<()> {
+        process::heading("summary");
+        for report in &self.0 {
+            process::say(&line(report));
+        }
+        let total: Duration = self.0.iter().map(|report| report.took).sum();
+        let skipped = self.names(|result| matches!(result, Ok(Outcome::Skipped(_))));
+        let failed = self.names(Result::is_err);
+        process::say(&format!(
+            "lanes: {} passed, {} failed, {} skipped, in {} min {} s",
+            self.0.len() - failed.len() - skipped.len(),
+            failed.len(),
+            skipped.len(),
+            total.as_secs() / 60,
+            total.as_secs() % 60
+        ));
+        if !failed.is_empty() {
+            bail!("failed: {}", failed.join(", "));
+        }
+        let forbidden: Vec<_> = skipped.into_iter().filter(|lane| !allowed(lane)).collect();
+        if !forbidden.is_empty() {
+            let lanes = forbidden.join(",");
+            bail!("skipped: {lanes}; install what is missing, or say `--allow-skips {lanes}`");
+        }
+        Ok(())
+    }
+
+    fn names(&self, ended: impl Fn(&Result<Outcome>) -> bool) -> Vec<&'static str> {
+        let reports = self.0.iter().filter(|report| ended(&report.result));
+        reports.map(|report| report.lane).collect()
+    }
+}
+
+fn line(report: &Report) -> String {
+    let word = match &report.result {
+        Ok(Outcome::Passed) => "ok".to_owned(),
+        Ok(Outcome::Skipped(why)) => format!("SKIPPED: {why}"),
+        Err(error) => format!("FAILED: {error:#}"),
+    };
+    format!("{:10} {:>5} s  {word}", report.lane, report.took.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    fn concluded(results: Vec<Result<Outcome>>, allowed: &[&str]) -> Result<()> {
+        let mut summary = Summary::default();
+        for (lane, result) in ["a", "b", "c"].into_iter().zip(results) {
+            let took = Duration::from_secs(1);
+            summary.add(Report { lane, took, result });
+        }
+        summary.conclude(|lane| allowed.contains(&lane))
+    }
+
+    #[test]
+    fn a_skipped_lane_fails_the_run_unless_it_is_allowed() {
+        let skipped = || Ok(Outcome::Skipped("no tool".to_owned()));
+        let told =
+            |results, allowed: &[&str]| concluded(results, allowed).err().map(|e| e.to_string());
+        assert_eq!(told(vec![Ok(Outcome::Passed)], &[]), None);
+        let one = "skipped: b; install what is missing, or say `--allow-skips b`".to_owned();
+        assert_eq!(
+            told(vec![Ok(Outcome::Passed), skipped()], &[]),
+            Some(one.clone())
+        );
+        assert_eq!(told(vec![skipped(), skipped()], &["a"]), Some(one));
+        assert_eq!(told(vec![skipped(), skipped()], &["a", "b"]), None);
+        let failed = told(
+            vec![Err(anyhow!("why")), skipped(), Err(anyhow!("why"))],
+            &["a"],
+        );
+        assert_eq!(failed.as_deref(), Some("failed: a, c"));
+    }
+}

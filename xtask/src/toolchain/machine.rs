@@ -1,0 +1,98 @@
+//! The machine as the checks see it: its programs, its libraries, its variables. This one, or a fake root of a test.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::process;
+
+/// Variables that change what a build finds.
+const VARIABLES: [&str; 6] = [
+    "CMAKE_GENERATOR",
+    "CXX",
+    "LD_LIBRARY_PATH",
+    "LIBCLANG_PATH",
+    "LIBRARY_PATH",
+    "LLVM_CONFIG_PATH",
+];
+
+/// Where to look.
+pub(crate) struct Machine {
+    /// Where the file system begins.
+    root: PathBuf,
+    /// Where programs are looked for; `None` leaves that to the system.
+    path: Option<OsString>,
+    variables: BTreeMap<&'static str, OsString>,
+}
+
+impl Machine {
+    /// This machine.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "these variables steer compilers, not the server"
+    )]
+    pub(crate) fn this() -> Self {
+        let variables = VARIABLES
+            .iter()
+            .filter_map(|name| Some((*name, std::env::var_os(name)?)));
+        Self {
+            root: PathBuf::from("/"),
+            path: None,
+            variables: variables.collect(),
+        }
+    }
+
+    /// A machine whose programs are those in `bin` below `root`.
+    #[cfg(test)]
+    pub(super) fn fake(root: &Path, variables: &[(&'static str, OsString)]) -> Self {
+        Self {
+            root: root.to_owned(),
+            path: Some(root.join("bin").into()),
+            variables: variables.iter().cloned().collect(),
+        }
+    }
+
+    /// A variable that is set and not empty.
+    pub(super) fn variable(&self, name: &str) -> Option<OsString> {
+        self.variables
+            .get(name)
+            .filter(|value| !value.is_empty())
+            .cloned()
+    }
+
+    /// A program of this machine.
+    pub(super) fn command(&self, name: &str) -> Command {
+        let mut command = process::program(name, &[]);
+        if let Some(path) = &self.path {
+            command.env("PATH", path);
+        }
+        command
+    }
+
+    /// Whether a program starts and tells its version.
+    pub(super) fn answers(&self, name: &str) -> bool {
+        process::succeeds(self.command(name).arg("--version"))
+    }
+
+    /// An absolute path, such as `/usr/lib`, on this machine.
+    pub(super) fn at(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+
+    /// A file of no importance.
+    pub(super) fn scratch(&self, name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("sapwood-{}-{name}", std::process::id()))
+    }
+}
+
+/// The folders in a folder, in order of their names; none where there is no such folder.
+pub(super) fn folders_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut folders: Vec<_> = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir())
+        .collect();
+    folders.sort();
+    folders
+}
