@@ -7,7 +7,7 @@ mod beyond;
 mod bodies;
 mod client;
 mod controls;
-mod grpc;
+pub(crate) mod grpc;
 mod infer;
 mod metrics;
 mod models;

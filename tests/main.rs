@@ -9,6 +9,8 @@
 )]
 
 mod evergreen;
+mod gate;
 mod generate;
 mod lmtp;
 mod one_core;
+mod upstreams;

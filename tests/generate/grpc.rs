@@ -1,5 +1,6 @@
 //! `inference.GRPCInferenceService`: messages by hand, and our own client.
 
+mod additional;
 mod streams;
 
 use futures::stream;
@@ -19,10 +20,10 @@ use super::*;
 
 const FINAL: &str = "triton_final_response";
 
-pub(super) struct Grpc(tonic::client::Grpc<Channel>);
+pub(crate) struct Grpc(tonic::client::Grpc<Channel>);
 
 impl Grpc {
-    pub(super) async fn connect(server: &Running) -> Self {
+    pub(crate) async fn connect(server: &Running) -> Self {
         let address = format!("http://{}", server.address);
         let channel = Channel::from_shared(address).unwrap();
         // What is not read soon holds up whoever sends it.
@@ -46,7 +47,7 @@ impl Grpc {
     }
 
     /// The same with metadata.
-    pub(super) async fn send<Q, A>(
+    pub(crate) async fn send<Q, A>(
         &mut self,
         method: &str,
         request: Request<Q>,
@@ -65,7 +66,7 @@ impl Grpc {
         self.ask("ModelInfer", message).await
     }
 
-    pub(super) async fn stream(
+    pub(crate) async fn stream(
         &mut self,
         messages: impl futures::Stream<Item = ModelInferRequest> + Send + 'static,
         error_as_status: bool,
@@ -121,7 +122,7 @@ fn bytes(text: &str) -> Vec<u8> {
 }
 
 /// A prompt; with `stream`, one response for each piece.
-pub(super) fn prompt(model: &str, id: &str, text: &str, stream: bool) -> ModelInferRequest {
+pub(crate) fn prompt(model: &str, id: &str, text: &str, stream: bool) -> ModelInferRequest {
     let mut message = ModelInferRequest {
         model_name: model.into(),
         id: id.into(),
@@ -137,7 +138,7 @@ pub(super) fn prompt(model: &str, id: &str, text: &str, stream: bool) -> ModelIn
 }
 
 /// The first string of the first output.
-pub(super) fn text(message: &ModelInferResponse) -> String {
+pub(crate) fn text(message: &ModelInferResponse) -> String {
     assert_eq!(message.outputs.len(), message.raw_output_contents.len());
     let raw = message.raw_output_contents.first();
     raw.map_or_else(String::new, |raw| {

@@ -4,6 +4,7 @@ use std::io::Read;
 
 use flate2::read::{GzDecoder, ZlibDecoder};
 use sapwood_engine::scripted::Script;
+use sapwood_proto::generate::Limits;
 use sapwood_server::generate::Config;
 use sapwood_tests::Running;
 use sapwood_tests::http::{Answer, Wire, post};
@@ -26,6 +27,20 @@ fn text(prompt: &str) -> Value {
 
 fn tokens(count: i64) -> Value {
     json!({"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [count]})
+}
+
+/// An answer has each output once.
+#[tokio::test]
+async fn tr_804_an_output_is_requested_once() {
+    let server = demo().await;
+    let once = json!({"name": "text_output"});
+    let raw = json!({"name": "text_output", "parameters": {"binary_data": true}});
+    for outputs in [json!([once, once]), json!([once, raw]), json!([raw, once])] {
+        let body = json!({"id": "7", "inputs": [text("hi")], "outputs": outputs}).to_string();
+        let answer = infer(&server, &[], body.as_bytes()).await;
+        let text = "[request id: 7] output 'text_output' is requested twice for model 'demo'";
+        assert_eq!((answer.told().0, &*error(&answer)), (400, text));
+    }
 }
 
 /// TR-806
@@ -101,7 +116,24 @@ async fn tr_802_raw_bytes_stand_behind_the_json_both_ways() {
         b"green tea",
     )
     .await;
-    assert_eq!(raw.json()["outputs"][0]["data"], json!(["green tea"]));
+    let json = r#"{"model_name":"demo","model_version":"1","outputs":[{"name":"text_output","datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":13}}]}"#;
+    let header = raw.head.header("inference-header-content-length");
+    assert_eq!(header, Some(json.len().to_string()));
+    assert_eq!(raw.body, [json.as_bytes(), b"\x09\0\0\0green tea"].concat());
+    // Which is answered so, and has a text of its own where there is too much of it.
+    let large = vec![b'x'; 2_000];
+    let config = Config {
+        limits: Limits {
+            input_bytes: 1_000,
+            ..Limits::default()
+        },
+        ..Config::default()
+    };
+    let small = Running::generating(kernel(&[("demo", script(Script::Words))]), config).await;
+    let answer = infer(&small, &["inference-header-content-length: 0"], &large).await;
+    let text = "request body size of 2000 bytes exceeds the maximum allowed input size of 1000 bytes. Use \
+                --http-max-input-size to increase the limit.";
+    assert_eq!((answer.told().0, &*error(&answer)), (400, text));
     for (header, behind, text) in [
         ("x".to_owned(), &b""[..], "Unable to parse Inference-Header-Content-Length, got: x".to_owned()),
         ("-1".to_owned(), b"", format!("inference header size should be in range (0, {}), got: -1", head.len())),

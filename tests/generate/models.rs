@@ -533,3 +533,39 @@ async fn tr_1308_every_function_is_a_model_with_its_ports_as_tensors() {
     let missing = wire.post("/v2/models/echo/generate", "{}").await;
     assert!(error(&missing).contains("missing required input(s) ['text']"));
 }
+
+/// GENERATE as a function: its text, what became of it, and no token ids as if they were text.
+#[tokio::test]
+async fn tr_1308_binary_ports_and_log_probabilities_are_given_to_whoever_asks() {
+    let kernel = kernel(&[("demo", script(Script::Words))]);
+    kernel
+        .add(sapwood_kernel::generate(Default::default()))
+        .unwrap();
+    let server = Running::generating(kernel, Config::default()).await;
+    let mut wire = Wire::connect(server.address).await;
+    let body = r#"{"prompt":"one two","config":{"top_logprobs":1,"prompt_mode":"raw"}}"#;
+    let answer = wire.post("/v2/models/GENERATE/generate", body).await.json();
+    assert_eq!(answer["response"], "one two");
+    let meta: serde_json::Value = serde_json::from_str(answer["meta"].as_str().unwrap()).unwrap();
+    assert_eq!(meta["finish_reason"], "stop");
+    for absent in ["tokens", "logprobs"] {
+        assert!(answer.get(absent).is_none(), "{answer}");
+    }
+    let events = wire.post("/v2/models/GENERATE/generate_stream", body).await;
+    for event in events.events() {
+        assert!(event.get("tokens").is_none() && event.get("logprobs").is_none());
+    }
+    let inputs = serde_json::json!([{"name": "prompt", "shape": [1], "datatype": "BYTES", "data": ["one two"]}]);
+    let asked = serde_json::json!({"inputs": inputs, "outputs": [{"name": "logprobs"}, {"name": "response"}]});
+    let answer = wire
+        .post("/v2/models/GENERATE/infer", &asked.to_string())
+        .await;
+    let names: Vec<_> = answer.json()["outputs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|output| output["name"].clone())
+        .collect();
+    assert!(names.contains(&"logprobs".into()), "{names:?}");
+    assert!(!names.contains(&"meta".into()), "{names:?}");
+}

@@ -103,7 +103,7 @@ async fn tr_706_load_and_unload_say_what_became_of_them() {
             "barley",
             "",
             403,
-            "This key does not have the scope `admin`.",
+            "This caller does not have the scope `admin`.",
         ),
     ] {
         let path = format!("/v2/repository/models/{path}");

@@ -1,5 +1,6 @@
 //! A pool of servers that are there, and are killed.
 
+mod hanging;
 mod resume;
 
 use futures::StreamExt;
@@ -163,7 +164,7 @@ async fn lm_806_a_stream_goes_on_at_another_server_without_a_seam() {
 }
 
 #[tokio::test]
-async fn lm_806_a_score_goes_on_and_a_promised_seed_does_not() {
+async fn lm_806_a_score_goes_on_and_what_looks_back_at_its_output_does_not() {
     let (mut first, one) = stepped(parrot()).await;
     let (mut second, two) = stepped(parrot()).await;
     let settings = machine::Options {

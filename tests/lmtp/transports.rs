@@ -557,3 +557,50 @@ async fn lm_302_a_default_model_stands_for_a_missing_name_on_a_socket() {
     socket.say(r#"GENERATE {"prompt":[7],"stream_id":1}"#).await;
     assert_eq!(told(&stream(&mut socket, 1).await).1, "stop");
 }
+
+/// OA-911 is for bodies that are read before they are answered. One that is read as a stream may be silent while its streams
+/// run; one that is given up later does not look like one that was answered to its end.
+#[tokio::test]
+async fn lm_113_a_silent_client_is_waited_for_while_its_streams_run_and_a_cut_looks_cut() {
+    let (mut owner, engine) = by_hand(chatter());
+    let server = with_config(kernel("m", engine), lmtp::Config::default()).await;
+    let open = server
+        .shared
+        .metrics
+        .streams_open
+        .with_label_values(&["lmtp"]);
+    let mut tcp = TcpStream::connect(server.address).await.unwrap();
+    let line = "GENERATE {\"model\":\"m\",\"prompt\":[1],\"stream_id\":1,\"max_tokens\":3}\n";
+    let head = "POST /lmtp HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n";
+    let text = format!("{head}{:x}\r\n{line}\r\n", line.len());
+    tcp.write_all(text.as_bytes()).await.unwrap();
+    until("it is open", || open.get() == 1).await;
+    let mut seconds = 0;
+    let silence = || {
+        seconds += 1;
+        seconds > 90
+    };
+    in_time("a long silence", Duration::from_secs(100), silence).await;
+    assert_eq!(open.get(), 1, "it still runs");
+    let mut said = Vec::new();
+    while !String::from_utf8_lossy(&said).contains("\"finish_reason\":\"length\"") {
+        owner.step(sapwood_proto::time::Time::ZERO);
+        // Both may be cancelled: nothing is read where nothing has come.
+        tokio::select! {
+            biased;
+            read = tcp.read_buf(&mut said) => assert_ne!(read.unwrap(), 0),
+            () = tokio::task::yield_now() => {}
+        }
+    }
+    // Nothing runs any more, and nothing comes.
+    let reading = tokio::spawn(async move {
+        let mut rest = Vec::new();
+        // A reset is as good a cut as an end.
+        let _ = tcp.read_to_end(&mut rest).await;
+        rest
+    });
+    let given_up = || reading.is_finished();
+    in_time("it is given up", Duration::from_secs(40), given_up).await;
+    let rest = String::from_utf8(reading.await.unwrap()).unwrap();
+    assert!(!rest.contains("0\r\n\r\n"), "no end of the body: {rest:?}");
+}

@@ -24,7 +24,7 @@ use sapwood_kernel::session::test_functions;
 use sapwood_kernel::{Kernel, Targets, model};
 use sapwood_net::evergreen::{Address, Node, Options, Request, Session};
 use sapwood_proto::evergreen::Limits;
-use sapwood_server::auth::{Fingerprint, Key, Scopes};
+use sapwood_server::auth::{Key, Scopes};
 use sapwood_server::counting::Counting;
 use sapwood_server::evergreen::{self, Config};
 use sapwood_server::lmtp::{self, Lmtp};
@@ -190,12 +190,7 @@ pub struct Faces {
 
 /// The key of somebody who may do everything.
 pub fn key(name: &str, secret: &str) -> Key {
-    Key {
-        name: name.into(),
-        fingerprint: Fingerprint::of(secret),
-        scopes: Scopes::ALL,
-        allowance: None,
-    }
+    Key::new(name, secret, Scopes::ALL)
 }
 
 /// A model that plays `config`.

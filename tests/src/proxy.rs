@@ -12,6 +12,7 @@ pub struct Proxy {
     /// Where clients find it.
     pub address: SocketAddr,
     cuts: watch::Sender<u64>,
+    hangs: watch::Sender<bool>,
     _task: AbortOnDropHandle<()>,
 }
 
@@ -21,27 +22,37 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (cuts, _) = watch::channel(0);
-        let cut = cuts.clone();
+        let (hangs, _) = watch::channel(false);
+        let (cut, hang) = (cuts.clone(), hangs.clone());
         let task = tokio::spawn(async move {
             while let Ok((mut client, _)) = listener.accept().await {
-                let mut cut = cut.subscribe();
+                let (mut cut, mut hang) = (cut.subscribe(), hang.subscribe());
                 tokio::spawn(async move {
                     let Ok(mut server) = TcpStream::connect(to).await else {
                         return;
                     };
-                    // Both may be cancelled: what is under way is lost, as it is where a wire is cut.
+                    // All may be cancelled: what is under way is lost, as it is where a wire is cut.
                     tokio::select! {
-                        _ = copy_bidirectional(&mut client, &mut server) => {}
-                        _ = cut.changed() => {}
+                        _ = copy_bidirectional(&mut client, &mut server) => return,
+                        _ = cut.changed() => return,
+                        _ = hang.wait_for(|hangs| *hangs) => {}
                     }
+                    // Both ends stay connected, and nothing comes through.
+                    let _ = cut.changed().await;
                 });
             }
         });
         Self {
             address,
             cuts,
+            hangs,
             _task: AbortOnDropHandle::new(task),
         }
+    }
+
+    /// Lets nothing through any more, over any connection, and cuts none: as a server that was stopped in its tracks.
+    pub fn hang(&self) {
+        self.hangs.send_replace(true);
     }
 
     /// Cuts every connection that there is; others can be made.

@@ -62,7 +62,7 @@ fn main() -> Result<ExitCode> {
         // requests slows those that run. The bare loop keeps nothing and computes its prompts in one pass, so the
         // comparison is with an engine that does the same; what keeping costs is a row of its own.
         let forgetful = Options {
-            kept_prefixes: 0,
+            kept_prefixes: Some(0),
             parallel: u32::try_from(sequences)?,
             ..options.clone()
         };

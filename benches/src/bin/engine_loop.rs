@@ -1,6 +1,6 @@
 //! What the engine's own loop costs per token, beside a bare loop over the same scripted rows.
 //!
-//! `cargo run --release -p sapwood-benches --bin engine_loop [--json]`. The bare loop asks the model for rows and takes
+//! `cargo run --profile dist -p sapwood-benches --bin engine_loop [--json]`. The bare loop asks the model for rows and takes
 //! the best token; the engine does the same behind its scheduler, cache bookkeeping, sampler, text assembly and
 //! outboxes. Reading the events is timed apart: in a server it happens on other threads.
 //!

@@ -1,6 +1,6 @@
 //! What it costs to take one token from a row of 32,000 logits, by what the request asks for.
 //!
-//! `cargo run --release -p sapwood-benches --bin sampling [--json]`. The engine steps over a model whose rows are copied
+//! `cargo run --profile dist -p sapwood-benches --bin sampling [--json]`. The engine steps over a model whose rows are copied
 //! from a table; the same steps with the most likely token wanted are subtracted, so that what is left is the sampler's.
 //! Beside it, the textbook way: sort the row.
 //!

@@ -22,6 +22,7 @@ use sapwood_proto::steer::{Steer, Token};
 use smallvec::SmallVec;
 
 use crate::phase::Follower;
+use crate::recommended::RecommendedSampling;
 
 /// Reason of a fault: end the transport in order, but without the protocol's own end.
 pub const CUT_CLOSE: &str = "cut_close";
@@ -246,6 +247,8 @@ pub struct Sampled {
     /// Natural logarithm of its probability over the whole vocabulary, after bias and masks, before temperature
     /// (D-22). NaN if not asked for.
     pub logprob: f32,
+    /// Its place among all tokens by that probability, the most likely being 1; `None` if not asked for.
+    pub rank: Option<u32>,
     /// The most likely tokens with theirs, best first, ties by lower id; exactly as many as asked (KE-614), fewer only
     /// in a smaller vocabulary. The sampled token stands in it only if it is among them.
     pub top: Vec<(Token, f32)>,
@@ -365,6 +368,8 @@ pub struct ModelInfo {
     pub truncates: bool,
     /// Equal requests give equal tokens whatever else runs (D-21).
     pub deterministic: bool,
+    /// What its file recommends for sampling; only programs that ask for people look at it (D-53).
+    pub sampling: RecommendedSampling,
 }
 
 /// Tokenising and templating: immutable, shared, callable from any thread (D-8).

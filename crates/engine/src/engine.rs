@@ -60,8 +60,14 @@ pub struct Config {
     pub prefill_tokens_min: u32,
     /// Milliseconds after the start of `mid` at which a steerer is late (AI-812).
     pub steer_ms: u64,
+    /// Of so many requests that begin to run, one is of the priority of that which has waited longest, whatever others have;
+    /// 0: none, so that those of low priority may wait for ever.
+    pub ageing_turns: u32,
     /// Who shares computed prefixes (LM-609).
     pub prefix_sharing: PrefixSharing,
+    /// Tokens that a request and a computed prefix have in common at least for the prefix to be used. Where slots have cells
+    /// of their own, using one copies all cells of a slot, which costs about as much as computing so many tokens.
+    pub prefix_tokens_min: u32,
     /// Seeds for requests that give none follow from this; `None`: from the operating system's randomness.
     pub seed: Option<u64>,
 }
@@ -77,7 +83,9 @@ impl Default for Config {
             step_tokens: 128,
             prefill_tokens_min: 64,
             steer_ms: 25,
+            ageing_turns: 8,
             prefix_sharing: PrefixSharing::default(),
+            prefix_tokens_min: 16,
             seed: None,
         }
     }
@@ -149,7 +157,7 @@ struct Thread {
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        self.interrupt.store(true, Ordering::Release);
+        self.interrupt.raise();
         self.bell.close();
         if let Some(join) = self.join.take() {
             // A reader's waker may hold the last engine, and the owner runs wakers: a thread cannot join itself.
@@ -263,11 +271,7 @@ impl Engine {
             .try_send(Box::new(Command { submission, outbox }))
         {
             shared.queue.leave(prompt_tokens);
-            return Err(Refusal::new(
-                Code::Unavailable,
-                "engine_dead",
-                "the engine stopped",
-            ));
+            return Err(shared.bell.gone());
         }
         shared.bell.ring();
         Ok(handle)
@@ -277,7 +281,7 @@ impl Engine {
     /// `unavailable`, and it takes nothing more. One that is stepped by hand goes on.
     pub fn end(&self) {
         if let Some(thread) = &self.thread {
-            thread.interrupt.store(true, Ordering::Release);
+            thread.interrupt.raise();
             thread.bell.close();
         }
     }
@@ -300,7 +304,8 @@ impl Engine {
         &self.shared.stats
     }
 
-    /// How long the thread has been in its present step; zero while it is idle or stepped by hand (OA-901's watchdog).
+    /// How long the thread has been in its present step without a sign that it gets on; zero while it is idle or stepped by
+    /// hand (OA-901's watchdog). A model that computes long gives such signs within a pass ([`crate::model::Signals`]).
     /// For ever if the model is lost, or the thread has ended although nobody told it to (OA-913).
     #[must_use]
     pub fn stalled_for(&self) -> Duration {
@@ -315,7 +320,8 @@ impl Engine {
             return Duration::ZERO;
         }
         let began = Duration::from_millis(self.shared.stats.last_step_ms.get());
-        Time::new(thread.started.elapsed()).since(Time::new(began))
+        let in_step = Time::new(thread.started.elapsed()).since(Time::new(began));
+        in_step.min(thread.interrupt.since_pulse())
     }
 }
 

@@ -14,6 +14,10 @@ mod bad_words;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 mod engine;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+#[cfg(any(feature = "embedded", test, fuzzing))]
+mod gguf;
 pub mod model;
 mod outbox;
 mod owner;
@@ -21,6 +25,7 @@ pub mod phase;
 mod prefix_cache;
 mod queue;
 pub mod ranking;
+pub mod recommended;
 mod sampling;
 mod scheduler;
 pub mod scripted;

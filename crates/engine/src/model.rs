@@ -15,7 +15,8 @@
 //! have cells of their own has so many that the count never ends before the slots do.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
@@ -26,8 +27,55 @@ use crate::ranking::Ranking;
 /// The number of a place for one sequence in the model's cache, below [`Capacity::slots`].
 pub type Slot = u32;
 
-/// A flag that asks a running [`Model::decode`] to return early with [`Stop::Aborted`].
-pub type Interrupt = Arc<AtomicBool>;
+/// What the engine's shell and a running [`Model::decode`] tell each other.
+pub type Interrupt = Arc<Signals>;
+
+/// A flag that asks a running [`Model::decode`] to return early with [`Stop::Aborted`], and the pulse by which the model
+/// shows that it gets on within a long pass.
+#[derive(Debug)]
+pub struct Signals {
+    raised: AtomicBool,
+    began: Instant,
+    /// Milliseconds from `began` to the last pulse.
+    pulse_ms: AtomicU64,
+}
+
+impl Default for Signals {
+    fn default() -> Self {
+        Self {
+            raised: AtomicBool::new(false),
+            began: Instant::now(),
+            pulse_ms: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Signals {
+    /// Asks a running pass to return.
+    pub fn raise(&self) {
+        self.raised.store(true, Ordering::Release);
+    }
+
+    /// Takes that back.
+    pub fn lower(&self) {
+        self.raised.store(false, Ordering::Release);
+    }
+
+    /// For the model, at short intervals within a pass: it gets on. True if it is asked to return.
+    pub fn pulse(&self) -> bool {
+        let elapsed = self.began.elapsed().as_millis();
+        let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
+        self.pulse_ms.store(elapsed, Ordering::Relaxed);
+        self.raised.load(Ordering::Relaxed)
+    }
+
+    /// How long ago the last pulse was.
+    #[must_use]
+    pub fn since_pulse(&self) -> Duration {
+        let pulse = Duration::from_millis(self.pulse_ms.load(Ordering::Relaxed));
+        self.began.elapsed().saturating_sub(pulse)
+    }
+}
 
 /// What a model has room for. Fixed while it is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,8 +146,8 @@ pub enum Row<'a> {
 
 /// A model, called from the owner's thread only.
 ///
-/// A panic in [`Model::decode`] ends the sequences of the batch, a panic in [`Model::row`] ends that one; the owner
-/// then releases their slots and goes on, so after a panic `release` must still work.
+/// A panic in [`Model::decode`] ends the sequences of the batch, a panic in [`Model::row`] ends that one, and one in any
+/// other call ends all; the owner then releases their slots and goes on, so after a panic `release` must still work.
 pub trait Model: Send {
     /// What it is and can do; the same at every call.
     fn info(&self) -> ModelInfo;
@@ -111,7 +159,8 @@ pub trait Model: Send {
     fn capacity(&self) -> Capacity;
 
     /// Hands over the flag that aborts a running [`Model::decode`]; called once, before anything else. The owner's
-    /// shell raises it when the engine is dropped, so that a long pass does not delay the end.
+    /// shell raises it when the engine is dropped, so that a long pass does not delay the end. A model whose passes may
+    /// be long calls [`Signals::pulse`] within them, so that nobody takes it for stuck (OA-901).
     fn interrupt(&mut self, _flag: Interrupt) {}
 
     /// Makes a free slot an empty sequence.
@@ -124,6 +173,14 @@ pub trait Model: Send {
     /// Keeps the first `tokens` tokens of a slot that holds at least as many. Never called with fewer than it holds
     /// on a model that does not truncate.
     fn truncate(&mut self, slot: Slot, tokens: u32);
+
+    /// Whether a slot, cut to its first `tokens` tokens or copied so far, still holds every position that the next token
+    /// attends to (D-48). A model whose layers see a window of tokens drops those before the window, so that a slot
+    /// which has gone on may be too short to go back in. The owner asks before each [`Model::fork`] and each
+    /// [`Model::truncate`] with fewer tokens than the slot holds, and computes anew where the answer is no.
+    fn can_resume(&self, _slot: Slot, _tokens: u32) -> bool {
+        true
+    }
 
     /// Frees a slot.
     fn release(&mut self, slot: Slot);

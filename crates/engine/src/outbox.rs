@@ -55,6 +55,19 @@ impl Bell {
         self.ring();
     }
 
+    /// What becomes of requests without an owner: the model was unloaded, or its thread is lost.
+    pub(crate) fn gone(&self) -> Fault {
+        if self.is_closing() {
+            Fault::new(
+                Code::Unavailable,
+                "model_unloaded",
+                "the model was unloaded",
+            )
+        } else {
+            Fault::new(Code::Unavailable, "engine_dead", "the engine stopped")
+        }
+    }
+
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
     }
@@ -114,6 +127,7 @@ pub(crate) fn outbox(choices: u32, quota: u32, bell: Arc<Bell>) -> (Sender, Hand
         shared,
         step: 0,
         published: 0,
+        whole: false,
         told: vec![0; choices.max(1) as usize].into(),
     };
     (sender, handle)
@@ -125,6 +139,8 @@ pub(crate) struct Sender {
     shared: Arc<Shared>,
     step: u64,
     published: u64,
+    /// The last event of the request was published.
+    whole: bool,
     /// Token events that were published, per choice.
     told: Box<[u32]>,
 }
@@ -156,6 +172,7 @@ impl Sender {
     /// Appends an event; the reader neither sees it nor is woken before [`Sender::wake`] or [`Sender::end`].
     pub(crate) fn publish(&mut self, event: Event) {
         self.step = event.step;
+        self.whole |= matches!(event.kind, Kind::Usage(_) | Kind::Fault(_));
         if let (Kind::Tokens(_), Some(told)) =
             (&event.kind, self.told.get_mut(event.choice as usize))
         {
@@ -163,6 +180,18 @@ impl Sender {
         }
         self.shared.queue.push(event);
         self.published += 1;
+    }
+
+    /// Ends the request with a fault, unless its last event was published.
+    pub(crate) fn fail(&mut self, fault: Fault) {
+        if !self.whole {
+            self.publish(Event {
+                step: self.step,
+                choice: 0,
+                kind: Kind::Fault(fault),
+            });
+        }
+        self.end();
     }
 
     /// Nothing follows.
@@ -185,14 +214,8 @@ impl Sender {
 impl Drop for Sender {
     fn drop(&mut self) {
         if !self.shared.ended.load(Ordering::Acquire) {
-            let fault = Fault::new(Code::Unavailable, "engine_dead", "the engine stopped");
-            let (step, choice) = (self.step, 0);
-            self.publish(Event {
-                step,
-                choice,
-                kind: Kind::Fault(fault),
-            });
-            self.end();
+            let fault = self.shared.bell.gone();
+            self.fail(fault);
         }
         self.wake();
     }

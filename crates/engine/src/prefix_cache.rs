@@ -1,7 +1,7 @@
 //! Which tokens each slot of the model holds, which cells that takes, and which finished sequences are worth keeping.
 //!
 //! Owns: the bookkeeping of slots and cells ([`PrefixCache`]): exact prefix match across requests and sessions of one scope,
-//! sharing by reference count, eviction of the least recently used. Refuses to know: the model (its owner repeats each change
+//! sharing by reference count, one slot for what several hold, eviction of the least recently used. Refuses to know: the model (its owner repeats each change
 //! there), requests, time, and whose a scope is.
 //!
 //! ```text
@@ -12,6 +12,9 @@
 //!
 //! A cell is one token of one or more slots. It is *pinned* while a live slot holds it; every other cell can be had by
 //! evicting what is kept, so [`PrefixCache::room`] is what a step may use.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use sapwood_proto::steer::Token;
 
@@ -42,7 +45,17 @@ struct Place {
 enum Held {
     Free,
     Live,
-    Kept { used: u64, key: Option<u64> },
+    Kept(Kept),
+}
+
+/// What is remembered of a slot that nobody runs in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Kept {
+    /// When it was last used, as a number that grows.
+    used: u64,
+    key: Option<u64>,
+    /// A hash of the prompt that its tokens begin with: equal for answers to one and the same request.
+    prompt: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -98,8 +111,16 @@ impl PrefixCache {
         self.place(slot).tokens.len()
     }
 
-    /// The slot of this scope with the longest usable common prefix, if any has one.
-    pub(crate) fn find(&self, scope: u64, prompt: &[Token]) -> Option<Match> {
+    /// The slot of this scope with the longest usable common prefix, if any has one of at least `min` tokens. `resumes`
+    /// says whether the model can go on after so many tokens of a slot (D-48).
+    pub(crate) fn find(
+        &self,
+        scope: u64,
+        prompt: &[Token],
+        min: usize,
+        resumes: impl Fn(Slot, usize) -> bool,
+    ) -> Option<Match> {
+        let min = min.max(1);
         let limit = prompt.len().saturating_sub(1);
         let mut best: Option<Match> = None;
         for (slot, place) in (0..).zip(&self.places) {
@@ -109,8 +130,9 @@ impl PrefixCache {
             let common = common_prefix(&place.tokens, &prompt[..limit]);
             let whole = common == place.tokens.len();
             // A model that cannot cut a sequence back can only go on where one ends.
-            let usable = common > 0 && (whole || self.truncates);
-            if usable && best.is_none_or(|best| common > best.tokens) {
+            let usable = common >= min && (whole || self.truncates);
+            let longer = best.is_none_or(|best| common > best.tokens);
+            if usable && longer && resumes(slot, common) {
                 let kept = place.held != Held::Live;
                 best = Some(Match {
                     slot,
@@ -155,7 +177,7 @@ impl PrefixCache {
             return None;
         }
         let (free, _) = first(|held| held == Held::Free)?;
-        let (kept, _) = first(|held| matches!(held, Held::Kept { .. }))?;
+        let (kept, _) = first(|held| matches!(held, Held::Kept(_)))?;
         (kept < free).then_some((kept, free))
     }
 
@@ -218,17 +240,71 @@ impl PrefixCache {
         }
     }
 
-    /// Ends the life of a live slot and keeps its tokens for whoever begins the same way.
-    pub(crate) fn keep(&mut self, slot: Slot, key: Option<u64>) {
+    /// Ends the life of a live slot and keeps its tokens, the first `prompt` of which were asked for, for whoever begins
+    /// the same way. What is held twice is kept once: of equal slots the one that was there, and of a slot that is the
+    /// beginning of another, where the model can go on from within (`resumes`), the longer one. Gives the slots that are
+    /// free for that reason, which the caller releases in the model.
+    pub(crate) fn keep(
+        &mut self,
+        slot: Slot,
+        prompt: usize,
+        key: Option<u64>,
+        resumes: impl Fn(Slot, usize) -> bool,
+    ) -> Vec<Slot> {
+        self.uses += 1;
+        let used = self.uses;
+        if let Some(holder) = self.holder_of(slot, &resumes) {
+            if let Held::Kept(kept) = &mut self.place_mut(holder).held {
+                kept.used = used;
+                kept.key = kept.key.or(key);
+            }
+            self.release(slot);
+            return vec![slot];
+        }
+        let place = self.place(slot);
+        let prompt = hash_of(&place.tokens[..prompt.min(place.tokens.len())]);
         for index in 0..self.len(slot) {
             let cell = self.place(slot).cells[index] as usize;
             self.unpin(cell);
         }
-        self.uses += 1;
-        self.place_mut(slot).held = Held::Kept {
-            used: self.uses,
-            key,
+        self.place_mut(slot).held = Held::Kept(Kept { used, key, prompt });
+        let beginnings = self.beginnings_of(slot, &resumes);
+        for &beginning in &beginnings {
+            self.discard(beginning);
+        }
+        beginnings
+    }
+
+    /// A kept slot that holds all tokens of another, at its end or where the model can go on.
+    fn holder_of(&self, slot: Slot, resumes: &impl Fn(Slot, usize) -> bool) -> Option<Slot> {
+        let ended = self.place(slot);
+        let holds = |(holder, place): &(Slot, &Place)| {
+            matches!(place.held, Held::Kept(_)) && self.covers(*holder, ended, resumes)
         };
+        let mut places = (0..).zip(&self.places);
+        places.find(holds).map(|(holder, _)| holder)
+    }
+
+    /// The kept slots all of whose tokens this slot holds.
+    fn beginnings_of(&self, slot: Slot, resumes: &impl Fn(Slot, usize) -> bool) -> Vec<Slot> {
+        let covered = |(other, place): &(Slot, &Place)| {
+            *other != slot
+                && matches!(place.held, Held::Kept(_))
+                && self.covers(slot, place, resumes)
+        };
+        let places = (0..).zip(&self.places);
+        places.filter(covered).map(|(other, _)| other).collect()
+    }
+
+    /// Whether whoever could go on from all of `place` can do so from `holder`.
+    fn covers(&self, holder: Slot, place: &Place, resumes: &impl Fn(Slot, usize) -> bool) -> bool {
+        let longer = self.place(holder);
+        let tokens = place.tokens.len();
+        let whole = tokens == longer.tokens.len();
+        longer.scope == place.scope
+            && longer.tokens.starts_with(&place.tokens)
+            && (whole || self.truncates)
+            && resumes(holder, tokens)
     }
 
     /// Frees a live slot and the cells that only it holds.
@@ -237,15 +313,26 @@ impl PrefixCache {
         self.place_mut(slot).held = Held::Free;
     }
 
-    /// Frees the kept slot that was used least recently; `spare` is not it. The caller releases it in the model.
+    /// Frees a kept slot; `spare` is not it. First goes what repeats the prompt of a slot that was used later: many answers
+    /// to one request do not drive out another conversation. Then what was used least recently. The caller releases it in
+    /// the model.
     pub(crate) fn evict(&mut self, spare: Option<Slot>) -> Option<Slot> {
-        let kept = (0..)
-            .zip(&self.places)
-            .filter_map(|(slot, place)| match place.held {
-                Held::Kept { used, .. } if Some(slot) != spare => Some((used, slot)),
-                _ => None,
-            });
-        let (_, slot) = kept.min()?;
+        let kept = |place: &Place| match place.held {
+            Held::Kept(kept) => Some((place.scope, kept)),
+            _ => None,
+        };
+        // The last use of each prompt.
+        let mut latest: HashMap<(u64, u64), u64> = HashMap::new();
+        for (scope, kept) in self.places.iter().filter_map(kept) {
+            let used = latest.entry((scope, kept.prompt)).or_default();
+            *used = kept.used.max(*used);
+        }
+        let candidates = (0..).zip(&self.places).filter_map(|(slot, place)| {
+            let (scope, kept) = kept(place).filter(|_| Some(slot) != spare)?;
+            let last = latest.get(&(scope, kept.prompt)) == Some(&kept.used);
+            Some((last, kept.used, slot))
+        });
+        let (_, _, slot) = candidates.min()?;
         self.discard(slot);
         Some(slot)
     }
@@ -274,13 +361,10 @@ impl PrefixCache {
     pub(crate) fn warm(&mut self, scope: u64, key: u64) {
         self.uses += 1;
         for place in self.places.iter_mut().filter(|it| it.scope == scope) {
-            if let Held::Kept {
-                used,
-                key: Some(kept),
-            } = &mut place.held
-                && *kept == key
+            if let Held::Kept(kept) = &mut place.held
+                && kept.key == Some(key)
             {
-                *used = self.uses;
+                kept.used = self.uses;
             }
         }
     }
@@ -288,8 +372,8 @@ impl PrefixCache {
     fn touch(&mut self, slot: Slot) {
         self.uses += 1;
         let now = self.uses;
-        if let Held::Kept { used, .. } = &mut self.place_mut(slot).held {
-            *used = now;
+        if let Held::Kept(kept) = &mut self.place_mut(slot).held {
+            kept.used = now;
         }
     }
 
@@ -322,6 +406,12 @@ impl PrefixCache {
     fn place_mut(&mut self, slot: Slot) -> &mut Place {
         &mut self.places[slot as usize]
     }
+}
+
+fn hash_of(tokens: &[Token]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    tokens.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// How many tokens both begin with.

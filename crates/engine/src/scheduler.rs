@@ -6,13 +6,14 @@
 //! ```text
 //!   submit ──► waiting ── seat ──► running ── park ──► parked
 //!                 ▲                   │                  │
-//!                 ├───── preempt ─────┘                  │
+//!                 ├ preempt, yield ───┘                  │
 //!                 └───────────────── unpark ─────────────┘        remove: from anywhere
 //! ```
 //!
 //! Among those that wait the higher priority goes first; then who ran already (preempted or parked); then callers take
-//! turns; then first come, first served. Who has its turn and does not fit holds back the others of its turn, so a
-//! large request is not starved by small ones.
+//! turns; then first come, first served. Ageing: one turn in so many is that of the priority of whoever has waited longest,
+//! so that none waits for ever. Who has yielded its seat comes after all others. Who has its turn and does not
+//! fit holds back the others of its turn, so a large request is not starved by small ones.
 
 use std::collections::HashMap;
 
@@ -21,9 +22,19 @@ pub(crate) type Key = usize;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    Waiting { ran: bool },
+    Waiting(Waiting),
     Running,
     Parked,
+}
+
+/// What a waiting sequence comes from; the first goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Waiting {
+    /// It was preempted or parked.
+    Ran,
+    New,
+    /// It gave its seat to others.
+    Yielded,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,19 +54,25 @@ pub(crate) struct Scheduler {
     running: usize,
     arrivals: u64,
     turns: u64,
+    /// One in so many turns of new sequences goes to the priority of the one that waits longest; 0: none.
+    ageing: u64,
+    /// New sequences seated.
+    seated: u64,
     /// When each caller with waiting sequences had its last turn.
     last_turn: HashMap<u64, u64>,
 }
 
 impl Scheduler {
-    /// A scheduler for at most `seats` running sequences.
-    pub(crate) fn new(seats: usize) -> Self {
+    /// A scheduler for at most `seats` running sequences. One turn in `ageing` is that of the oldest's priority.
+    pub(crate) fn new(seats: usize, ageing: u32) -> Self {
         Self {
             members: Vec::new(),
             seats: seats.max(1),
             running: 0,
             arrivals: 0,
             turns: 0,
+            ageing: ageing.into(),
+            seated: 0,
             last_turn: HashMap::new(),
         }
     }
@@ -66,7 +83,7 @@ impl Scheduler {
         let arrival = self.arrivals;
         // A caller that comes anew stands behind those that already take turns.
         self.last_turn.entry(caller).or_insert(self.turns);
-        let stage = Stage::Waiting { ran: false };
+        let stage = Stage::Waiting(Waiting::New);
         self.members.push(Member {
             key,
             priority,
@@ -81,34 +98,62 @@ impl Scheduler {
         if self.running >= self.seats {
             return None;
         }
-        self.in_wait()
-            .filter(|member| eligible(member.key))
-            .min_by_key(|member| self.rank(member))
+        let waiting = || self.in_wait().filter(|member| eligible(member.key));
+        let aged = self.aged(waiting());
+        waiting()
+            .min_by_key(|member| self.rank(member, aged))
             .map(|member| member.key)
     }
 
     /// Who waits, in the order in which they go as things stand: callers take turns, so each departure may change it.
     pub(crate) fn line(&self) -> Vec<Key> {
         let mut line: Vec<_> = self.in_wait().collect();
-        line.sort_by_key(|member| self.rank(member));
+        let aged = self.aged(self.in_wait());
+        line.sort_by_key(|member| self.rank(member, aged));
         line.into_iter().map(|member| member.key).collect()
     }
 
     fn in_wait(&self) -> impl Iterator<Item = &Member> {
-        let waits = |member: &&Member| matches!(member.stage, Stage::Waiting { .. });
+        let waits = |member: &&Member| matches!(member.stage, Stage::Waiting(_));
         self.members.iter().filter(waits)
     }
 
+    /// The priority whose turn it is because of how long one of those waits, if it is such a turn.
+    fn aged<'a>(&self, waiting: impl Iterator<Item = &'a Member>) -> Option<i32> {
+        if self.ageing == 0 || !(self.seated + 1).is_multiple_of(self.ageing) {
+            return None;
+        }
+        let new = waiting.filter(|member| member.stage == Stage::Waiting(Waiting::New));
+        let oldest = new.min_by_key(|member| member.arrival)?;
+        Some(oldest.priority)
+    }
+
     /// The lowest goes first.
-    fn rank(&self, member: &Member) -> impl Ord + use<> {
-        let ran = member.stage == Stage::Waiting { ran: true };
-        let turn = if ran {
-            0
-        } else {
-            self.last_turn.get(&member.caller).copied().unwrap_or(0)
+    fn rank(&self, member: &Member, aged: Option<i32>) -> impl Ord + use<> {
+        let waiting = match member.stage {
+            Stage::Waiting(waiting) => waiting,
+            Stage::Running | Stage::Parked => Waiting::Ran,
         };
-        let urgency = std::cmp::Reverse(member.priority);
-        (urgency, !ran, turn, member.arrival)
+        let turn = match waiting {
+            Waiting::Ran => 0,
+            Waiting::New | Waiting::Yielded => {
+                self.last_turn.get(&member.caller).copied().unwrap_or(0)
+            }
+        };
+        let urgency = (aged == Some(member.priority), member.priority);
+        (
+            waiting == Waiting::Yielded,
+            std::cmp::Reverse(urgency),
+            waiting,
+            turn,
+            member.arrival,
+        )
+    }
+
+    /// How many eligible sequences wait for whom there is no seat.
+    pub(crate) fn lacks_seats(&self, eligible: impl Fn(Key) -> bool) -> usize {
+        let waits = self.in_wait().filter(|member| eligible(member.key)).count();
+        waits.saturating_sub(self.seats - self.running.min(self.seats))
     }
 
     /// A waiting sequence runs.
@@ -118,11 +163,12 @@ impl Scheduler {
         let Some(member) = self.member(key) else {
             return;
         };
-        let fresh = member.stage == Stage::Waiting { ran: false };
+        let fresh = member.stage == Stage::Waiting(Waiting::New);
         member.stage = Stage::Running;
         let caller = member.caller;
         self.running += 1;
         if fresh {
+            self.seated += 1;
             self.last_turn.insert(caller, turn);
         }
         self.forget(caller);
@@ -130,7 +176,12 @@ impl Scheduler {
 
     /// A running sequence waits again, before those that never ran.
     pub(crate) fn preempt(&mut self, key: Key) {
-        self.leave_seat(key, Stage::Waiting { ran: true });
+        self.leave_seat(key, Stage::Waiting(Waiting::Ran));
+    }
+
+    /// A running sequence gives its seat to those that wait, and comes after them.
+    pub(crate) fn yield_seat(&mut self, key: Key) {
+        self.leave_seat(key, Stage::Waiting(Waiting::Yielded));
     }
 
     /// A running sequence gives its seat away until its reader has caught up.
@@ -144,7 +195,7 @@ impl Scheduler {
             .member(key)
             .filter(|member| member.stage == Stage::Parked)
         {
-            member.stage = Stage::Waiting { ran: true };
+            member.stage = Stage::Waiting(Waiting::Ran);
             let caller = member.caller;
             let turns = self.turns;
             self.last_turn.entry(caller).or_insert(turns);
@@ -158,6 +209,12 @@ impl Scheduler {
             self.running -= usize::from(member.stage == Stage::Running);
             self.forget(member.caller);
         }
+    }
+
+    /// Whether a sequence runs.
+    pub(crate) fn is_running(&self, key: Key) -> bool {
+        let runs = |member: &Member| member.key == key && member.stage == Stage::Running;
+        self.members.iter().any(runs)
     }
 
     /// How many run.
@@ -221,9 +278,8 @@ impl Scheduler {
 
     /// Forgets the turn of a caller that waits for nothing, so that the table is as small as the queue.
     fn forget(&mut self, caller: u64) {
-        let waits = |member: &Member| {
-            member.caller == caller && matches!(member.stage, Stage::Waiting { .. })
-        };
+        let waits =
+            |member: &Member| member.caller == caller && matches!(member.stage, Stage::Waiting(_));
         if !self.members.iter().any(waits) {
             self.last_turn.remove(&caller);
         }

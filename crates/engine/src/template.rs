@@ -9,20 +9,23 @@
 //!   values ──► shield covers texts of control tokens ──► render ──► pieces: the template's text, and covered text
 //! ```
 
+mod bounds;
 mod calendar;
 mod json;
+mod program;
 mod shield;
+mod slice;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::io;
 use std::time::SystemTime;
 
+use minijinja::machinery::{eval, make_string_output};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Value, ValueKind};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, escape_formatter};
-use minijinja_contrib::pycompat::unknown_method_callback;
+use minijinja::value::Value;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::Token;
 
@@ -31,6 +34,10 @@ use shield::{Covered, Shield};
 
 /// Steps that one rendering may take.
 const FUEL: u64 = 10_000_000;
+/// How deep macros and loops may nest; minijinja counts a macro as several. A thread has a stack of 2 MiB.
+const RECURSION_MAX: usize = 150;
+/// Bytes of a template; the longest in use have some 30,000.
+const SOURCE_BYTES_MAX: usize = 256 << 10;
 /// Bytes that one rendering may yield.
 const RENDERED_BYTES_MAX: usize = 16 << 20;
 /// Bytes of an error message that are passed on.
@@ -86,7 +93,8 @@ pub enum TemplateError {
     Failed(String),
     /// The rendering took too long or became too long.
     #[error(
-        "the chat template needed more than {FUEL} steps or {RENDERED_BYTES_MAX} bytes: send less"
+        "the chat template needed more than {FUEL} steps, {} bytes or {} s: send less, or use another template",
+        bounds::MADE_BYTES_MAX, bounds::RENDER_TIME_MAX.as_secs()
     )]
     TooLong,
     /// There is no unfinished assistant message to continue.
@@ -114,6 +122,8 @@ pub fn no_template() -> Fault {
 /// A compiled chat template; shared, renders from any thread.
 pub struct Template {
     environment: Environment<'static>,
+    syntax: SyntaxConfig,
+    source: String,
     shield: Shield,
     beginning: String,
     end: String,
@@ -141,17 +151,11 @@ impl Template {
             .trim_blocks(true)
             .lstrip_blocks(true)
             .build();
-        environment.set_syntax(blocks.map_err(syntax)?);
+        let blocks = blocks.map_err(syntax)?;
         environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_unknown_method_callback(unknown_method_callback);
         environment.set_fuel(Some(FUEL));
-        environment.set_formatter(|out, state, value| match value.kind() {
-            // As Python prints them.
-            ValueKind::Bool if value.is_true() => escape_formatter(out, state, &"True".into()),
-            ValueKind::Bool => escape_formatter(out, state, &"False".into()),
-            ValueKind::None => escape_formatter(out, state, &"None".into()),
-            _ => escape_formatter(out, state, value),
-        });
+        environment.set_recursion_limit(RECURSION_MAX);
+        bounds::install(&mut environment);
         environment.add_filter("tojson", json::filter);
         environment.add_function("raise_exception", |why: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(why)))
@@ -159,9 +163,12 @@ impl Template {
         environment.add_function("strftime_now", move |format: String| {
             calendar::format(clock(), &format)
         });
-        environment
-            .add_template_owned(NAME, without_generation_tags(source))
-            .map_err(syntax)?;
+        if source.len() > SOURCE_BYTES_MAX {
+            let why = format!("it is longer than {SOURCE_BYTES_MAX} bytes");
+            return Err(TemplateError::Syntax(why));
+        }
+        let source = without_generation_tags(source);
+        program::compile(NAME, &source, &blocks).map_err(syntax)?;
         let Ok(shield) = Shield::new(&special.all) else {
             return Err(TemplateError::Syntax(
                 "the control tokens' texts are too many".to_owned(),
@@ -170,10 +177,36 @@ impl Template {
         let (beginning, end) = (special.beginning.clone(), special.end.clone());
         Ok(Self {
             environment,
+            syntax: blocks,
+            source,
             shield,
             beginning,
             end,
         })
+    }
+
+    /// Renders a conversation of one short message, which every template can: one that takes too long on it always will.
+    ///
+    /// # Errors
+    /// [`TemplateError::TooLong`]. What else it says of this conversation may not be true of others.
+    pub fn try_out(&self) -> Result<(), TemplateError> {
+        let message = Message {
+            role: "user".to_owned(),
+            content: "Hello".to_owned(),
+            ..Message::default()
+        };
+        let chat = Chat {
+            messages: vec![message],
+            ..Chat::default()
+        };
+        match self.render(&chat) {
+            Err(TemplateError::TooLong) => Err(TemplateError::TooLong),
+            Err(why) => {
+                tracing::debug!(%why, "the chat template does not take a plain message");
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+        }
     }
 
     /// Renders a conversation, ending where the model is to go on.
@@ -183,13 +216,7 @@ impl Template {
     pub fn render(&self, chat: &Chat) -> Result<Vec<Piece>, TemplateError> {
         let mut covered = Covered::default();
         let context = self.context(chat, &mut covered)?;
-        let template = self.environment.get_template(NAME).map_err(failure)?;
-        let mut out = Bounded(Vec::new());
-        template
-            .render_captured_to(context, &mut out)
-            .map_err(failure)?;
-        // A writer gets whole strings, so that this holds UTF-8; were it not, nothing is lost but strange characters.
-        let text = String::from_utf8_lossy(&out.0);
+        let text = self.run(context, chat)?;
         if !chat.continue_last {
             return Ok(covered.pieces(&text));
         }
@@ -204,6 +231,32 @@ impl Template {
             text[..at].trim_end()
         };
         Ok(covered.pieces(text))
+    }
+
+    /// The text that the template makes of a context.
+    fn run(&self, context: Value, chat: &Chat) -> Result<String, TemplateError> {
+        let program = program::compile(NAME, &self.source, &self.syntax).map_err(failure)?;
+        let mut text = String::new();
+        let messages = chat.messages.iter().map(|message| message.content.len());
+        bounds::within(messages.sum(), || {
+            let mut out = make_string_output(&mut text);
+            let blocks = BTreeMap::new();
+            let escape = AutoEscape::None;
+            eval(
+                &self.environment,
+                &program,
+                context,
+                &blocks,
+                &mut out,
+                escape,
+            )
+            .map(drop)
+        })
+        .map_err(failure)?;
+        if text.len() > RENDERED_BYTES_MAX {
+            return Err(TemplateError::TooLong);
+        }
+        Ok(text)
     }
 
     fn context(&self, chat: &Chat, covered: &mut Covered) -> Result<Value, TemplateError> {
@@ -362,22 +415,5 @@ fn clipped(message: &str) -> String {
     {
         Some((at, _)) => format!("{}…", &message[..at]),
         None => message,
-    }
-}
-
-/// Takes [`RENDERED_BYTES_MAX`] bytes and no more.
-struct Bounded(Vec<u8>);
-
-impl io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > RENDERED_BYTES_MAX {
-            return Err(io::Error::from(io::ErrorKind::StorageFull));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

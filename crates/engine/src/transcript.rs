@@ -161,7 +161,7 @@ impl Transcript {
             (None, None) if is_full && self.terms.scored.is_some() => Some(Reason::Stop),
             (None, None) => is_full.then_some(Reason::Length),
         };
-        if reason.is_some() && stop.is_none() {
+        if reason.is_some() && !matches!(stop, Some(Stop::Text(_))) {
             let mut rest = tokens.text.to_string();
             state.text.flush(&mut rest);
             tokens.text = rest.into();

@@ -29,6 +29,8 @@ use serde_json::{Map, Value};
 pub(crate) use self::answer::{Answer, Asked, Told};
 pub use self::config::{GenerateConfig, PromptMode};
 pub use self::facts::Facts;
+#[cfg(feature = "net")]
+pub(crate) use self::facts::UNKNOWN;
 use crate::Result;
 use crate::call::{Call, Instant, Ports};
 use crate::chunk::Chunk;
@@ -50,6 +52,7 @@ pub fn model(name: impl Into<Name>, engine: Engine) -> Fun {
     spec.finishes = true;
     spec.inner = Some(InnerType::of::<api::Tokens>());
     spec.model = true;
+    spec.sampling = engine.info().sampling;
     let facts = Arc::new(Facts::of(&engine));
     spec.facts = Some(Arc::clone(&facts));
     raw(spec, move |call| {
@@ -94,8 +97,9 @@ async fn begin(
     engine: Engine,
     facts: Arc<Facts>,
 ) -> Result<impl Stream<Item = Result<Chunk>> + Send> {
-    let (request, asked) = read(&call, &facts).await?;
+    let (request, mut asked) = read(&call, &facts).await?;
     let handle = engine.submit(request)?;
+    asked.prompt_tokens = handle.prompt_tokens();
     if let Some(payer) = &call.payer {
         // A refusal drops the handle, and with it the request.
         payer.prompt(handle.prompt_tokens())?;
@@ -123,6 +127,8 @@ pub(crate) async fn read(call: &Call, facts: &Facts) -> Result<(Request, Asked)>
         logprobs: logprobs(call, &config).is_some(),
         reasoning: markup,
         tools: markup && has_tools,
+        // Whoever has the tokens of the prompt sets it.
+        prompt_tokens: 0,
         seeded: true,
         began,
         payer: call.payer.clone(),
@@ -171,7 +177,7 @@ async fn read_config(call: &Call, facts: &Facts) -> Result<GenerateConfig> {
 }
 
 /// The input `config` as a face in this process gives it.
-async fn typed_config(call: &Call) -> Result<Option<GenerateConfig>> {
+pub(crate) async fn typed_config(call: &Call) -> Result<Option<GenerateConfig>> {
     let Some(node) = call.inputs.get("config") else {
         return Ok(None);
     };

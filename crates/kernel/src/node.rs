@@ -26,6 +26,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
+use sapwood_proto::session::NodeKey;
 
 pub use self::channel::NodeWriter;
 pub(crate) use self::convert::finite;
@@ -127,6 +128,8 @@ pub(crate) struct Cursor {
     pub(crate) ahead: VecDeque<Chunk>,
     /// A stream that stands in the log's place until it ends; the log itself takes from it.
     pub(crate) inside: Option<Chunks>,
+    /// The answer that is being read of a session's node, and a chunk without data for what its end says (D-51).
+    pub(crate) turn: Option<(NodeKey, Chunk)>,
 }
 
 /// The log behind a node, read through cursors. Two implementations: local, and a session's flattening cursor.

@@ -161,3 +161,77 @@ impl Woken {
 pub(crate) fn poll_once<S: Stream + Unpin>(stream: &mut S, waker: &Waker) -> Poll<Option<S::Item>> {
     Pin::new(stream).poll_next(&mut Context::from_waker(waker))
 }
+
+/// Where a [`fragile`] function panics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Panics {
+    /// As it is called.
+    Call,
+    /// At this poll of its stream, counted from 0.
+    Poll(usize),
+    /// As its stream is dropped, whenever that is.
+    Drop,
+    /// At this poll, and once more as its stream is dropped.
+    PollAndDrop(usize),
+}
+
+impl Panics {
+    fn polls(self, at: usize) -> bool {
+        matches!(self, Self::Poll(poll) | Self::PollAndDrop(poll) if poll == at)
+    }
+
+    fn drops(self) -> bool {
+        matches!(self, Self::Drop | Self::PollAndDrop(_))
+    }
+}
+
+/// What a [`fragile`] function does at its polls before it ends.
+pub(crate) const FRAGILE_POLLS: usize = 4;
+
+/// A function that gives `a`, pauses, gives `b`, and then ends, or stays pending if it is `endless`; and that panics on the
+/// way. `alive` is shared with whatever of it is not dropped yet.
+pub(crate) fn fragile(spec: Spec, panics: Panics, endless: bool, alive: Arc<()>) -> Fun {
+    raw(spec, move |_| {
+        assert!(panics != Panics::Call, "on purpose");
+        let stream = Fragile {
+            panics,
+            endless,
+            polls: 0,
+            _alive: Arc::clone(&alive),
+        };
+        stream.boxed()
+    })
+}
+
+struct Fragile {
+    panics: Panics,
+    endless: bool,
+    polls: usize,
+    _alive: Arc<()>,
+}
+
+impl Stream for Fragile {
+    type Item = Result<Chunk>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let poll = self.polls;
+        self.polls += 1;
+        assert!(!self.panics.polls(poll), "on purpose");
+        match poll {
+            0 => Poll::Ready(Some(Ok(Chunk::text("a")))),
+            2 => Poll::Ready(Some(Ok(Chunk::text("b")))),
+            1 => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            _ if self.endless => Poll::Pending,
+            _ => Poll::Ready(None),
+        }
+    }
+}
+
+impl Drop for Fragile {
+    fn drop(&mut self) {
+        assert!(!self.panics.drops(), "on purpose");
+    }
+}

@@ -246,7 +246,7 @@ impl<T: FromChunks> Run<T> {
         if let Source::Flow(flow) = &mut self.source
             && !flow.is_done()
         {
-            flow.stop();
+            let _ = flow.stop();
             self.ending = Some(Ending::Error(error));
         }
     }
@@ -325,7 +325,7 @@ impl<T: FromChunks> Run<T> {
         };
         if let Err(error) = result {
             // The source is dropped; what was decoded before is still delivered first (KE-209).
-            flow.stop();
+            let _ = flow.stop();
             self.ending = Some(Ending::Error(error));
         }
         Poll::Ready(self.ending.is_none())
@@ -412,7 +412,7 @@ impl<T: FromChunks> Folding<T> {
             match ready!(flow.poll_chunk(T::want, cx)) {
                 Some(Ok(chunk)) => {
                     if let Err(error) = T::push_fold(&mut self.run.state, &mut self.acc, chunk) {
-                        flow.stop();
+                        let _ = flow.stop();
                         return Poll::Ready(Err(error));
                     }
                 }

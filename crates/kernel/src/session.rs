@@ -19,6 +19,7 @@ mod config;
 mod doorbell;
 mod driver;
 pub(crate) mod failure;
+mod guard;
 mod input;
 mod intake;
 pub(crate) mod link;
@@ -36,7 +37,7 @@ mod test_functions;
 mod tests;
 pub(crate) mod wire;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -50,11 +51,13 @@ use sapwood_proto::session::{self as machine, Live, Retain, Side, Stats};
 use sapwood_proto::time::Time;
 
 use self::driver::Driver;
+use self::guard::Guard;
 use self::intake::Intake;
 use self::link::Link;
 use self::reference::Resolve;
 use self::runs::Runs;
 use crate::kernel::Kernel;
+use crate::name::Name;
 
 pub use self::back::{Back, Connections, Incoming, Lost};
 pub use self::test_functions::test_functions;
@@ -80,6 +83,8 @@ pub struct Options {
     pub timeout: Option<Duration>,
     /// The target of GENERATE where an action names none (EV-503).
     pub default_target: Option<String>,
+    /// The models that the client may know of; `None`: all.
+    pub models: Option<Arc<HashSet<Name>>>,
     /// Where references to content elsewhere are followed to; without it only `data:` is (EV-410).
     pub references: Option<Arc<dyn Resolve>>,
     /// The extensions that are on, by their names in section 2.
@@ -100,6 +105,7 @@ impl Default for Options {
             token: None,
             timeout: None,
             default_target: None,
+            models: None,
             references: None,
             extensions: extensions(false, true),
             entropy: 0,
@@ -162,6 +168,8 @@ pub enum Order {
     Finish,
     /// Leave with `GOING_AWAY` now.
     Leave,
+    /// End with `REVOKED` now: the key of whoever opened the session is no longer valid.
+    Revoke,
 }
 
 /// Who counts what sessions do (EV-904). Every method may be called often and must not block.
@@ -230,6 +238,7 @@ pub fn open<W: Observe>(kernel: Kernel, options: Options, observer: W) -> (Sessi
         machine::Session::new(Side::Server, config, now)
     });
     let outgoing = Outgoing {
+        guard: Guard::new(link.clone(), kernel.panic_count()),
         link: link.clone(),
         ready: VecDeque::new(),
         over: false,
@@ -250,7 +259,8 @@ impl<W: Observe> Session<W> {
     /// The stream of messages of a session with a token, and the way back into it.
     #[must_use]
     pub fn connections(&self, first: Incoming) -> (Connections, Back) {
-        Connections::new(self.link.clone(), first)
+        let guard = Guard::new(self.link.clone(), self.kernel.panic_count());
+        Connections::new(self.link.clone(), guard, first)
     }
 
     /// Runs to the end: takes messages from `incoming` (an error aborts the session with that status, the end is the
@@ -261,7 +271,8 @@ impl<W: Observe> Session<W> {
         I: Stream<Item = Result<Message, Status>> + Send,
         O: Stream<Item = Order> + Send,
     {
-        let _closing = Closing(self.link.clone());
+        let guard = Guard::new(self.link.clone(), self.kernel.panic_count());
+        let ends = Ends(guard.clone());
         let mut driver = Driver {
             runs: Runs::new(self.link.clone(), self.kernel, self.options),
             link: self.link,
@@ -272,7 +283,20 @@ impl<W: Observe> Session<W> {
             finishing: false,
             retained: 0,
         };
-        poll_fn(|cx| driver.poll_session(cx)).await
+        let closed = poll_fn(|cx| {
+            let polled = guard.run(|| driver.poll_session(cx));
+            polled.unwrap_or_else(|| {
+                // The session is over; its work is given up and its numbers are told all the same.
+                let aborted = guard.aborted();
+                guard.run(|| driver.over(aborted.clone()));
+                Poll::Ready(aborted)
+            })
+        });
+        let closed = closed.await;
+        // What is left of functions and of the transport goes here, which may panic as well.
+        guard.run(|| drop(driver));
+        drop(ends);
+        closed
     }
 }
 
@@ -284,17 +308,12 @@ impl<W> fmt::Debug for Session<W> {
     }
 }
 
-/// Ends the session if its task is dropped or panics, so that the transport never waits for ever.
-struct Closing(Link);
+/// Ends the session if its task is dropped, so that the transport never waits for ever.
+struct Ends(Guard);
 
-impl Drop for Closing {
+impl Drop for Ends {
     fn drop(&mut self) {
-        self.0.with(|live| {
-            if live.closed().is_none() {
-                live.machine().abort(failure::lost());
-            }
-        });
-        self.0.flush();
+        self.0.end();
     }
 }
 
@@ -302,6 +321,7 @@ impl Drop for Closing {
 #[derive(Debug)]
 pub struct Outgoing {
     link: Link,
+    guard: Guard,
     /// Handed out by the machine, many under one lock.
     ready: VecDeque<Message>,
     over: bool,
@@ -348,21 +368,26 @@ impl Stream for Outgoing {
         }
         let Self {
             link,
+            guard,
             ready,
             connection,
             ..
         } = &mut *self;
         let now = link.now();
-        let polled = link.with(|live| {
-            if connection.is_some_and(|mine| mine != live.connection()) {
-                return Poll::Ready(Err(Some(superseded())));
-            }
-            let first = live.poll_message(now, cx);
-            if first.is_ready() {
-                live.take_messages(now, READY_MESSAGES, READY_BYTES, ready);
-            }
-            first
+        let polled = guard.run(|| {
+            link.with(|live| {
+                if connection.is_some_and(|mine| mine != live.connection()) {
+                    return Poll::Ready(Err(Some(superseded())));
+                }
+                let first = live.poll_message(now, cx);
+                if first.is_ready() {
+                    live.take_messages(now, READY_MESSAGES, READY_BYTES, ready);
+                }
+                first
+            })
         });
+        // Whoever polls this may carry other sessions on the same connection: a panic stays in here.
+        let polled = polled.unwrap_or_else(|| Poll::Ready(Err(Some(Arc::new(failure::lost())))));
         polled.map(|item| match item {
             Ok(message) => Some(Ok(message)),
             Err(end) => {

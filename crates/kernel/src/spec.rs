@@ -6,6 +6,7 @@
 use std::any::{Any, TypeId, type_name};
 use std::sync::Arc;
 
+use sapwood_engine::recommended::RecommendedSampling;
 use serde_json::{Map, Value, json};
 
 use crate::Result;
@@ -53,6 +54,8 @@ pub struct Spec {
     pub model: bool,
     /// What is known of that model, where it is loaded in this process, or serves tokens elsewhere and says enough of them.
     pub facts: Option<Arc<Facts>>,
+    /// What that model recommends for sampling; for programs that ask on behalf of a person (D-53).
+    pub sampling: RecommendedSampling,
     /// Why it cannot be registered, if its maker found out already.
     pub(crate) defect: Option<String>,
 }
@@ -241,6 +244,7 @@ impl Spec {
             inner: None,
             model: false,
             facts: None,
+            sampling: RecommendedSampling::default(),
             defect: None,
         }
     }

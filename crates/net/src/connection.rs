@@ -3,12 +3,17 @@
 //! Owns: [`connect`], [`dial`], [`Tls`]. Refuses to know: what is spoken on a connection.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use http::Uri;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
+use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 
 use crate::tls;
@@ -57,6 +62,59 @@ pub(crate) async fn connect(
     Ok(dial(host, port, tls).await?)
 }
 
+/// The reason of a status that says why TLS with a server cannot be had: its certificate is not trusted, or it speaks something
+/// else.
+pub const UNTRUSTED: &str = "UNTRUSTED_SERVER";
+
+/// What is wrong with TLS, if that is what an error comes from.
+pub(crate) fn distrust(error: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        // An error of the system hides the one that it was made of from `source`.
+        let inner = error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref);
+        let inner = inner.map(|inner| inner as &(dyn std::error::Error + 'static));
+        if let Some(why) = [Some(error), inner].into_iter().flatten().find_map(of_tls) {
+            return Some(why);
+        }
+        next = inner.or_else(|| error.source());
+    }
+    None
+}
+
+fn of_tls(error: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
+    use rustls::{CertificateError, Error};
+    Some(match error.downcast_ref::<Error>()? {
+        Error::InvalidCertificate(why) => match why {
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                "its certificate has expired"
+            }
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                "its certificate is not valid yet"
+            }
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                "its certificate is for another name"
+            }
+            _ => "nobody that is trusted here has signed its certificate",
+        },
+        Error::InvalidMessage(_) => "it does not speak TLS",
+        Error::AlertReceived(_) => "it refused TLS: it may want a client certificate",
+        _ => return None,
+    })
+}
+
+/// Whether `host`, a name or an address, with or without brackets, is this machine itself.
+pub(crate) fn is_loopback(host: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let name = host.to_ascii_lowercase();
+    name == "localhost"
+        || name.ends_with(".localhost")
+        || host
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.to_canonical().is_loopback())
+}
+
 /// TLS to the host of this name.
 ///
 /// # Errors
@@ -73,10 +131,133 @@ pub(crate) fn tls(host: &str, authorities: Option<&[u8]>) -> Result<Tls, Unreach
 
 /// Connects to a host, over TLS if that is given.
 pub(crate) async fn dial(host: &str, port: u16, tls: Option<Tls>) -> io::Result<Box<dyn Io>> {
-    let tcp = TcpStream::connect((host, port)).await?;
+    let addresses = lookup_host((host, port)).await?.collect();
+    let tcp = race(alternating(addresses), TcpStream::connect).await?;
     tcp.set_nodelay(true)?;
     match tls {
         Some(tls) => Ok(Box::new(tls.connector.connect(tls.name, tcp).await?)),
         None => Ok(Box::new(tcp)),
+    }
+}
+
+/// Tries the addresses of one host as RFC 8305 has it: each gets a head start before the next one is tried beside it, and the
+/// first that answers is taken. One that swallows what is sent costs a moment, and not the whole time that connecting may take.
+async fn race<T, F: Future<Output = io::Result<T>>>(
+    addresses: Vec<SocketAddr>,
+    connect: impl Fn(SocketAddr) -> F,
+) -> io::Result<T> {
+    let mut left = addresses.into_iter();
+    let mut trying = FuturesUnordered::new();
+    let mut first = None;
+    loop {
+        let next = left.next();
+        let more = next.is_some();
+        trying.extend(next.map(&connect));
+        loop {
+            // Both may be cancelled: a connection that is being made goes on being made.
+            tokio::select! {
+                tried = trying.next() => match tried {
+                    Some(Ok(connected)) => return Ok(connected),
+                    Some(Err(error)) => first = first.or(Some(error)),
+                    None => return Err(first.unwrap_or_else(nowhere)),
+                },
+                () = sleep(HEAD_START), if more => {}
+            }
+            if more {
+                break;
+            }
+        }
+    }
+}
+
+/// Both families in turn, beginning with the one that the resolver prefers: one of them may lead nowhere as a whole.
+fn alternating(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let is_first = |address: &SocketAddr| {
+        addresses.first().map(SocketAddr::is_ipv4) == Some(address.is_ipv4())
+    };
+    let (mut preferred, mut others) = (
+        addresses.iter().copied().filter(is_first),
+        addresses
+            .iter()
+            .copied()
+            .filter(|address| !is_first(address)),
+    );
+    let mut all = Vec::with_capacity(addresses.len());
+    while all.len() < addresses.len() {
+        all.extend(preferred.next());
+        all.extend(others.next());
+    }
+    all
+}
+
+fn nowhere() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "the host has no address")
+}
+
+/// What an address has for itself before the next one is tried too.
+const HEAD_START: Duration = Duration::from_millis(250);
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use tokio::time::Instant;
+
+    use super::*;
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn families_take_turns() {
+        let v6 = ["[::1]:1", "[::2]:1", "[::3]:1"].map(at);
+        let v4 = ["1.1.1.1:1"].map(at);
+        let all = [&v6[..], &v4[..]].concat();
+        let expect = vec![v6[0], v4[0], v6[1], v6[2]];
+        assert_eq!(alternating(all), expect);
+        assert_eq!(alternating(Vec::new()), []);
+    }
+
+    /// How each address behaves, which of them is taken, and when each was tried.
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_swallows_everything_costs_a_moment() {
+        let silent = Duration::from_secs(3_600);
+        for (delays, taken, tried) in [
+            (vec![Some(0)], Some(0), vec![0]),
+            (vec![None, Some(100)], Some(1), vec![0, 250]),
+            // One that is slow is not given up.
+            (vec![Some(400), None, None], Some(0), vec![0, 250]),
+            (vec![], None, vec![]),
+        ] {
+            let began = Instant::now();
+            let log = RefCell::new(Vec::new());
+            let addresses = (1..)
+                .zip(&delays)
+                .map(|(port, _)| at(&format!("1.1.1.1:{port}")));
+            let connected = race(addresses.collect(), |address| {
+                log.borrow_mut().push(began.elapsed().as_millis() as u64);
+                let index = usize::from(address.port() - 1);
+                let delay = delays[index].map_or(silent, Duration::from_millis);
+                async move {
+                    sleep(delay).await;
+                    Ok(index)
+                }
+            });
+            assert_eq!(connected.await.ok(), taken, "{delays:?}");
+            assert_eq!(log.into_inner(), tried, "{delays:?}");
+        }
+    }
+
+    /// One that refuses is followed at once, and the first refusal is what is told.
+    #[tokio::test(start_paused = true)]
+    async fn refusals_are_not_waited_for() {
+        let began = Instant::now();
+        let addresses = ["1.1.1.1:1", "1.1.1.1:2", "1.1.1.1:3"].map(at).to_vec();
+        let refused = race(addresses, |address| async move {
+            Err::<(), _>(io::Error::other(address.port().to_string()))
+        });
+        assert_eq!(refused.await.unwrap_err().to_string(), "1");
+        assert_eq!(began.elapsed(), Duration::ZERO);
     }
 }

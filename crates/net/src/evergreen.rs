@@ -8,6 +8,7 @@ mod session;
 mod transport;
 mod websocket;
 
+pub use link::panics;
 pub use sapwood_proto::session::peer::{Call, Node, Peer, Reader, Request, Writer};
 pub use session::{Options, Session};
 pub use transport::Address;

@@ -12,3 +12,5 @@ pub mod otlp;
 pub mod references;
 mod tls;
 pub mod triton;
+
+pub use connection::UNTRUSTED;

@@ -142,6 +142,8 @@ struct Seen {
     /// It knows nothing of version 2, as far as it was asked.
     base: AtomicBool,
     load: AtomicU64,
+    /// Messages that it has sent.
+    heard: AtomicU64,
     gone: Gone,
 }
 
@@ -178,6 +180,7 @@ impl Client {
             draining: AtomicBool::new(false),
             base: AtomicBool::new(true),
             load: AtomicU64::new(LOAD_UNKNOWN),
+            heard: AtomicU64::new(0),
             gone: Gone::default(),
         });
         let connect_timeout = options.connect_timeout;
@@ -254,6 +257,11 @@ impl Client {
     pub fn load(&self) -> Option<u64> {
         let load = self.0.seen.load.load(Ordering::Relaxed);
         (load != LOAD_UNKNOWN).then_some(load)
+    }
+
+    /// How many messages the peer has sent.
+    pub(crate) fn heard(&self) -> u64 {
+        self.0.seen.heard.load(Ordering::Relaxed)
     }
 
     /// Whether the peer has said that it goes, and takes nothing new (LM-921).

@@ -13,9 +13,12 @@ use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_client::
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_client::TraceServiceClient;
 use prost::Message;
+use sapwood_proto::secret::Secret;
 use tonic::Request;
 use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
+
+use crate::connection::is_loopback;
 
 /// The messages of the protocol.
 pub use opentelemetry_proto::tonic as messages;
@@ -38,9 +41,20 @@ pub struct Address {
     /// How it is spoken to.
     pub protocol: Protocol,
     /// Sent with each delivery; may hold credentials, so they are never logged.
-    pub headers: Vec<(String, String)>,
+    pub headers: Vec<(String, Secret)>,
     /// How long a delivery may take.
     pub timeout: Duration,
+}
+
+impl Address {
+    /// Whether the headers would be sent unencrypted to another machine.
+    #[must_use]
+    pub fn exposes_headers(&self) -> bool {
+        let uri: Option<Uri> = self.url.parse().ok();
+        let clear = uri.filter(|uri| uri.scheme() == Some(&Scheme::HTTP));
+        let elsewhere = clear.and_then(|uri| uri.host().map(|host| !is_loopback(host)));
+        !self.headers.is_empty() && elsewhere.unwrap_or(false)
+    }
 }
 
 /// Why an address cannot be used.
@@ -111,7 +125,7 @@ impl Collector {
         let headers = address.headers.iter().map(|(name, value)| {
             let wrong = || BadAddress::Header(name.clone());
             let key: AsciiMetadataKey = name.to_ascii_lowercase().parse().map_err(|_| wrong())?;
-            let mut value: AsciiMetadataValue = value.parse().map_err(|_| wrong())?;
+            let mut value: AsciiMetadataValue = value.expose().parse().map_err(|_| wrong())?;
             value.set_sensitive(true);
             Ok((key, value))
         });

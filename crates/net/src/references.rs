@@ -27,6 +27,7 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 use futures::stream::BoxStream;
+use sapwood_proto::secret::Secret;
 
 use self::files::Files;
 #[cfg(feature = "stores")]
@@ -51,9 +52,9 @@ pub struct Config {
     /// Buckets with a prefix: `s3://BUCKET/PREFIX`, also `gs` and `az`.
     pub stores: Vec<String>,
     /// How the stores are reached: credentials, regions, endpoints, under the names that `object_store` gives them.
-    pub store_options: Vec<(String, String)>,
+    pub store_options: Vec<(String, Secret)>,
     /// The same as the environment has it: options win, and what no store knows is passed over.
-    pub store_environment: Vec<(String, String)>,
+    pub store_environment: Vec<(String, Secret)>,
 }
 
 /// Says nothing of options: they hold credentials.

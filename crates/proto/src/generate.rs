@@ -24,6 +24,7 @@ mod settings;
 mod signature;
 mod tensor;
 mod union;
+mod wire;
 
 pub use answer::{Head, Response, error_body, error_event};
 pub use datatype::Datatype;
@@ -34,6 +35,7 @@ pub use request::{Mapped, Mapper, Parameter};
 pub use settings::Settings;
 pub use signature::{Input, InputRole, Invalid, Output, OutputRole, Signature};
 pub use tensor::{Data, Strings, Tensor, fit};
+pub use wire::request_bytes;
 
 #[cfg(test)]
 mod tests;

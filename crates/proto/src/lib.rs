@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bounded_json;
 pub mod code;
 #[cfg(test)]
 mod corpus;
@@ -13,7 +14,9 @@ pub mod generate;
 pub mod generated;
 pub mod lmtp;
 pub mod log;
+pub mod secret;
 pub mod session;
+pub mod shown;
 pub mod sse;
 pub mod steer;
 mod sync;

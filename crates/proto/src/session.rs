@@ -47,6 +47,7 @@ mod slab;
 mod slice;
 mod store;
 mod ttl;
+mod work;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -65,13 +66,14 @@ use self::search::Search;
 use self::slab::Slab;
 use self::store::{Owner, Store};
 use self::ttl::Ttls;
+use self::work::Work;
 use crate::evergreen::{Fragment, Id, Message, Payload, Reason, Status};
 use crate::time::Time;
 
 pub use self::live::{Live, Wakers};
 pub use self::port::{
     ActionKey, Call, CancelledBy, Config, CursorId, NodeKey, Output, Piece, Read, Side, Start,
-    Stats, WriteError,
+    Stats, WriteError, Written,
 };
 pub use self::reference::{Elsewhere, Referenced};
 pub use self::release::Retain;
@@ -107,6 +109,12 @@ pub struct Session {
     leaves: Vec<Leaf>,
     /// Whether one of them may go on.
     leaves_ready: bool,
+    /// Whether one of them goes on with the next turn.
+    leaves_paused: bool,
+    /// What readers and searches may still do.
+    work: Work,
+    /// Readers that wait for more of that.
+    starved: Vec<CursorId>,
     ttls: Ttls,
     /// What is remembered for a connection that comes back.
     resume: Option<Box<Resume>>,
@@ -139,6 +147,9 @@ impl Session {
             actions: Actions::new(),
             leaves: Vec::new(),
             leaves_ready: false,
+            leaves_paused: false,
+            work: Work::new(&config.limits, now),
+            starved: Vec::new(),
             ttls: Ttls::default(),
             resume: config.resume.then(|| Box::new(Resume::new())),
             outbound: Outbound::default(),
@@ -174,7 +185,8 @@ impl Session {
             let status = Status::limit(Reason::MessageTooLarge, "max_message_bytes", value, max);
             return Err(self.abort(status));
         }
-        self.search.refill(&self.config.limits);
+        self.refill_work(now);
+        self.search.refill(&self.config.limits, &self.work);
         // What is less than half of a message does not pin it in memory (EV-805).
         let copy_below = (message.wire_bytes / 2).max(COPY_BELOW_BYTES);
         let mut fragments = message.fragments.into_iter();
@@ -191,6 +203,7 @@ impl Session {
         if outcome.is_ok() {
             self.expire(now);
         }
+        self.search.settle(&mut self.work);
         match (outcome, &self.phase) {
             (Err(status), _) => Err(self.abort(status)),
             (Ok(()), Phase::Aborted(status)) => Err(Arc::clone(status)),
@@ -233,6 +246,8 @@ impl Session {
         self.cursors = Slab::new();
         self.actions = Actions::new();
         self.leaves = Vec::new();
+        self.leaves_paused = false;
+        self.starved = Vec::new();
         self.ttls = Ttls::default();
         self.outbound = Outbound::default();
         self.parked = 0;

@@ -9,6 +9,9 @@
 //!   bytes ──push──► lines ──► data: … ──blank line──► Event        the body's end ──finish──► whether one was cut off
 //! ```
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+
 use bytes::{Buf, Bytes, BytesMut};
 
 /// How much an event may hold.

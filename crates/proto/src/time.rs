@@ -9,7 +9,8 @@ use std::time::Duration;
 
 /// An instant, counted from an origin that the shell chose once (usually process start).
 ///
-/// Two values are comparable only if the same shell made them.
+/// Two values are comparable only if the same shell made them. None is later than [`Time::MAX`]: durations that strangers
+/// name saturate here and nowhere else, so that a shell can add any value to its own clock without overflow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(Duration);
 
@@ -17,16 +18,23 @@ impl Time {
     /// The origin.
     pub const ZERO: Self = Self(Duration::ZERO);
 
-    /// The instant `since_origin` after the origin.
+    /// The latest instant, which stands for never: 136 years after the origin. Clocks of operating systems count seconds
+    /// in 63 bits or more.
+    pub const MAX: Self = Self(Duration::from_secs(u32::MAX as u64));
+
+    /// The instant `since_origin` after the origin, or [`Time::MAX`].
     #[must_use]
     pub const fn new(since_origin: Duration) -> Self {
+        if since_origin.as_secs() >= Self::MAX.0.as_secs() {
+            return Self::MAX;
+        }
         Self(since_origin)
     }
 
     /// The instant `ms` milliseconds after the origin; mostly for tests and simulators.
     #[must_use]
     pub const fn from_millis(ms: u64) -> Self {
-        Self(Duration::from_millis(ms))
+        Self::new(Duration::from_millis(ms))
     }
 
     /// How long after the origin this is.
@@ -45,7 +53,7 @@ impl Time {
 impl Add<Duration> for Time {
     type Output = Self;
     fn add(self, span: Duration) -> Self {
-        Self(self.0.saturating_add(span))
+        Self::new(self.0.saturating_add(span))
     }
 }
 
@@ -59,5 +67,35 @@ impl Sub<Self> for Time {
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:.3}s", self.0.as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_saturate_where_every_clock_can_follow() {
+        let most = Duration::MAX;
+        for late in [
+            Time::new(most),
+            Time::from_millis(u64::MAX),
+            Time::ZERO + most,
+            Time::MAX + Duration::from_nanos(1),
+            Time::new(Time::MAX.since_origin()),
+        ] {
+            assert_eq!(late, Time::MAX);
+            assert!(
+                std::time::Instant::now()
+                    .checked_add(late.since_origin())
+                    .is_some()
+            );
+        }
+        let before = Time::MAX.since_origin() - Duration::from_nanos(1);
+        assert_eq!(
+            Time::new(before).since_origin(),
+            before,
+            "up to there they are exact"
+        );
     }
 }

@@ -18,7 +18,9 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use figment::value::{Dict, Value};
+use sapwood_proto::secret::{Secret, SecretUrl};
 
+use crate::client::HERE;
 use crate::config::Config;
 use crate::config::layers::{Flags, Layers, list};
 use crate::failure::{Exit, Failure};
@@ -93,6 +95,19 @@ struct ModelFlags {
 }
 
 impl ModelFlags {
+    /// The first of these flags that was given.
+    fn named(&self) -> Option<&'static str> {
+        [
+            ("--model", !self.model.is_empty()),
+            ("--default-model", self.default_model.is_some()),
+            ("--ctx", self.ctx.is_some()),
+            ("--threads", self.threads.is_some()),
+            ("--parallel", self.parallel.is_some()),
+        ]
+        .into_iter()
+        .find_map(|(flag, given)| given.then_some(flag))
+    }
+
     fn set(&self, flags: &mut Flags) -> Result<(), Failure> {
         if !self.model.is_empty() {
             let models = self
@@ -143,10 +158,10 @@ fn model_entry(given: &str) -> Result<Value, Failure> {
 struct ClientFlags {
     /// The server to talk to; `here` runs the model in this process [env: SAPWOOD_SERVER]
     #[arg(long, value_name = "URL")]
-    server: Option<String>,
-    /// The key to present [env: SAPWOOD_API_KEY]
+    server: Option<SecretUrl>,
+    /// The key to present [env: SAPWOOD_CLIENT_KEY]
     #[arg(long, value_name = "KEY")]
-    api_key: Option<String>,
+    api_key: Option<Secret>,
     /// Trust the authorities of this file too (PEM)
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
@@ -154,8 +169,10 @@ struct ClientFlags {
 
 impl ClientFlags {
     fn set(&self, flags: &mut Flags) {
-        flags.set("client.server", "--server", self.server.clone());
-        flags.set("client.key", "--api-key", self.api_key.clone());
+        let server = self.server.as_ref().map(SecretUrl::expose);
+        flags.set("client.server", "--server", server);
+        let key = self.api_key.as_ref().map(Secret::expose);
+        flags.set("client.key", "--api-key", key);
         let ca = self
             .ca
             .as_ref()
@@ -180,12 +197,25 @@ impl PlaceFlags {
         Ok(())
     }
 
-    /// The configuration of a command that calls, and its logs, which are quiet unless asked to talk.
+    /// The configuration of a command that calls, and its logs, which are quiet unless asked to talk. Flags that name an engine
+    /// mean one in this process, whatever server there is (D-52).
     fn begin(&self, common: &Common) -> Result<Config, Failure> {
         let mut flags = Flags::default();
         self.set(&mut flags)?;
-        let config = common.config(flags)?;
+        if let Some(engine) = self.models.named() {
+            match &self.client.server {
+                Some(url) if url.expose() != HERE => {
+                    return Err(Failure::usage(format!(
+                        "{engine} is for a model in this process, and --server {url} names one elsewhere: leave one of them out"
+                    )));
+                }
+                _ => flags.set("client.server", engine, Some(HERE)),
+            }
+        }
+        let layers = common.layers(flags)?;
+        let config = layers.config()?;
         crate::logs::Logs::start(log_filter(&config, common.log.as_deref()))?;
+        layers.tell_strangers();
         Ok(config)
     }
 }

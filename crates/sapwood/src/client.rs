@@ -2,31 +2,102 @@
 //!
 //! Owns: that choice, the goodbye to a server, and what a failed call says to a user. Refuses to know: what is called.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
+use sapwood_engine::recommended::RecommendedSampling;
+use sapwood_kernel::connect::evergreen::Listing;
 use sapwood_kernel::connect::{evergreen, triton};
 use sapwood_kernel::{Error, Fun, Kernel};
+use sapwood_net::UNTRUSTED;
 use sapwood_net::evergreen::{Address, Options, Session};
 use sapwood_net::triton::{Address as TritonAddress, Client as TritonClient};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
+use sapwood_proto::secret::masked;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::Config;
+use crate::config::endpoint::Access;
 use crate::failure::{Exit, Failure};
+use crate::models::Planned;
 use crate::{models, serving};
 
 /// Functions to call, wherever they run.
 pub(crate) struct Place {
     pub(crate) kernel: Kernel,
-    /// For people.
-    pub(crate) description: String,
+    /// The model of calls that name none.
+    pub(crate) default: Option<String>,
+    /// Where they run; `None`: in this process.
+    pub(crate) url: Option<String>,
+    /// The model that is part of the binary, if it runs in this process.
+    demo: Option<String>,
     /// With the server, if there is one.
     session: Option<Session>,
 }
 
 impl Place {
+    /// The names of its models.
+    pub(crate) fn models(&self) -> Vec<String> {
+        let specs = self.kernel.specs();
+        let models = specs.iter().filter(|spec| spec.model);
+        models.map(|spec| spec.name.as_str().to_owned()).collect()
+    }
+
+    /// The model that answers where `target` is asked for, if that is known.
+    pub(crate) fn model(&self, target: Option<&str>) -> Option<String> {
+        let only = || match &self.models()[..] {
+            [only] => Some(only.clone()),
+            _ => None,
+        };
+        let asked = target.map(str::to_owned);
+        asked.or_else(|| self.default.clone()).or_else(only)
+    }
+
+    /// What the model recommends that answers where `target` is asked for (D-53).
+    pub(crate) fn recommended(&self, target: Option<&str>) -> RecommendedSampling {
+        let model = self.model(target);
+        let function = model.and_then(|model| self.kernel.get(&model).ok());
+        function
+            .map(|function| function.spec().sampling)
+            .unwrap_or_default()
+    }
+
+    /// Whether the demo model answers where `target` is asked for. On a server it is known by its name.
+    pub(crate) fn is_demo(&self, target: Option<&str>) -> bool {
+        let model = self.model(target);
+        let demo = match self.url {
+            Some(_) => Some(DEMO),
+            None => self.demo.as_deref(),
+        };
+        model.is_some() && model.as_deref() == demo
+    }
+
+    /// Which model answers, and where it runs, for people (D-52).
+    pub(crate) fn greeting(&self, target: Option<&str>) -> String {
+        let place = match &self.url {
+            Some(url) => format!("at {url}"),
+            None => "in this process".to_owned(),
+        };
+        match self.model(target) {
+            Some(model) => format!("Talking to {model} {place}."),
+            None => format!(
+                "Talking to the models {place}; say which with /model or --target: {}.",
+                self.models().join(", ")
+            ),
+        }
+    }
+
+    fn of_this_process(kernel: Kernel, config: &Config, planned: &[Planned]) -> Self {
+        let demo = planned.iter().find(|model| model.is_demo());
+        Self {
+            kernel,
+            default: config.default_model.clone(),
+            url: None,
+            demo: demo.map(|model| model.name.clone()),
+            session: None,
+        }
+    }
+
     /// Takes leave of the server, so that it sees an orderly end. To be called when everything that was called here
     /// has ended or been dropped, on every way out of a command.
     pub(crate) async fn close(self) {
@@ -67,83 +138,114 @@ pub(crate) async fn look(config: &Config) -> Result<Place, Failure> {
     }
     let planned = models::plan(config)?;
     let kernel = serving::kernel(config, &planned)?;
-    Ok(Place {
-        kernel,
-        description: "No server: what this process would run".into(),
-        session: None,
-    })
+    Ok(Place::of_this_process(kernel, config, &planned))
 }
 
 /// The server to use, if there is one.
 async fn find(config: &Config) -> Result<Option<Place>, Failure> {
-    if config.client.server.as_deref() == Some(HERE) {
-        return Ok(None);
-    }
     if let Some(url) = &config.client.server {
-        let there = there(url, config, CONNECT_TIMEOUT).await;
-        return there.map(Some).map_err(|status| unreachable(url, &status));
+        if url.expose() == HERE {
+            return Ok(None);
+        }
+        let there = there(url.expose(), config, CONNECT_TIMEOUT).await;
+        return there
+            .map(Some)
+            .map_err(|status| unreachable(&url.to_string(), &status));
     }
-    match there(LOCAL, config, LOCAL_TIMEOUT).await {
+    let Some(local) = local(config) else {
+        return Ok(None);
+    };
+    match there(&local, config, LOCAL_TIMEOUT).await {
         Ok(place) => Ok(Some(place)),
         // It is ours and does not let us in: running something else instead would only confuse.
-        Err(status) if status.code == Code::Unauthenticated => Err(unreachable(LOCAL, &status)),
+        Err(status) if status.code == Code::Unauthenticated || status.reason == UNTRUSTED => {
+            Err(unreachable(&local, &status))
+        }
         Err(_) => Ok(None),
     }
+}
+
+/// Where a server of this configuration listens, as its clients on this machine reach it.
+fn local(config: &Config) -> Option<String> {
+    let listen = &config.listen;
+    let (host, port) = listen
+        .rsplit_once(':')
+        .filter(|(host, _)| *host != "unix")?;
+    let port: u16 = port.parse().ok().filter(|port| *port != 0)?;
+    let host = match host {
+        "0.0.0.0" | "" => "127.0.0.1",
+        "[::]" => "[::1]",
+        host => host,
+    };
+    let scheme = if config.tls.certificate.is_some() {
+        "https"
+    } else {
+        "http"
+    };
+    Some(format!("{scheme}://{host}:{port}"))
 }
 
 async fn there(url: &str, config: &Config, timeout: Duration) -> Result<Place, Status> {
     let kernel = Kernel::new();
     let broken = |error: Error| Status::other(error.code(), "", error.to_string());
-    let (session, functions) = join(&address(url, config, timeout)?).await?;
-    kernel.add_all(functions).map_err(broken)?;
+    let access = config.client.access();
+    let access = access.map_err(|failure| Status::other(Code::InvalidRequest, "", failure.message));
+    let (session, listing) = join(&address(url, access?, timeout)).await?;
+    kernel.add_all(listing.functions).map_err(broken)?;
     Ok(Place {
         kernel,
-        description: format!("Talking to {url}"),
+        default: listing.default_target.map(|name| name.as_str().to_owned()),
+        url: Some(masked(url)),
+        demo: None,
         session: Some(session),
     })
 }
 
-/// The server at `url`, and how this configuration is let in there.
-///
-/// # Errors
-/// The authorities to trust cannot be read.
-pub(crate) fn address(url: &str, config: &Config, timeout: Duration) -> Result<Address, Status> {
+/// The server at `url`, where we are let in as `access` says.
+pub(crate) fn address(url: &str, access: Access, timeout: Duration) -> Address {
     let mut address = Address::new(url);
-    address.key.clone_from(&config.client.key);
+    address.key = access.key;
     address.connect_timeout = timeout;
-    address.authorities = authorities(config)?;
-    Ok(address)
+    address.authorities = access.authorities;
+    if address.exposes_key() {
+        warn_of_plain_text(&masked(url));
+    }
+    address
+}
+
+/// Whoever listens in between learns the key (D-46).
+pub(crate) fn warn_of_plain_text(server: &str) {
+    tracing::warn!(
+        server,
+        "a key is sent there unencrypted: use TLS (https://, wss://, grpcs://)"
+    );
 }
 
 /// One session with a server, and its functions as ours. A failed answer must not cost the conversation (EV-930).
 ///
 /// # Errors
 /// Nobody answers, the server refuses, or what it lists cannot be read.
-pub(crate) async fn join(address: &Address) -> Result<(Session, Vec<Fun>), Status> {
+pub(crate) async fn join(address: &Address) -> Result<(Session, Listing), Status> {
     let options = Options {
         partial_failure: true,
         ..Options::default()
     };
     let session = Session::connect(address, options).await?;
     let broken = |error: Error| Status::other(error.code(), "", error.to_string());
-    let functions = evergreen::import(&session).await.map_err(broken)?;
-    Ok((session, functions))
+    let listing = evergreen::list(&session).await.map_err(broken)?;
+    Ok((session, listing))
 }
 
-/// The Triton server at `url`, and how this configuration is let in there.
-///
-/// # Errors
-/// The authorities to trust cannot be read.
-pub(crate) fn triton_address(
-    url: &str,
-    config: &Config,
-    timeout: Duration,
-) -> Result<TritonAddress, Status> {
+/// The Triton server at `url`, where we are let in as `access` says.
+pub(crate) fn triton_address(url: &str, access: Access, timeout: Duration) -> TritonAddress {
     let mut address = TritonAddress::new(url);
-    address.key.clone_from(&config.client.key);
+    address.key = access.key;
     address.connect_timeout = timeout;
-    address.authorities = authorities(config)?;
-    Ok(address)
+    address.authorities = access.authorities;
+    if address.exposes_key() {
+        warn_of_plain_text(&masked(url));
+    }
+    address
 }
 
 /// A Triton server that is ready, and its models as functions.
@@ -161,22 +263,19 @@ pub(crate) async fn join_triton(
     Ok((client, functions))
 }
 
-/// The authorities that the configuration adds to the well-known ones.
-fn authorities(config: &Config) -> Result<Option<Vec<u8>>, Status> {
-    let read = |path: &PathBuf| {
-        std::fs::read(path).map_err(|error| {
-            let message = format!("client.ca {}: {error}", path.display());
-            Status::other(Code::InvalidRequest, "", message)
-        })
-    };
-    config.client.ca.as_ref().map(read).transpose()
-}
-
 /// Refused is answered: only silence is unreachable.
 pub(crate) fn unreachable(url: &str, status: &Status) -> Failure {
+    if status.reason == UNTRUSTED {
+        let what = format!(
+            "{url}: {}; if it is meant, name the authority that signed its certificate with --ca FILE (client.ca), or \
+             correct the address",
+            status.message
+        );
+        return Failure::exit(Exit::Unreachable, what);
+    }
     match status.code {
         Code::Unauthenticated | Code::PermissionDenied => Failure::new(format!(
-            "{url} does not let us in: {}; give a key with --api-key or SAPWOOD_API_KEY",
+            "{url} does not let us in: {}; give a key with --api-key or SAPWOOD_CLIENT_KEY",
             status.message
         )),
         Code::InvalidRequest | Code::Unimplemented => {
@@ -194,14 +293,10 @@ pub(crate) fn unreachable(url: &str, status: &Status) -> Failure {
 /// Loads the configured models into this process.
 async fn here(config: &Config) -> Result<Place, Failure> {
     let planned = models::plan(config)?;
-    let names: Vec<_> = planned.iter().map(|model| model.name.clone()).collect();
     let kernel = serving::kernel(config, &planned)?;
-    serving::load(&kernel, planned, |_, _, _| {}).await?;
-    Ok(Place {
-        kernel,
-        description: format!("No server: running {} in this process", names.join(", ")),
-        session: None,
-    })
+    let place = Place::of_this_process(kernel, config, &planned);
+    serving::load(&place.kernel, planned, |_, _, _| {}).await?;
+    Ok(place)
 }
 
 /// What a failed call says: the message, the finer reason, and what to do about it where we know.
@@ -211,7 +306,7 @@ pub(crate) fn told(error: &Error) -> Failure {
         reason => format!(" ({reason})"),
     };
     let hint = match error.code() {
-        Code::Unauthenticated => "; give a key with --api-key or SAPWOOD_API_KEY",
+        Code::Unauthenticated => "; give a key with --api-key or SAPWOOD_CLIENT_KEY",
         Code::Overloaded | Code::RateLimited => "; try again later",
         _ => "",
     };
@@ -226,8 +321,9 @@ pub(crate) fn interrupts() -> Result<Signal, Failure> {
 }
 
 /// Instead of a URL: no server at all.
-const HERE: &str = "here";
-const LOCAL: &str = "http://127.0.0.1:8000";
+pub(crate) const HERE: &str = "here";
+/// What the demo model is called where nobody calls it otherwise.
+const DEMO: &str = "demo";
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A server on this machine accepts at once or not at all.
 const LOCAL_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,8 +1,8 @@
-//! What can be configured, with the defaults.
-//!
-//! Owns: the keys of `sapwood.toml`, their types and defaults, the checks that need no outside world. Refuses to know:
-//! where a value came from (that is [`layers`]), and what it is used for.
+//! What can be configured, with the defaults: the keys of `sapwood.toml`, their types, the checks that need no outside world.
+//! Where a value came from is in [`layers`].
 
+pub(crate) mod endpoint;
+pub(crate) mod environment;
 pub(crate) mod generate;
 pub(crate) mod keys;
 pub(crate) mod layers;
@@ -17,10 +17,12 @@ pub(crate) mod upstream;
 use std::path::PathBuf;
 
 use sapwood_proto::evergreen::Limits as Evergreen;
+use sapwood_proto::secret::{Secret, SecretUrl};
 use sapwood_server::tls;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::failure::Failure;
+use endpoint::Endpoint;
 use generate::{Generate, Tensor};
 use lmtp::Lmtp;
 use ports::Preset;
@@ -30,12 +32,29 @@ use span::Span;
 use trace::Trace;
 use upstream::Upstream;
 
-/// Whether the value of a dotted key, or what it stands below, is never shown.
-pub(crate) fn is_secret(key: &str) -> bool {
-    SECRETS.iter().any(|secret| {
-        key.strip_prefix(secret)
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-    })
+/// Whether the value of a dotted key, or what it stands below, is never shown when it cannot be read. What can be read is of a
+/// type that shows nothing ([`Secret`], [`SecretUrl`]).
+pub(crate) fn may_hold_secret(key: &str) -> bool {
+    let is_upstream = is_within(key, "models") && key.contains(".upstream");
+    is_upstream || SECRETS.iter().any(|secret| is_within(key, secret))
+}
+
+/// Whether the value of a dotted key is text, whatever it looks like.
+pub(crate) fn is_text(key: &str) -> bool {
+    matches!(key, "auth.key" | "client.key")
+        || key.starts_with("references.store_options.")
+        || (is_named_by_user(key) && key.ends_with(".value"))
+}
+
+/// Whether a dotted key stands below a table whose keys are the user's.
+pub(crate) fn is_named_by_user(key: &str) -> bool {
+    let tables = ["references.store_options.", "generate.restricted."];
+    tables.iter().any(|table| key.starts_with(table))
+}
+
+fn is_within(key: &str, above: &str) -> bool {
+    key.strip_prefix(above)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// The whole configuration. Every key stands in `config.example.toml`.
@@ -71,7 +90,7 @@ pub(crate) struct Config {
     pub(crate) client: Client,
     pub(crate) references: References,
     /// Other servers whose functions are served here too.
-    pub(crate) upstreams: Vec<String>,
+    pub(crate) upstreams: Vec<Endpoint>,
     /// The models served. Without any, the demo model.
     pub(crate) models: Vec<Model>,
 }
@@ -123,6 +142,12 @@ pub(crate) struct Engine {
     pub(crate) cache_tokens: u32,
     /// Who shares what was computed of a prompt.
     pub(crate) prefix_cache_scope: PrefixScope,
+    /// Tokens that a prompt and a kept beginning have in common at least for that to be used.
+    pub(crate) prefix_tokens_min: u32,
+    /// Of so many requests that begin to run, one is of the priority of that which has waited longest; 0: none.
+    pub(crate) ageing_turns: u32,
+    /// Bytes of memory that an embedded model may take; 0: what the system and its control group have available.
+    pub(crate) memory_bytes: u64,
     /// A busy engine without a step for this long counts as stuck.
     pub(crate) watchdog: Span,
 }
@@ -147,6 +172,9 @@ impl Default for Engine {
             kept_prefixes: 32,
             cache_tokens: 0,
             prefix_cache_scope: PrefixScope::Key,
+            prefix_tokens_min: 16,
+            ageing_turns: 8,
+            memory_bytes: 0,
             watchdog: Span::seconds(30),
         }
     }
@@ -233,8 +261,8 @@ pub(crate) enum Backend {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Auth {
     /// One key that may do everything.
-    #[serde(deserialize_with = "text")]
-    pub(crate) key: Option<String>,
+    #[serde(deserialize_with = "secret")]
+    pub(crate) key: Option<Secret>,
     /// A file of `[[keys]]` entries, made with `sapwood key new`.
     pub(crate) key_file: Option<PathBuf>,
     /// `/metrics` needs no key.
@@ -409,10 +437,10 @@ pub(crate) struct Browser {
 pub(crate) struct Client {
     /// The server to talk to; `here`: none, the model runs in this process; unset: the local one if it is there, else
     /// `here`.
-    pub(crate) server: Option<String>,
-    /// The key to present.
-    #[serde(deserialize_with = "text")]
-    pub(crate) key: Option<String>,
+    pub(crate) server: Option<SecretUrl>,
+    /// The key to present, there and to upstreams that have none of their own.
+    #[serde(deserialize_with = "secret")]
+    pub(crate) key: Option<Secret>,
     /// PEM file of authorities to trust beside the well-known ones, for a server with a certificate of its own making.
     pub(crate) ca: Option<PathBuf>,
 }
@@ -465,9 +493,7 @@ impl Config {
         self.lmtp.check()?;
         self.generate.check()?;
         self.tls.files()?;
-        self.upstreams
-            .iter()
-            .try_for_each(|url| check_upstream(url))
+        self.upstreams.iter().try_for_each(check_upstream)
     }
 }
 
@@ -500,15 +526,23 @@ fn check_message_bytes(key: &str, value: usize) -> Result<(), Failure> {
 }
 
 /// D-40: what an upstream's address may look like, as far as it is built.
-fn check_upstream(url: &str) -> Result<(), Failure> {
-    let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+fn check_upstream(upstream: &Endpoint) -> Result<(), Failure> {
+    upstream.check("upstreams")?;
+    let url = &upstream.url;
+    if upstream.weight.is_some() {
+        return Err(Failure::usage(format!(
+            "upstreams: `{url}`: a weight is for models.upstream.endpoints, of which several compute one model"
+        )));
+    }
+    let address = url.expose();
+    let scheme = address.split_once("://").map_or("", |(scheme, _)| scheme);
     let there_are = "write evergreen+http://HOST:PORT for another Sapwood, triton+http://HOST:PORT or \
                      triton+grpc://HOST:PORT for a Triton server, lmtp://HOST:PORT/MODEL for a model of an LMTP server, \
                      or of several: lmtp://HOST:PORT,HOST:PORT/MODEL; ?tokenizer=PATH behind it where they do not give theirs";
     match scheme {
         "evergreen+http" | "evergreen+https" | "evergreen+ws" | "evergreen+wss" | "triton+http"
         | "triton+https" | "triton+grpc" | "triton+grpcs" => Ok(()),
-        "lmtp" => match RemoteModel::read(url) {
+        "lmtp" => match RemoteModel::read(address) {
             Ok(_) => Ok(()),
             Err(fault) => Err(Failure::usage(format!(
                 "upstreams: `{url}`: {}",
@@ -524,33 +558,25 @@ fn check_upstream(url: &str) -> Result<(), Failure> {
     }
 }
 
-/// A secret of digits only must stay text, although the environment would make it a number.
-fn text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Written {
-        Text(String),
-        Whole(u64),
-        Flag(bool),
-    }
-    Ok(match Option::deserialize(from)? {
-        Some(Written::Text(text)) if !text.is_empty() => Some(text),
-        Some(Written::Whole(number)) => Some(number.to_string()),
-        Some(Written::Flag(flag)) => Some(flag.to_string()),
-        Some(Written::Text(_)) | None => None,
-    })
+/// An empty key is none.
+fn secret<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Secret>, D::Error> {
+    let secret = Option::<Secret>::deserialize(from)?;
+    Ok(secret.filter(|secret| !secret.is_empty()))
 }
 
 const MESSAGE_BYTES_LEAST: usize = 1 << 10;
 const MESSAGE_BYTES_MOST: usize = 1 << 30;
 
 /// With everything below them.
-const SECRETS: [&str; 5] = [
+const SECRETS: [&str; 8] = [
     "auth.key",
     "client.key",
+    "client.server",
+    "trace.endpoint",
     "trace.headers",
     "references.store_options",
     "generate.restricted",
+    "upstreams",
 ];
 
 #[cfg(test)]

@@ -1,20 +1,42 @@
-//! Logs: for people on a terminal, JSON lines otherwise, always on standard error.
-//!
-//! Owns: the subscriber and its filter, which SIGHUP replaces. Refuses to know: who logs what. Payloads are never
-//! logged by anybody.
+//! Logs: for people on a terminal, JSON lines otherwise, always on standard error. Payloads are never logged by anybody.
 
-use std::io::{IsTerminal, stderr};
+use std::io::{self, IsTerminal, Write, stderr};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
-use crate::config::layers::no_colour;
+use crate::config::environment::no_colour;
 use crate::failure::Failure;
+use crate::log_queue::LogQueue;
 use crate::progress::Beside;
 
 /// The filter in force, replaceable.
 pub(crate) struct Logs(reload::Handle<EnvFilter, Registry>);
+
+/// What everything that is written on standard error goes through, once a server has started.
+static QUEUE: OnceLock<LogQueue> = OnceLock::new();
+
+/// Standard error as this process writes it: at once, or through the queue of a server.
+#[derive(Debug)]
+pub(crate) struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match QUEUE.get() {
+            Some(queue) => queue.push(bytes),
+            None => Beside.write_all(bytes)?,
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 impl Logs {
     /// Starts logging through `filter`.
@@ -26,7 +48,7 @@ impl Logs {
         let human = stderr().is_terminal();
         let lines = if human {
             fmt::layer()
-                .with_writer(|| Beside)
+                .with_writer(|| Stderr)
                 .with_ansi(!no_colour())
                 .with_target(false)
                 .boxed()
@@ -34,7 +56,7 @@ impl Logs {
             fmt::layer()
                 .json()
                 .flatten_event(true)
-                .with_writer(|| Beside)
+                .with_writer(|| Stderr)
                 .boxed()
         };
         // A second subscriber in one process cannot be: only tests could ask for it, and they start processes.
@@ -45,22 +67,55 @@ impl Logs {
         Ok(Self(handle))
     }
 
-    /// Puts another filter in force.
+    /// The same for a server: from here on nothing that is written on standard error waits for whoever reads it, and what
+    /// panics is logged like everything else.
     ///
     /// # Errors
-    /// [`Failure::usage`] if the filter does not read; the old one stays.
-    pub(crate) fn replace(&self, filter: &str) -> Result<(), Failure> {
-        let filter = parse(filter)?;
-        self.0
-            .reload(filter)
-            .map_err(|error| Failure::new(error.to_string()))
+    /// As [`Self::start`]; the system gives no thread.
+    pub(crate) fn serve(filter: &str) -> Result<Self, Failure> {
+        let logs = Self::start(filter)?;
+        let missed = |lines| {
+            tracing::warn!(lines, "log lines were dropped: nobody read them in time");
+        };
+        let queue = LogQueue::start(QUEUE_BYTES, Beside, missed)
+            .map_err(|error| Failure::new(format!("no thread for the log: {error}")))?;
+        let _ = QUEUE.set(queue);
+        std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "panicked")));
+        Ok(logs)
+    }
+
+    /// Puts another filter in force.
+    pub(crate) fn replace(&self, filter: EnvFilter) {
+        // That fails where the subscriber is gone, and with it everybody who would read of it.
+        let _ = self.0.reload(filter);
     }
 }
 
-fn parse(filter: &str) -> Result<EnvFilter, Failure> {
+/// The lines that a server had to drop so far.
+pub(crate) fn dropped() -> Arc<AtomicU64> {
+    QUEUE.get().map(LogQueue::dropped).unwrap_or_default()
+}
+
+/// Writes what is queued, at the end of the process. A reader that has stalled keeps nobody.
+pub(crate) fn flush() {
+    if let Some(queue) = QUEUE.get() {
+        queue.flush(LAST_LINE);
+    }
+}
+
+/// Reads a filter.
+///
+/// # Errors
+/// [`Failure::usage`] if it does not read.
+pub(crate) fn parse(filter: &str) -> Result<EnvFilter, Failure> {
     EnvFilter::builder().parse(filter).map_err(|error| {
         Failure::usage(format!(
             "log: `{filter}` is no filter ({error}); write for example info or sapwood=debug"
         ))
     })
 }
+
+/// What waits for the reader of the log at most: some 3,000 lines.
+const QUEUE_BYTES: usize = 1 << 20;
+/// A reader that takes nothing for so long is not waited for at the end.
+const LAST_LINE: Duration = Duration::from_secs(1);

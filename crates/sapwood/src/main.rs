@@ -8,11 +8,13 @@ mod client;
 mod config;
 mod failure;
 mod listening;
+mod log_queue;
 mod logs;
 mod models;
 mod output;
 mod progress;
 mod repository;
+mod sampling;
 mod serving;
 mod telling;
 mod upstreams;
@@ -26,5 +28,6 @@ fn main() -> std::process::ExitCode {
         output::complain(&failure);
         failure.exit
     });
+    logs::flush();
     std::process::ExitCode::from(exit as u8)
 }

@@ -4,6 +4,9 @@
 //! them.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
 
 #[cfg(feature = "embedded")]
 use sapwood_engine::embedded;
@@ -41,7 +44,10 @@ struct Size {
     threads: u32,
     parallel: u32,
     kept_prefixes: u32,
+    /// It is what somebody has written down, so that fewer are worth a warning.
+    prefixes_asked: bool,
     cache_tokens: u32,
+    memory_bytes: u64,
 }
 
 #[cfg(feature = "embedded")]
@@ -52,8 +58,9 @@ impl Size {
             context_tokens: unless_zero(self.ctx),
             threads: unless_zero(self.threads),
             parallel: self.parallel,
-            kept_prefixes: self.kept_prefixes,
+            kept_prefixes: self.prefixes_asked.then_some(self.kept_prefixes),
             cache_tokens: unless_zero(self.cache_tokens),
+            memory_bytes: (self.memory_bytes > 0).then_some(self.memory_bytes),
             ..embedded::Options::default()
         }
     }
@@ -90,7 +97,10 @@ fn size(engine: &crate::config::Engine, model: &Model) -> Size {
         threads: model.threads.unwrap_or(engine.threads),
         parallel: model.parallel.unwrap_or(engine.parallel),
         kept_prefixes: model.kept_prefixes.unwrap_or(engine.kept_prefixes),
+        prefixes_asked: model.kept_prefixes.is_some()
+            || engine.kept_prefixes != crate::config::Engine::default().kept_prefixes,
         cache_tokens: model.cache_tokens.unwrap_or(engine.cache_tokens),
+        memory_bytes: engine.memory_bytes,
     }
 }
 
@@ -102,7 +112,13 @@ pub(crate) fn planned(config: &Config, model: &Model) -> Result<Option<Planned>,
     let size = size(&config.engine, model);
     let source = match model.backend {
         Backend::Scripted => Source::Scripted(Box::new(script(model, size)?)),
-        Backend::Embedded => weights(model)?,
+        Backend::Embedded => {
+            // One that is not required may be missing, and whoever asks for it is told.
+            if let (Some(path), true) = (&model.path, model.required.unwrap_or(true)) {
+                look_at(&model.name, path)?;
+            }
+            weights(model)?
+        }
         Backend::Upstream => return Ok(None),
     };
     Ok(Some(Planned {
@@ -184,9 +200,39 @@ fn limits(config: &Config) -> sapwood_engine::Config {
             PrefixScope::Key => PrefixSharing::Scope,
             PrefixScope::Server => PrefixSharing::All,
         },
+        prefix_tokens_min: config.engine.prefix_tokens_min,
+        ageing_turns: config.engine.ageing_turns,
         ..sapwood_engine::Config::default()
     }
 }
+
+/// A file that is not there, or is no model, is told before anything starts.
+///
+/// # Errors
+/// [`Exit::Model`].
+fn look_at(name: &str, path: &Path) -> Result<(), Failure> {
+    is_gguf(path).map_err(|why| {
+        let what = format!("cannot load the model `{name}`: {}: {why}", path.display());
+        Failure::exit(Exit::Model, what)
+    })
+}
+
+/// Whether a file begins as GGUF files do.
+///
+/// # Errors
+/// Why it does not, for people.
+pub(crate) fn is_gguf(path: &Path) -> Result<(), String> {
+    let mut magic = [0; 4];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+    match read {
+        Ok(()) if &magic == b"GGUF" => Ok(()),
+        Ok(()) => Err(NO_GGUF.into()),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(NO_GGUF.into()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+const NO_GGUF: &str = "it is no GGUF file";
 
 #[cfg(feature = "embedded")]
 fn weights(model: &Model) -> Result<Source, Failure> {
@@ -227,6 +273,17 @@ fn demo(_: &Config) -> Result<Planned, Failure> {
 }
 
 impl Planned {
+    /// Whether it is the model that is part of the binary.
+    pub(crate) fn is_demo(&self) -> bool {
+        match self.source {
+            #[cfg(feature = "demo-model")]
+            Source::Demo => true,
+            #[cfg(feature = "embedded")]
+            Source::File(_) => false,
+            Source::Scripted(_) => false,
+        }
+    }
+
     /// What the Triton face says of it.
     ///
     /// # Errors

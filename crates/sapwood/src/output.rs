@@ -6,9 +6,9 @@ use std::io::{IsTerminal, Write, stderr, stdout};
 
 use serde::Serialize;
 
-use crate::config::layers::no_colour;
+use crate::config::environment::no_colour;
 use crate::failure::Failure;
-use crate::progress::Beside;
+use crate::logs::Stderr;
 
 /// Writes data, at once.
 ///
@@ -37,7 +37,7 @@ pub(crate) fn json(value: &impl Serialize) -> Result<(), Failure> {
 /// Tells the user something, beside the data.
 pub(crate) fn say(line: impl AsRef<str>) {
     // Nobody is left to be told when this fails.
-    let _ = Beside.write_all(format!("{}\n", line.as_ref()).as_bytes());
+    let _ = Stderr.write_all(format!("{}\n", line.as_ref()).as_bytes());
 }
 
 /// Tells the user something of little weight.

@@ -3,7 +3,7 @@
 //! Owns: how it looks, and that whatever else is written there meanwhile finds a clean line. Refuses to know: what takes
 //! so long.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
@@ -18,6 +18,10 @@ pub(crate) struct Beside;
 
 impl Write for Beside {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Without a terminal there are no bars, and whoever writes must not hold up those who load.
+        if !io::stderr().is_terminal() {
+            return io::stderr().write(bytes);
+        }
         BARS.suspend(|| io::stderr().write(bytes))
     }
 

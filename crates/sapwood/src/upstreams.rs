@@ -4,14 +4,18 @@
 //! Refuses to know: faces, and how a server is reached ([`place`]).
 //!
 //! ```text
-//!   away ── dial ──► joined: its functions stand in the kernel ◄── dial ──┐ the session has held for long, and is over;
+//!   away ── dial, at once ──► joined: its functions are in the kernel ◄── dial ──┐ the session has held for long, and is over;
 //!    ▲  └─ no ──► wait: 1 s, doubling to 30 s ──► dial      │             │ or it is worn: calls go to a new one, those
 //!    │                                                      ├─────────────┘ that run end on the old one
 //!    └────────── its functions answer `unavailable` ◄───────┘ the session is over
 //! ```
+//!
+//! Nobody waits for any of this: a server starts at once, and is not ready while none of its upstreams is there and it has no
+//! model of its own (`standing`).
 
 mod place;
 mod pools;
+mod standing;
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -19,81 +23,91 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
-use futures::future::{BoxFuture, join_all};
+use futures::future::BoxFuture;
 use futures::{StreamExt, stream};
 use sapwood_kernel::{Error, Fun, Kernel, Name, Spec, raw};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
+use sapwood_server::Shared;
 use sapwood_server::metrics::Metrics;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use self::place::Place;
 pub(crate) use self::pools::Pools;
-use crate::client;
+use self::standing::Standing;
 use crate::config::Config;
 use crate::failure::Failure;
+use crate::{client, serving};
 
 /// The upstreams of a server, each with a task that keeps it.
 pub(crate) struct Upstreams {
+    /// Not begun yet.
+    planned: Vec<Upstream<Place>>,
+    failed: mpsc::Sender<Failure>,
     tasks: JoinSet<()>,
     stop: watch::Sender<bool>,
     pools: Pools,
 }
 
 impl Upstreams {
-    /// Adds what the configured upstreams serve to `kernel`, and keeps it so until they are left. A name that is taken
-    /// stays whose it is, so that our own GENERATE finds the models of all. An upstream that does not answer is joined
-    /// when it does.
+    /// The configured upstreams, whose functions will stand in `kernel`; what is known of them before they are asked is there now.
+    /// One that can never be joined, because it does not let us in, is told on the second value.
     ///
     /// # Errors
-    /// For the first upstream that cannot be joined ever: its address is wrong, or it does not let us in.
-    pub(crate) async fn join(
+    /// An address is wrong, or a name cannot be a function's.
+    pub(crate) fn plan(
         kernel: &Kernel,
         config: &Config,
-        metrics: &Arc<Metrics>,
-    ) -> Result<Self, Failure> {
+        shared: &Shared,
+    ) -> Result<(Self, mpsc::Receiver<Failure>), Failure> {
         let pools = Pools::default();
         let watchers = &Watchers {
-            metrics: Arc::clone(metrics),
+            metrics: Arc::clone(&shared.metrics),
             pools: pools.clone(),
         };
-        let urls = config.upstreams.iter();
-        let places = urls.map(|url| (url, Place::read(url, config, watchers)));
-        let models = config.models.iter().filter_map(|model| {
-            let upstream = model.upstream.as_ref()?;
-            let place = Place::of_model(model, upstream, config, watchers);
-            Some((&model.name, place))
-        });
-        let dialled = places.chain(models).map(|(url, place)| async move {
-            let place = place.map_err(|status| client::unreachable(url, &status))?;
-            let first = dial(&place).await;
-            Ok::<_, Failure>((url, place, first))
-        });
-        let (stop, stopped) = watch::channel(false);
-        let mut tasks = JoinSet::new();
-        for dialled in join_all(dialled).await {
-            let (url, place, first) = dialled?;
-            let mut upstream = Upstream::new(url, place, kernel.clone());
-            let link = match first {
-                Ok(link) => Some(upstream.joined(link)),
-                Err(status) if is_final(status.code) => {
-                    return Err(client::unreachable(url, &status));
-                }
-                Err(status) => {
-                    tracing::warn!(
-                        upstream = url,
-                        why = status.message,
-                        "an upstream does not answer; it is joined when it does"
-                    );
-                    None
-                }
-            };
-            let jitter = RandomState::new().hash_one(url);
-            tasks.spawn(upstream.keep(link, jitter, stopped.clone()));
+        let mut planned = Vec::new();
+        for (listed, number) in config.upstreams.iter().zip(1..) {
+            let url = listed.url.to_string();
+            let place = Place::read(listed, config, watchers);
+            let place = place.map_err(|status| client::unreachable(&url, &status))?;
+            let standing = Standing::of_server(&shared.health, number);
+            planned.push(Upstream::new(&url, place, kernel.clone(), standing));
         }
-        Ok(Self { tasks, stop, pools })
+        for model in &config.models {
+            let Some(upstream) = &model.upstream else {
+                continue;
+            };
+            let name = &*model.name;
+            let place = Place::of_model(model, upstream, config, watchers);
+            let place = place.map_err(|status| client::unreachable(name, &status))?;
+            let required = model.required.unwrap_or(true);
+            let standing = Standing::of_model(&shared.health, name, required);
+            let mut upstream = Upstream::new(name, place, kernel.clone(), standing);
+            let refused = |error: Error| Failure::usage(format!("models: {error}"));
+            upstream.expect(name).map_err(refused)?;
+            planned.push(upstream);
+        }
+        let (failed, failures) = mpsc::channel(1);
+        let upstreams = Self {
+            planned,
+            failed,
+            tasks: JoinSet::new(),
+            stop: watch::Sender::new(false),
+            pools,
+        };
+        Ok((upstreams, failures))
+    }
+
+    /// Adds what they serve to the kernel, as soon as they answer, and keeps it so until they are left. A name that is taken stays
+    /// whose it is, so that our own GENERATE finds the models of all.
+    pub(crate) fn begin(&mut self) {
+        for upstream in self.planned.drain(..) {
+            let jitter = RandomState::new().hash_one(&upstream.url);
+            let kept = upstream.keep(self.failed.clone(), jitter, self.stop.subscribe());
+            self.tasks.spawn(kept);
+        }
     }
 
     /// The pools among them, for a configuration that is read again.
@@ -138,6 +152,8 @@ struct Link {
     over: BoxFuture<'static, ()>,
     /// Takes leave of it.
     leave: BoxFuture<'static, ()>,
+    /// Whether it serves now, where that changes while it lasts.
+    served: Option<watch::Receiver<bool>>,
 }
 
 /// Joins it, in time. A server that takes a connection and says nothing is not there.
@@ -172,20 +188,64 @@ struct Upstream<D> {
     kernel: Kernel,
     /// What stands in the kernel for it.
     ours: BTreeMap<Name, Spec>,
+    standing: Standing,
 }
 
 impl<D: Dial> Upstream<D> {
-    fn new(url: &str, dial: D, kernel: Kernel) -> Self {
+    fn new(url: &str, dial: D, kernel: Kernel, standing: Standing) -> Self {
         Self {
             url: url.into(),
             dial,
             kernel,
             ours: BTreeMap::new(),
+            standing,
+        }
+    }
+
+    /// It will serve the model of this name: until then that is known, and away.
+    fn expect(&mut self, model: &str) -> Result<(), Error> {
+        let spec = serving::absent(model, "is not connected").spec().clone();
+        self.kernel.add(away(spec.clone()))?;
+        self.ours.insert(spec.name.clone(), spec);
+        Ok(())
+    }
+
+    /// Joins it for the first time. `Err`: that can never be.
+    async fn first(&mut self) -> Result<Option<Link>, Status> {
+        match dial(&self.dial).await {
+            Ok(link) => Ok(Some(self.joined(link))),
+            Err(status) if is_final(status.code) => Err(status),
+            Err(status) => {
+                tracing::warn!(
+                    upstream = &*self.url,
+                    why = status.message,
+                    "an upstream does not answer; it is joined when it does"
+                );
+                Ok(None)
+            }
         }
     }
 
     /// Joined when it can be, again and again, until told to stop.
-    async fn keep(mut self, mut link: Option<Link>, jitter: u64, mut stop: watch::Receiver<bool>) {
+    async fn keep(
+        mut self,
+        failed: mpsc::Sender<Failure>,
+        jitter: u64,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        // Both may be cancelled: who stops wants no connection, half made or whole.
+        let first = tokio::select! {
+            first = self.first() => first,
+            () = told(&mut stop) => return,
+        };
+        let mut link = match first {
+            Ok(link) => link,
+            Err(status) => {
+                // Another upstream may have said so before.
+                let _ = failed.try_send(client::unreachable(&self.url, &status));
+                return;
+            }
+        };
         let mut delays = delays(jitter);
         loop {
             let Some(held) = link else {
@@ -256,6 +316,12 @@ impl<D: Dial> Upstream<D> {
         for name in before.keys() {
             self.kernel.remove(name);
         }
+        for name in before.keys() {
+            self.standing.remove(name);
+        }
+        let models = self.ours.values().filter(|spec| spec.model);
+        let models = models.map(|spec| &spec.name);
+        self.standing.joined(models, link.served.take());
         tracing::info!(
             upstream = &*self.url,
             listed = count,
@@ -266,7 +332,8 @@ impl<D: Dial> Upstream<D> {
     }
 
     /// From now on its functions say that it is away; running calls have been told by their session.
-    fn lost(&self) {
+    fn lost(&mut self) {
+        self.standing.lost();
         tracing::warn!(
             upstream = &*self.url,
             "lost an upstream; it is joined again when it answers"
@@ -289,8 +356,11 @@ fn away(spec: Spec) -> Fun {
         spec.name
     );
     raw(spec, move |_| {
-        let error = Error::Unavailable {
-            why: why.clone(),
+        let error = Error::Remote {
+            code: Code::Unavailable,
+            reason: Name::new("upstream_error"),
+            message: why.clone(),
+            retryable: true,
             retry_after: Some(DELAY_MIN),
         };
         stream::iter([Err(error)]).boxed()

@@ -3,12 +3,15 @@
 //! Owns: the line. Refuses to know: who fills it in, and when a request is over; neither payloads nor keys nor query
 //! strings are logged.
 
-use std::sync::Arc;
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use percent_encoding::percent_decode_str;
 use sapwood_kernel::{Name, Usage};
 use tokio::time::Instant;
 
+use crate::caller::Identity;
+use crate::listener::Peer;
 use crate::metrics::Face;
 use crate::request_id::RequestId;
 
@@ -16,7 +19,10 @@ use crate::request_id::RequestId;
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) id: RequestId,
-    pub(crate) key: Arc<str>,
+    /// Whose request it is; of nobody's, if the gate refused.
+    pub(crate) caller: Option<Identity>,
+    /// Where it came from; a Unix socket has no address.
+    pub(crate) address: Option<SocketAddr>,
     /// The face that answered; none did if the gate refused.
     pub(crate) face: Option<Face>,
     pub(crate) method: http::Method,
@@ -58,10 +64,15 @@ impl Sums {
 
 impl Entry {
     /// A request that begins now and was answered by nobody.
-    pub(crate) fn new(id: RequestId, key: Arc<str>, request: &http::request::Parts) -> Self {
+    pub(crate) fn new(
+        id: RequestId,
+        caller: Option<Identity>,
+        request: &http::request::Parts,
+    ) -> Self {
         Self {
             id,
-            key,
+            caller,
+            address: request.extensions.get().map(|Peer(address)| *address),
             face: None,
             method: request.method.clone(),
             path: shown(request.uri.path()),
@@ -74,6 +85,14 @@ impl Entry {
     }
 }
 
+impl Entry {
+    /// Who is named in the log.
+    pub(crate) fn key(&self) -> String {
+        let caller = self.caller.as_ref();
+        caller.map_or_else(|| "-".to_owned(), ToString::to_string)
+    }
+}
+
 impl Drop for Entry {
     fn drop(&mut self) {
         let sums = &self.sums;
@@ -81,7 +100,8 @@ impl Drop for Entry {
         tracing::info!(
             target: "sapwood::access",
             request = self.id.as_str(),
-            key = &*self.key,
+            key = self.key(),
+            client = self.address.map(tracing::field::display),
             face = self.face.map_or("-", Face::name),
             method = %self.method,
             route = self.path,
@@ -99,15 +119,22 @@ impl Drop for Entry {
     }
 }
 
-/// A path without what is as good as a key: the name of a stream that can be come back to (TR-1303).
+/// A path without what is as good as a key: the name of a stream that can be come back to (TR-1303). Segments are compared as
+/// they are read, decoded; what is shown otherwise is what was sent.
 fn shown(path: &str) -> String {
-    match path.strip_prefix(STREAMS) {
-        Some(_name) => format!("{STREAMS}*"),
-        None => path.to_owned(),
+    let mut segments = path
+        .split('/')
+        .map(|it| percent_decode_str(it).collect::<Vec<_>>());
+    let mut is = |name: &str| {
+        segments
+            .next()
+            .is_some_and(|segment| segment == name.as_bytes())
+    };
+    if is("") && is("v2") && is("streams") && segments.next().is_some() {
+        return "/v2/streams/*".to_owned();
     }
+    path.to_owned()
 }
-
-const STREAMS: &str = "/v2/streams/";
 
 fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
@@ -123,6 +150,8 @@ mod tests {
         for (path, expect) in [
             ("/v2/streams/secret", "/v2/streams/*"),
             ("/v2/streams/secret/more", "/v2/streams/*"),
+            ("/v2/%73treams/secret", "/v2/streams/*"),
+            ("/%76%32/%73%74reams/secret", "/v2/streams/*"),
             ("/v2/streams", "/v2/streams"),
             ("/v2/models/streams/generate", "/v2/models/streams/generate"),
         ] {

@@ -1,6 +1,6 @@
 //! Who may do what: bearer keys and their scopes (OA-905, EV-704, D-31).
 //!
-//! Owns: the keys in force, the check of a presented one, the list of routes that need none. Refuses to know: where
+//! Owns: the keys in force, the check of a presented one, what a client certificate stands for. Refuses to know: where
 //! keys are stored, what a route does. Only digests are kept; a secret is never stored, logged or compared directly.
 
 use std::borrow::Cow;
@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Arc, RwLock};
 
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Method, header};
+use http::{HeaderMap, HeaderValue, header};
 use percent_encoding::percent_decode_str;
 use sapwood_proto::code::Code;
 use sha2::{Digest, Sha256};
@@ -16,6 +16,7 @@ use subtle::{ConditionallySelectable, ConstantTimeEq};
 use tokio::sync::watch;
 
 use crate::allowance::Allowance;
+use crate::caller::{Caller, Identity};
 use crate::refusal::Refusal;
 use crate::tls::Subject;
 use crate::websocket;
@@ -119,13 +120,15 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// One key that the server accepts.
+/// One entry of the keys that the server accepts: a secret, a certificate, or both, and what may be done with either.
 #[derive(Clone, Debug)]
 pub struct Key {
-    /// The name under which its use is logged.
+    /// The name under which its use is logged, and whose what it makes is.
     pub name: Arc<str>,
-    /// Digest of the secret.
-    pub fingerprint: Fingerprint,
+    /// Digest of the secret; without it only a certificate opens.
+    pub fingerprint: Option<Fingerprint>,
+    /// Subject of the client certificate that stands for this key; a certificate that no entry names stands for none.
+    pub certificate: Option<Arc<str>>,
     /// What it may be used for.
     pub scopes: Scopes,
     /// How much of it, and with which models; also whose turn it is where requests wait, and whose computed prefixes are
@@ -133,71 +136,81 @@ pub struct Key {
     pub allowance: Option<Arc<Allowance>>,
 }
 
-/// The name of whoever needed no key.
-pub(crate) const ANONYMOUS: &str = "anonymous";
+impl Key {
+    /// A key with this secret and without limits.
+    #[must_use]
+    pub fn new(name: &str, secret: &str, scopes: Scopes) -> Self {
+        Self {
+            name: name.into(),
+            fingerprint: Some(Fingerprint::of(secret)),
+            certificate: None,
+            scopes,
+            allowance: None,
+        }
+    }
 
-/// Whoever sent a request, as far as the server knows. Stands in the extensions of every request that passed the gate.
-#[derive(Clone, Debug)]
-pub struct Caller {
-    /// The key's name; `anonymous` where no key was needed.
-    pub name: Arc<str>,
-    /// What the caller may do.
-    pub scopes: Scopes,
-    /// What its calls of models are charged to.
-    pub allowance: Option<Arc<Allowance>>,
-    /// Which key it has shown; `None` if it needed none, or has shown a certificate.
-    pub fingerprint: Option<Fingerprint>,
+    /// Whoever has shown it.
+    fn caller(&self, fingerprint: Option<Fingerprint>) -> Caller {
+        Caller {
+            identity: Identity::Key(Arc::clone(&self.name)),
+            scopes: self.scopes,
+            allowance: self.allowance.clone(),
+            fingerprint,
+        }
+    }
 }
 
-impl Caller {
-    /// Fails with `insufficient_scope` if the caller may not do things of this kind.
-    ///
-    /// # Errors
-    /// `permission-denied`.
-    pub fn require(&self, scope: Scope) -> Result<(), Refusal> {
-        if self.scopes.has(scope) {
-            return Ok(());
-        }
-        let message = format!("This key does not have the scope `{}`.", scope.name());
-        Err(Refusal::new(
-            Code::PermissionDenied,
-            "insufficient_scope",
-            message,
-        ))
-    }
+/// What a route asks of whoever calls it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Nothing: probes reach it without a key (OA-905).
+    Open,
+    /// A caller with this scope.
+    Needs(Scope),
 }
 
 /// The keys in force. Cheap to share; replaced as a whole on SIGHUP.
 #[derive(Debug, Default)]
 pub struct Auth {
     keys: RwLock<Arc<[Key]>>,
-    metrics_public: bool,
     query_key: bool,
+    /// Clients are asked for certificates: nobody is alone with the server.
+    certified: bool,
     /// Told whenever other keys are put in force.
     replaced: watch::Sender<()>,
 }
 
 impl Auth {
-    /// Checks against these keys; with none of them, everybody may do everything.
+    /// Checks against these keys. With none of them whoever reaches the server may do everything, but see
+    /// [`Self::with_certificates`].
     #[must_use]
-    pub fn new(keys: Vec<Key>, metrics_public: bool) -> Self {
+    pub fn new(keys: Vec<Key>) -> Self {
         Self {
             keys: RwLock::new(keys.into()),
-            metrics_public,
-            query_key: false,
-            replaced: watch::Sender::default(),
+            ..Self::default()
         }
     }
 
     /// The same, with `?key=` accepted where a WebSocket is asked for: browsers cannot send headers there (EV-704).
     #[must_use]
-    pub const fn with_query_key(mut self, accepted: bool) -> Self {
-        self.query_key = accepted;
-        self
+    pub fn with_query_key(self, accepted: bool) -> Self {
+        Self {
+            query_key: accepted,
+            ..self
+        }
+    }
+
+    /// The same, where clients are asked for certificates: then nobody without a key may do more than call functions (D-45).
+    #[must_use]
+    pub fn with_certificates(self, asked: bool) -> Self {
+        Self {
+            certified: asked,
+            ..self
+        }
     }
 
     /// The headers of a request, the key of the query among them if that is accepted; a header wins.
-    pub(crate) fn headers<'a>(&self, request: &'a Parts) -> Cow<'a, HeaderMap> {
+    fn headers<'a>(&self, request: &'a Parts) -> Cow<'a, HeaderMap> {
         let headers = &request.headers;
         if !self.query_key || !websocket::is_asked(headers) || presented(headers).is_some() {
             return Cow::Borrowed(headers);
@@ -222,8 +235,8 @@ impl Auth {
         !self.keys().is_empty()
     }
 
-    /// Puts other keys in force; requests already let in are not affected, and a key whose limits stay as they are has
-    /// used what it has used.
+    /// Puts other keys in force; what callers of keys that are no longer there have open ends, and a key whose limits stay
+    /// as they are has used what it has used.
     pub fn replace(&self, mut keys: Vec<Key>) {
         let before = self.keys();
         for key in &mut keys {
@@ -243,22 +256,31 @@ impl Auth {
         self.replaced.send_replace(());
     }
 
-    /// Resolves when the key of `caller` may call functions no more; never for whoever has shown none (LM-108).
-    pub(crate) async fn revoked(&self, caller: &Caller) {
-        let Some(fingerprint) = caller.fingerprint else {
-            return std::future::pending().await;
-        };
+    /// Resolves when `caller` would be let in no more with this scope (LM-108, D-45).
+    pub(crate) async fn revoked(&self, caller: &Caller, scope: Scope) {
         let mut replaced = self.replaced.subscribe();
-        loop {
-            let keys = self.keys();
-            let mut keys = keys.iter();
-            let stands =
-                keys.any(|key| key.fingerprint == fingerprint && key.scopes.has(Scope::Infer));
-            // Its sender is ours.
-            if !stands || replaced.changed().await.is_err() {
-                return;
+        // Its sender is ours.
+        while self.stands(caller, scope) && replaced.changed().await.is_ok() {}
+    }
+
+    /// Whether `caller` would be let in now.
+    fn stands(&self, caller: &Caller, scope: Scope) -> bool {
+        let keys = self.keys();
+        let scopes = match (&caller.identity, caller.fingerprint) {
+            (Identity::Anonymous(_), _) if keys.is_empty() => self.unkeyed(),
+            (Identity::Anonymous(_), _) => Scopes::default(),
+            (Identity::Key(_), Some(shown)) => {
+                let key = keys.iter().find(|key| key.fingerprint == Some(shown));
+                key.map_or_else(Scopes::default, |key| key.scopes)
             }
-        }
+            (Identity::Key(name), None) => {
+                let mut keys = keys.iter();
+                let key = keys.find(|key| key.name == *name && key.certificate.is_some());
+                key.map_or_else(Scopes::default, |key| key.scopes)
+            }
+            (Identity::Certificate(subject), _) => certified(&keys, subject).scopes,
+        };
+        scopes.has(scope)
     }
 
     fn keys(&self) -> Arc<[Key]> {
@@ -270,68 +292,66 @@ impl Auth {
         )
     }
 
-    /// Who is asking for `path`, or why they may not. A key that is presented decides; without one, the certificate
-    /// of the client (OA-907).
+    /// What whoever has shown nothing may do where no key is configured.
+    fn unkeyed(&self) -> Scopes {
+        if self.certified { INFER } else { Scopes::ALL }
+    }
+
+    /// Who sends a request to a route with this access, or why they may not. A key that is presented decides; without one,
+    /// the certificate of the client (OA-907). Nothing but a key has more than `infer`, except where neither keys nor
+    /// certificates are configured (D-45).
     ///
     /// # Errors
     /// `unauthenticated` without a valid key, `permission-denied` without the scope of the route.
-    pub fn check(
-        &self,
-        method: &Method,
-        path: &str,
-        headers: &HeaderMap,
-        subject: Option<&Subject>,
-    ) -> Result<Caller, Refusal> {
-        let keys = self.keys();
-        if keys.is_empty() || self.is_open(method, path, headers) {
-            let name = subject.map_or_else(|| Arc::from(ANONYMOUS), |subject| subject.0.clone());
-            let scopes = Scopes::ALL;
-            return Ok(Caller {
-                name,
-                scopes,
-                allowance: None,
-                fingerprint: None,
-            });
-        }
-        let caller = presented(headers)
-            .map_or_else(
-                || subject.map(|subject| certified(&keys, subject)),
-                |secret| matching(&keys, secret),
-            )
-            .ok_or_else(|| {
-                let message = "A valid API key is needed: send it as `Authorization: Bearer KEY`.";
-                Refusal::new(Code::Unauthenticated, "invalid_api_key", message)
-            })?;
-        caller.require(if path == "/metrics" {
-            Scope::Metrics
-        } else {
-            Scope::Infer
+    pub fn check(&self, access: Access, request: &Parts) -> Result<Caller, Refusal> {
+        let caller = self.caller(request);
+        let Access::Needs(scope) = access else {
+            let nobody = || Caller::anonymous(&request.extensions, Scopes::default());
+            return Ok(caller.unwrap_or_else(nobody));
+        };
+        let caller = caller.ok_or_else(|| {
+            let message = "A valid API key is needed: send it as `Authorization: Bearer KEY`.";
+            Refusal::new(Code::Unauthenticated, "invalid_api_key", message)
         })?;
+        caller.require(scope)?;
         Ok(caller)
     }
 
-    /// The routes that probes and browsers must reach without a key (OA-905).
-    fn is_open(&self, method: &Method, path: &str, headers: &HeaderMap) -> bool {
-        let preflight =
-            method == Method::OPTIONS && headers.contains_key("access-control-request-method");
-        preflight
-            || matches!(path, "/health" | "/livez" | "/readyz" | "/ping")
-            || path.starts_with("/v2/health/")
-            || path.starts_with("/grpc.health.v1.Health/")
-            || (path == "/metrics" && self.metrics_public)
+    /// Who sends a request; `None` if that needs a key and none that is valid is shown.
+    fn caller(&self, request: &Parts) -> Option<Caller> {
+        let extensions = &request.extensions;
+        let keys = self.keys();
+        let subject: Option<&Subject> = extensions.get();
+        let headers = self.headers(request);
+        match (presented(&headers), subject) {
+            _ if keys.is_empty() && subject.is_none() => {
+                Some(Caller::anonymous(extensions, self.unkeyed()))
+            }
+            // Where no key is known, what a client sends as one says nothing.
+            (Some(secret), _) if !keys.is_empty() => matching(&keys, secret),
+            (_, Some(subject)) => Some(certified(&keys, &subject.0)),
+            (_, None) => None,
+        }
     }
 }
 
-/// The caller whom a client's certificate names: what the key of that name may do, or call functions if there is none.
-fn certified(keys: &[Key], subject: &Subject) -> Caller {
-    let key = keys.iter().find(|key| key.name == subject.0);
-    Caller {
-        name: Arc::clone(&subject.0),
-        scopes: key.map_or_else(|| [Scope::Infer].into_iter().collect(), |key| key.scopes),
-        allowance: key.and_then(|key| key.allowance.clone()),
-        fingerprint: None,
+/// The caller whom a client's certificate names: the key whose entry names this certificate, or somebody who may call
+/// functions. Names of keys say nothing about certificates: whoever signs those need not know of keys.
+fn certified(keys: &[Key], subject: &Arc<str>) -> Caller {
+    let named = |key: &&Key| key.certificate.as_deref() == Some(&**subject);
+    match keys.iter().find(named) {
+        Some(key) => key.caller(None),
+        None => Caller {
+            identity: Identity::Certificate(Arc::clone(subject)),
+            scopes: INFER,
+            allowance: None,
+            fingerprint: None,
+        },
     }
 }
+
+/// What may be done without a key that says more.
+const INFER: Scopes = Scopes(Scope::Infer.bit());
 
 /// The secret that the client presents, in any of the three accepted headers.
 fn presented(headers: &HeaderMap) -> Option<&str> {
@@ -351,155 +371,207 @@ fn matching(keys: &[Key], secret: &str) -> Option<Caller> {
     let presented = Fingerprint::of(secret);
     let mut found = u32::MAX;
     for (index, key) in (0_u32..).zip(keys) {
-        found.conditional_assign(&index, key.fingerprint.0.ct_eq(&presented.0));
+        if let Some(fingerprint) = &key.fingerprint {
+            found.conditional_assign(&index, fingerprint.0.ct_eq(&presented.0));
+        }
     }
     let key = keys.get(usize::try_from(found).ok()?)?;
-    Some(Caller {
-        name: Arc::clone(&key.name),
-        scopes: key.scopes,
-        allowance: key.allowance.clone(),
-        fingerprint: Some(key.fingerprint),
-    })
+    Some(key.caller(key.fingerprint))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn auth() -> Auth {
-        let key = |name: &str, secret, scopes: &[Scope]| Key {
-            name: name.into(),
-            fingerprint: Fingerprint::of(secret),
-            scopes: scopes.iter().copied().collect(),
-            allowance: None,
+    const CALL: Access = Access::Needs(Scope::Infer);
+    const SCRAPE: Access = Access::Needs(Scope::Metrics);
+    const MANAGE: Access = Access::Needs(Scope::Admin);
+
+    fn keys() -> Vec<Key> {
+        let key = |name: &str, secret, scopes: &[Scope]| {
+            Key::new(name, secret, scopes.iter().copied().collect())
         };
-        let keys = vec![
+        vec![
             key("anna", "one", &Scope::ALL),
             key("scraper", "two", &[Scope::Metrics]),
             key("app", "three", &[Scope::Infer]),
-        ];
-        Auth::new(keys, false)
+        ]
     }
 
-    fn ask(
-        auth: &Auth,
-        path: &str,
-        name: &'static str,
-        value: &'static str,
-    ) -> Result<String, u16> {
-        let mut headers = HeaderMap::new();
-        if !name.is_empty() {
-            headers.insert(name, value.parse().unwrap());
+    fn request(header: &'static str, value: &'static str, subject: Option<&str>) -> Parts {
+        let mut request = http::Request::new(());
+        if !header.is_empty() {
+            let value = HeaderValue::from_static(value);
+            request.headers_mut().insert(header, value);
         }
-        match auth.check(&Method::GET, path, &headers, None) {
-            Ok(caller) => Ok(caller.name.to_string()),
+        if let Some(subject) = subject {
+            request.extensions_mut().insert(Subject(subject.into()));
+        }
+        request.into_parts().0
+    }
+
+    fn ask(auth: &Auth, access: Access, request: &Parts) -> Result<String, u16> {
+        match auth.check(access, request) {
+            Ok(caller) => Ok(caller.identity.to_string()),
             Err(refusal) => Err(refusal.code.http()),
         }
     }
 
     #[test]
     fn oa_905_keys_are_accepted_in_three_headers_and_carry_scopes() {
-        let auth = auth();
-        for (path, header, value, expect) in [
-            ("/", "authorization", "Bearer one", Ok("anna")),
-            ("/", "authorization", "bearer three", Ok("app")),
-            ("/", "x-api-key", "three", Ok("app")),
-            ("/", "api-key", "three", Ok("app")),
-            ("/", "authorization", "Basic one", Err(401)),
-            ("/", "authorization", "Bearer on", Err(401)),
-            ("/", "x-api-key", "", Err(401)),
-            ("/", "", "", Err(401)),
-            ("/", "x-api-key", "two", Err(403)),
-            ("/metrics", "x-api-key", "two", Ok("scraper")),
-            ("/metrics", "x-api-key", "three", Err(403)),
-            ("/metrics", "", "", Err(401)),
-            ("/healthy", "", "", Err(401)),
+        let auth = Auth::new(keys());
+        for (access, header, value, expect) in [
+            (CALL, "authorization", "Bearer one", Ok("anna")),
+            (CALL, "authorization", "bearer three", Ok("app")),
+            (CALL, "x-api-key", "three", Ok("app")),
+            (CALL, "api-key", "three", Ok("app")),
+            (CALL, "authorization", "Basic one", Err(401)),
+            (CALL, "authorization", "Bearer on", Err(401)),
+            (CALL, "x-api-key", "", Err(401)),
+            (CALL, "", "", Err(401)),
+            (CALL, "x-api-key", "two", Err(403)),
+            (SCRAPE, "x-api-key", "two", Ok("scraper")),
+            (SCRAPE, "x-api-key", "three", Err(403)),
+            (SCRAPE, "", "", Err(401)),
+            (MANAGE, "x-api-key", "three", Err(403)),
+            (MANAGE, "x-api-key", "one", Ok("anna")),
+        ] {
+            let got = ask(&auth, access, &request(header, value, None));
+            let got = got.as_deref().map_err(|code| *code);
+            assert_eq!(got, expect, "{access:?} {header}: {value}");
+        }
+    }
+
+    #[test]
+    fn d_45_an_open_route_gives_nobody_more_than_they_have() {
+        let auth = Auth::new(keys());
+        for (secret, name, scopes) in [
+            ("", "anonymous", Scopes::default()),
+            ("wrong", "anonymous", Scopes::default()),
+            ("three", "app", INFER),
+            ("one", "anna", Scopes::ALL),
+        ] {
+            let caller = auth.check(Access::Open, &request("x-api-key", secret, None));
+            let caller = caller.unwrap();
+            assert_eq!(
+                (&*caller.identity.to_string(), caller.scopes),
+                (name, scopes)
+            );
+        }
+    }
+
+    #[test]
+    fn oa_905_no_keys_means_no_check() {
+        let auth = Auth::default();
+        for access in [CALL, SCRAPE, MANAGE] {
+            let got = ask(&auth, access, &request("x-api-key", "any", None));
+            assert_eq!(got, Ok("anonymous".into()));
+        }
+        auth.replace(keys());
+        assert!(auth.required());
+        assert_eq!(ask(&auth, CALL, &request("", "", None)), Err(401));
+    }
+
+    #[test]
+    fn d_45_a_certificate_has_infer_and_more_only_where_a_key_names_it() {
+        let mut mapped = keys();
+        mapped[1].certificate = Some("monitor".into());
+        mapped.push(Key {
+            fingerprint: None,
+            certificate: Some("robot-7".into()),
+            ..Key::new("operator", "", Scopes::ALL)
+        });
+        let with = Auth::new(mapped).with_certificates(true);
+        let without = Auth::default().with_certificates(true);
+        for (auth, access, secret, subject, expect) in [
+            (&with, CALL, None, Some("robot"), Ok("certificate:robot")),
+            (&with, SCRAPE, None, Some("robot"), Err(403)),
+            // A name is no key's, whatever it is.
+            (&with, CALL, None, Some("anna"), Ok("certificate:anna")),
+            (&with, MANAGE, None, Some("anna"), Err(403)),
+            (&with, SCRAPE, None, Some("scraper"), Err(403)),
             (
-                "/evergreen.v2.EvergreenService/StartSession",
-                "",
-                "",
-                Err(401),
+                &with,
+                CALL,
+                None,
+                Some("anonymous"),
+                Ok("certificate:anonymous"),
             ),
+            // Only where an entry says so.
+            (&with, SCRAPE, None, Some("monitor"), Ok("scraper")),
+            (&with, CALL, None, Some("monitor"), Err(403)),
+            (&with, MANAGE, None, Some("robot-7"), Ok("operator")),
+            // A key that is shown decides; an entry without a secret has none.
+            (&with, CALL, Some("three"), Some("robot-7"), Ok("app")),
+            (&with, CALL, Some("wrong"), Some("robot-7"), Err(401)),
+            (&with, CALL, Some(""), Some("robot-7"), Err(401)),
+            (&with, CALL, None, None, Err(401)),
+            // Without keys nobody is an admin, a client without a certificate least of all.
+            (&without, CALL, None, Some("robot"), Ok("certificate:robot")),
+            (
+                &without,
+                CALL,
+                Some("any"),
+                Some("robot"),
+                Ok("certificate:robot"),
+            ),
+            (&without, MANAGE, None, Some("default"), Err(403)),
+            (&without, SCRAPE, None, Some("robot"), Err(403)),
+            (&without, CALL, None, None, Ok("anonymous")),
+            (&without, MANAGE, None, None, Err(403)),
         ] {
-            let got = ask(&auth, path, header, value);
-            assert_eq!(
-                got.as_deref().map_err(|code| *code),
-                expect,
-                "{path} {header}: {value}"
-            );
+            let header = secret.map_or("", |_| "x-api-key");
+            let asked = request(header, secret.unwrap_or_default(), subject);
+            let got = ask(auth, access, &asked);
+            let got = got.as_deref().map_err(|code| *code);
+            assert_eq!(got, expect, "{access:?} {secret:?} {subject:?}");
         }
     }
 
-    #[test]
-    fn oa_905_probes_need_no_key_and_preflights_neither() {
-        let auth = auth();
-        for path in [
-            "/health",
-            "/livez",
-            "/readyz",
-            "/ping",
-            "/v2/health/live",
-            "/grpc.health.v1.Health/Check",
-        ] {
-            assert_eq!(ask(&auth, path, "", ""), Ok("anonymous".into()), "{path}");
-        }
-        let mut headers = HeaderMap::new();
-        assert!(
-            auth.check(&Method::OPTIONS, "/v1/models", &headers, None)
-                .is_err()
-        );
-        headers.insert("access-control-request-method", "POST".parse().unwrap());
-        assert!(
-            auth.check(&Method::OPTIONS, "/v1/models", &headers, None)
-                .is_ok()
-        );
-    }
-
-    #[test]
-    fn oa_905_metrics_can_be_public_and_no_keys_means_no_check() {
-        assert!(ask(&Auth::default(), "/", "", "").is_ok());
-        let auth = Auth::new(auth().keys().to_vec(), true);
-        assert!(ask(&auth, "/metrics", "", "").is_ok());
-        auth.replace(Vec::new());
-        assert!(!auth.required());
-    }
-
-    #[test]
-    fn oa_907_a_certificate_names_the_caller_and_a_key_wins_over_it() {
-        let auth = auth();
-        let who = |path, header: Option<&'static str>, name: &str| {
-            let mut headers = HeaderMap::new();
-            if let Some(secret) = header {
-                headers.insert("x-api-key", HeaderValue::from_static(secret));
-            }
-            let subject = Subject(name.into());
-            auth.check(&Method::GET, path, &headers, Some(&subject))
-                .map(|caller| caller.name.to_string())
-                .map_err(|refusal| refusal.code.http())
+    #[tokio::test]
+    async fn d_45_whoever_would_be_let_in_no_more_is_revoked() {
+        let named = |certificate: &str| Key {
+            certificate: Some(certificate.into()),
+            fingerprint: None,
+            ..Key::new("robot", "", INFER)
         };
-        for (path, secret, subject, expect) in [
-            ("/", None, "robot", Ok("robot")),
-            ("/metrics", None, "robot", Err(403)),
-            ("/metrics", None, "scraper", Ok("scraper")),
-            ("/", None, "scraper", Err(403)),
-            ("/", Some("three"), "robot", Ok("app")),
-            ("/", Some("wrong"), "robot", Err(401)),
+        let all = || [keys(), vec![named("robot-7")]].concat();
+        let less = |scopes| {
+            let mut keys = all();
+            keys[2].scopes = scopes;
+            keys
+        };
+        let app = || request("x-api-key", "three", None);
+        let robot = || request("", "", Some("robot-7"));
+        for (before, asked, after, stands) in [
+            (all(), app(), all(), true),
+            (all(), app(), keys()[..2].to_vec(), false),
+            (
+                all(),
+                app(),
+                less([Scope::Admin].into_iter().collect()),
+                false,
+            ),
+            (all(), app(), less(Scopes::ALL), true),
+            (all(), robot(), all(), true),
+            // What no entry names may still call functions.
+            (all(), request("", "", Some("x")), keys(), true),
+            (all(), robot(), keys(), false),
+            (Vec::new(), request("", "", None), keys(), false),
+            (Vec::new(), request("", "", None), Vec::new(), true),
         ] {
-            let got = who(path, secret, subject);
+            let auth = Auth::new(before);
+            let caller = auth.check(CALL, &asked).unwrap();
+            let revoked = auth.revoked(&caller, Scope::Infer);
+            tokio::pin!(revoked);
+            assert!(futures::poll!(&mut revoked).is_pending());
+            auth.replace(after);
             assert_eq!(
-                got.as_deref().map_err(|code| *code),
-                expect,
-                "{path} {secret:?} {subject}"
+                futures::poll!(&mut revoked).is_pending(),
+                stands,
+                "{caller:?}"
             );
         }
-        let open = Auth::default();
-        let caller = open.check(
-            &Method::GET,
-            "/",
-            &HeaderMap::new(),
-            Some(&Subject("robot".into())),
-        );
-        assert_eq!(&*caller.unwrap().name, "robot");
     }
 
     #[test]

@@ -5,8 +5,11 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors kept for everything that is no connection: model files, logs, the runtime, upstreams.
+/// Descriptors kept for everything that is no connection: model files, logs, the runtime, upstreams. Where there are few, half of
+/// them.
 pub const RESERVE: u64 = 256;
+/// With fewer no server starts: the runtime, the log and the ports alone take some twenty.
+pub const LEAST: u64 = 64;
 
 /// What the check found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,12 +54,18 @@ impl Descriptors {
         (reachable > soft).then_some(reachable)
     }
 
+    /// Whether a server can run at all.
+    #[must_use]
+    pub fn suffice(self) -> bool {
+        self.soft.is_none_or(|soft| soft >= LEAST)
+    }
+
     /// How many of the `connections` wanted fit, at least one.
     #[must_use]
     pub fn fit(self, connections: usize) -> usize {
         let room = self
             .soft
-            .map_or(u64::MAX, |soft| soft.saturating_sub(RESERVE).max(1));
+            .map_or(u64::MAX, |soft| (soft - RESERVE.min(soft / 2)).max(1));
         connections.min(usize::try_from(room).unwrap_or(usize::MAX))
     }
 }
@@ -86,13 +95,19 @@ mod tests {
                 19_999,
             ),
             (limits(None, None), 20_000, None, 20_000),
-            (limits(Some(10), Some(10)), 20_000, None, 1),
+            (limits(Some(512), Some(512)), 20_000, None, 256),
+            (limits(Some(256), Some(256)), 20_000, None, 128),
+            (limits(Some(64), Some(256)), 20_000, Some(256), 32),
+            (limits(Some(0), Some(0)), 20_000, None, 1),
         ] {
             assert_eq!(
                 (now.wanted(connections), now.fit(connections)),
                 (wanted, fit),
                 "{now:?}"
             );
+        }
+        for (soft, suffices) in [(Some(63), false), (Some(64), true), (None, true)] {
+            assert_eq!(limits(soft, soft).suffice(), suffices, "{soft:?}");
         }
     }
 }

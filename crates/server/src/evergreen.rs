@@ -10,23 +10,31 @@ mod service;
 mod socket;
 mod tally;
 
+use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use axum::Router;
-use sapwood_kernel::Kernel;
+use axum::body::Body;
+use http::Request;
 use sapwood_kernel::session;
 use sapwood_kernel::session::reference::Resolve;
+use sapwood_kernel::{Kernel, Name};
 use sapwood_net::evergreen::grpc;
 use sapwood_proto::evergreen::{Dialect, Limits};
 use sapwood_proto::generated::DESCRIPTORS;
+use sapwood_proto::session::Retain;
 
 use self::house::House;
 use self::options::Options;
 use self::service::Service;
 use self::socket::Sockets;
+use crate::allowance::Allowance;
+use crate::auth::{Access, Scope};
+use crate::caller::Caller;
 use crate::metrics;
 use crate::reception::{self, Protocol};
+use crate::refusal::Refusal;
+use crate::route::Route;
 use crate::shared::{Face, Shared};
 
 /// What can be set about this face.
@@ -82,9 +90,10 @@ impl Config {
             // Its clients know no other way (EV-107).
             partial_failure: options.partial_failure || dialect == Dialect::Msgpack,
             coalesce: self.coalesce,
-            retain: options.retain,
+            retain: options.retain.unwrap_or_else(|| retain(dialect)),
             timeout: options.timeout,
             default_target: self.default_target.clone(),
+            models: None,
             references: self.references.clone(),
             token: None,
             extensions: self.extensions(dialect),
@@ -94,22 +103,42 @@ impl Config {
     }
 }
 
+/// The models that a caller may know of, where those are not all.
+fn known_models(allowance: &Allowance) -> Option<Arc<HashSet<Name>>> {
+    allowance.limits().models.clone().map(Arc::new)
+}
+
+/// What a session keeps whose client has not said (EV-955).
+const fn retain(dialect: Dialect) -> Retain {
+    match dialect {
+        // Its clients know no options and keep one session for as long as they run, and what an action leaves is let go
+        // with it anyway (D-55, EV-741).
+        Dialect::Msgpack => Retain::Unread,
+        Dialect::Grpc | Dialect::Protobuf | Dialect::Json => Retain::Session,
+    }
+}
+
 /// The face over the functions of `kernel`.
 #[must_use]
 pub fn face(shared: Shared, kernel: Kernel, config: Config) -> Face {
     let options = config.session(Dialect::Grpc, Options::default());
     let listed = kernel.clone();
-    let listing = move || async move { axum::Json(session::listing(&listed, &options)) };
+    let listing = move |request: Request<Body>| async move {
+        let allowance = Caller::of(request.extensions())?.allowance.as_deref();
+        let models = allowance.and_then(known_models);
+        let options = session::Options { models, ..options };
+        Ok::<_, Refusal>(axum::Json(session::listing(&listed, &options)))
+    };
     let drain = shared.drain.clone();
     let house = Arc::new(House::new(shared, kernel, config));
     let sockets: Arc<dyn Protocol> = Arc::new(Sockets(Arc::clone(&house)));
-    let routes = Router::new()
-        .route("/evergreen/v2/actions", axum::routing::get(listing))
-        .route(
-            "/evergreen",
-            reception::route(vec![Arc::clone(&sockets)], socket::KEEPALIVE, drain),
-        )
-        .route_service(grpc::PATH, Service(Arc::clone(&house)));
+    let upgrades = reception::route(vec![Arc::clone(&sockets)], socket::KEEPALIVE, drain);
+    let access = Access::Needs(Scope::Infer);
+    let routes = vec![
+        Route::http("/evergreen/v2/actions", access, axum::routing::get(listing)),
+        Route::http("/evergreen", access, upgrades),
+        Route::grpc(grpc::PATH, access, Service(Arc::clone(&house))),
+    ];
     Face {
         name: metrics::Face::Evergreen,
         routes,

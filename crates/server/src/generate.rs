@@ -19,6 +19,8 @@ mod endpoint;
 mod events;
 mod failure;
 mod function;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod grpc;
 mod held;
 mod infer;
@@ -40,7 +42,6 @@ mod wishes;
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::routing::any;
 use http::{Request, Response};
@@ -54,6 +55,7 @@ pub use wishes::Forwarded;
 
 use self::catalogue::Catalogue;
 use crate::metrics;
+use crate::route::Route;
 use crate::shared::{Face, Shared};
 
 /// The face over the functions of `kernel`.
@@ -71,12 +73,12 @@ pub fn face(shared: Shared, kernel: Kernel, config: Config) -> Face {
     };
     Face {
         name: metrics::Face::Generate,
-        // One route for all: what a path means is decided before it is decoded (TR-201).
-        routes: Router::new()
-            .route("/v2", any(serve.clone()))
-            .route("/v2/", any(serve.clone()))
-            .route("/v2/{*rest}", any(serve))
-            .route_service(grpc::PATH, service),
+        // One handler for all: what a path means is decided before it is decoded (TR-201).
+        routes: path::PATTERNS
+            .iter()
+            .map(|(path, access)| Route::http(*path, *access, any(serve.clone())))
+            .chain(grpc::METHODS.map(|(path, access)| Route::grpc(path, access, service.clone())))
+            .collect(),
         root: None,
         descriptors: vec![INFERENCE_DESCRIPTORS],
         services: vec![grpc::SERVICE],

@@ -2,17 +2,24 @@
 //!
 //! Owns: these two services, and the task that keeps the first one true. Refuses to know: the faces' own services.
 
-use axum::Router;
+use std::convert::Infallible;
+
+use axum::body::Body;
+use axum::response::IntoResponse;
+use tonic::server::NamedService;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
+use tower::Service;
 
+use crate::auth::{Access, Scope};
 use crate::drain::Phase;
+use crate::route::Route;
 use crate::shared::{Face, Shared};
 
 /// The services' routes, and what [`follow`] reports through.
 pub(crate) fn routes(
     faces: &[Face],
-) -> Result<(Router, HealthReporter), tonic_reflection::server::Error> {
+) -> Result<(Vec<Route>, HealthReporter), tonic_reflection::server::Error> {
     let (reporter, health) = tonic_health::server::health_reporter();
     let reflection = || {
         let all = faces.iter().flat_map(|face| &face.descriptors);
@@ -22,16 +29,27 @@ pub(crate) fn routes(
             |builder, set| builder.register_encoded_file_descriptor_set(set),
         )
     };
-    let mut services = tonic::service::Routes::builder();
-    // Older tools know the alpha name only.
-    services.add_service(health);
-    services.add_service(reflection().build_v1()?);
-    services.add_service(reflection().build_v1alpha()?);
-    // The server has a fallback of its own, and a router can have only one.
-    Ok((
-        services.routes().into_axum_router().reset_fallback(),
-        reporter,
-    ))
+    // Older tools know the alpha name of reflection only.
+    let routes = vec![
+        service(Access::Open, health),
+        service(Access::Needs(Scope::Infer), reflection().build_v1()?),
+        service(Access::Needs(Scope::Infer), reflection().build_v1alpha()?),
+    ];
+    Ok((routes, reporter))
+}
+
+fn service<S>(access: Access, service: S) -> Route
+where
+    S: NamedService
+        + Service<http::Request<Body>, Error = Infallible>
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+    S::Response: IntoResponse + 'static,
+    S::Future: Send + 'static,
+{
+    Route::grpc(format!("/{}/{{*rest}}", S::NAME), access, service)
 }
 
 /// Keeps `grpc.health.v1` equal to readiness until the drain is over.

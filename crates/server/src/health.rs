@@ -32,6 +32,8 @@ pub enum State {
     Unloading,
     /// Taken out on purpose.
     Unloaded,
+    /// It is computed elsewhere, and nobody answers there.
+    Away,
 }
 
 impl State {
@@ -45,6 +47,7 @@ impl State {
             Self::Failed => "failed",
             Self::Unloading => "unloading",
             Self::Unloaded => "unloaded",
+            Self::Away => "away",
         }
     }
 }
@@ -61,6 +64,7 @@ enum Stage {
     Running(Probe),
     Unloading,
     Unloaded,
+    Away,
 }
 
 /// The health of the whole server.
@@ -87,7 +91,8 @@ impl Health {
     }
 
     /// Told whenever a part comes or does not.
-    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
@@ -114,6 +119,18 @@ impl Health {
     /// A part that was taken out, and may come back.
     pub fn unloaded(&self, name: &str) {
         self.put(name, Stage::Unloaded);
+    }
+
+    /// A part that is computed elsewhere, where nobody answers at the moment. The server is not ready while it needs the part,
+    /// nor while no other part is there.
+    pub fn away(&self, name: &str) {
+        self.put(name, Stage::Away);
+    }
+
+    /// There is no such part any more.
+    pub fn remove(&self, name: &str) {
+        self.parts().remove(name);
+        self.changed.send_replace(());
     }
 
     /// Whatever becomes of this part, the server is ready without it (TR-709).
@@ -213,7 +230,7 @@ impl Health {
     /// it is ready without.
     ///
     /// # Errors
-    /// `unavailable`, reason `draining`, `engine_dead`, `model_loading` or `model_unloaded`.
+    /// `unavailable`, reason `draining`, `engine_dead`, `model_loading`, `model_unloaded` or `upstream_away`.
     pub fn ready(&self) -> Result<(), Refusal> {
         if self.drain.phase() > Phase::Serving {
             let message = "The server is shutting down.";
@@ -226,10 +243,19 @@ impl Health {
             let (reason, what) = match part.stage {
                 Stage::Loading => ("model_loading", "still loading"),
                 Stage::Unloading | Stage::Unloaded => ("model_unloaded", "unloaded"),
+                Stage::Away => ("upstream_away", "without a server that answers"),
                 Stage::Failed | Stage::Running(_) => continue,
             };
             let message = format!("The model `{name}` is {what}.");
             return Err(Refusal::new(Code::Unavailable, reason, message));
+        }
+        let serves = parts
+            .values()
+            .any(|part| matches!(part.stage, Stage::Running(_)));
+        let is_away = parts.values().any(|part| matches!(part.stage, Stage::Away));
+        if is_away && !serves {
+            let message = "No server answers that computes a model of this one.";
+            return Err(Refusal::new(Code::Unavailable, "upstream_away", message));
         }
         Ok(())
     }
@@ -248,6 +274,7 @@ impl Part {
             Stage::Running(_) => State::Ok,
             Stage::Unloading => State::Unloading,
             Stage::Unloaded => State::Unloaded,
+            Stage::Away => State::Away,
         }
     }
 }
@@ -321,6 +348,26 @@ mod tests {
         };
         assert_eq!(stage("other"), [None; 3]);
         assert_eq!(stage("needed"), [Some(true); 3]);
+    }
+
+    /// Who only passes requests on is ready while somebody is there to take them.
+    #[test]
+    fn oa_902_a_server_without_any_upstream_is_not_ready() {
+        let health = Health::new(Drain::default(), Duration::from_secs(30));
+        for name in ["one", "two"] {
+            health.optional(name);
+            health.away(name);
+        }
+        assert_eq!(health.ready().unwrap_err().reason, "upstream_away");
+        health.running("two", Box::new(|| Duration::ZERO));
+        assert!(health.ready().is_ok());
+        health.remove("two");
+        assert_eq!(health.ready().unwrap_err().reason, "upstream_away");
+        health.running("local", Box::new(|| Duration::ZERO));
+        assert!(health.ready().is_ok());
+        // One that is needed is needed beside others too.
+        health.away("needed");
+        assert_eq!(health.ready().unwrap_err().reason, "upstream_away");
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,15 +5,11 @@
 //! else's (EV-801).
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::caller::Identity;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use http::Extensions;
-
-use crate::auth::{ANONYMOUS, Caller};
-use crate::listener::Peer;
 
 /// What nobody can guess.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -44,54 +40,6 @@ pub(crate) struct Kind {
     pub(crate) bytes: usize,
 }
 
-/// Whoever opens sessions and comes back to them. A session belongs to the key that it was opened with, wherever its client
-/// is by then.
-#[derive(Clone, Debug)]
-pub(crate) struct Visitor {
-    caller: Arc<str>,
-    share: Share,
-}
-
-/// Who has one share of the places: a key, or, where nobody needs one, a network address; of IPv6 the network, in which one
-/// client has as many addresses as it likes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Share {
-    Key(Arc<str>),
-    Address(Option<IpAddr>),
-}
-
-impl Visitor {
-    /// Who has sent a request with these extensions.
-    pub(crate) fn of(extensions: &Extensions) -> Self {
-        let caller = extensions.get::<Caller>();
-        let caller = caller.map_or_else(|| Arc::from(ANONYMOUS), |caller| Arc::clone(&caller.name));
-        let address = || extensions.get().map(|Peer(peer)| network(peer.ip()));
-        let share = if *caller == *ANONYMOUS {
-            Share::Address(address())
-        } else {
-            Share::Key(Arc::clone(&caller))
-        };
-        Self { caller, share }
-    }
-}
-
-impl Visitor {
-    /// Whoever uses what only the owner of this process can reach.
-    pub(crate) fn owner() -> Self {
-        Self {
-            caller: Arc::from(ANONYMOUS),
-            share: Share::Address(None),
-        }
-    }
-}
-
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
-        address @ IpAddr::V4(_) => address,
-    }
-}
-
 /// The sessions that can be come back to; `B` is the way back to one, and what ends with its place.
 pub(crate) struct Held<B> {
     places: Mutex<Places<B>>,
@@ -104,16 +52,16 @@ pub(crate) struct Held<B> {
 struct Places<B> {
     by_token: HashMap<Arc<str>, Place<B>>,
     /// How many each has.
-    taken: HashMap<Share, usize>,
+    taken: HashMap<Identity, usize>,
 }
 
 impl<B> Places<B> {
     fn remove(&mut self, token: &Token) -> Option<Place<B>> {
         let place = self.by_token.remove(&token.0)?;
-        if let Some(taken) = self.taken.get_mut(&place.visitor.share) {
+        if let Some(taken) = self.taken.get_mut(&place.visitor) {
             *taken -= 1;
             if *taken == 0 {
-                self.taken.remove(&place.visitor.share);
+                self.taken.remove(&place.visitor);
             }
         }
         Some(place)
@@ -121,7 +69,7 @@ impl<B> Places<B> {
 }
 
 struct Place<B> {
-    visitor: Visitor,
+    visitor: Identity,
     back: Option<B>,
 }
 
@@ -147,10 +95,10 @@ impl<B> Held<B> {
 
     /// A token for a session of `visitor`; `None` where there are as many as there may be, of all or of these, and the
     /// session is one without resume.
-    pub(crate) fn issue(self: &Arc<Self>, visitor: &Visitor) -> Option<(Token, Stay<B>)> {
+    pub(crate) fn issue(self: &Arc<Self>, visitor: &Identity) -> Option<(Token, Stay<B>)> {
         let token = Token::random(self.kind)?;
         let mut places = self.places();
-        let taken = places.taken.get(&visitor.share).copied().unwrap_or(0);
+        let taken = places.taken.get(visitor).copied().unwrap_or(0);
         if places.by_token.len() >= self.most || taken >= self.most_each {
             return None;
         }
@@ -159,7 +107,7 @@ impl<B> Held<B> {
             back: None,
         };
         places.by_token.insert(Arc::clone(&token.0), place);
-        places.taken.insert(visitor.share.clone(), taken + 1);
+        places.taken.insert(visitor.clone(), taken + 1);
         let stay = Stay {
             held: Arc::downgrade(self),
             token: token.clone(),
@@ -169,12 +117,12 @@ impl<B> Held<B> {
 
     /// Ends what can be spared first, to make room for `visitor`: of its own where it has as many as it may, else of all.
     /// `when` says which can be, and in which order; it must not come back here.
-    pub(crate) fn spare<T: Ord>(&self, visitor: &Visitor, when: impl Fn(&B) -> Option<T>) {
+    pub(crate) fn spare<T: Ord>(&self, visitor: &Identity, when: impl Fn(&B) -> Option<T>) {
         let mut places = self.places();
-        let taken = places.taken.get(&visitor.share).copied().unwrap_or(0);
+        let taken = places.taken.get(visitor).copied().unwrap_or(0);
         let mine = taken >= self.most_each;
         let can_go = places.by_token.iter().filter_map(|(token, place)| {
-            let asked = !mine || place.visitor.share == visitor.share;
+            let asked = !mine || place.visitor == *visitor;
             let back = place.back.as_ref().filter(|_| asked)?;
             Some((when(back)?, token))
         });
@@ -200,12 +148,12 @@ impl<B> Held<B> {
     pub(crate) fn back<T>(
         &self,
         token: &str,
-        visitor: &Visitor,
+        visitor: &Identity,
         way: impl FnOnce(&B) -> T,
     ) -> Option<T> {
         let places = self.places();
         let place = places.by_token.get(token);
-        let place = place.filter(|place| place.visitor.caller == visitor.caller);
+        let place = place.filter(|place| visitor.may_use_what(&place.visitor));
         place?.back.as_ref().map(way)
     }
 
@@ -224,21 +172,14 @@ impl<B> Drop for Stay<B> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-
     use super::*;
-    use crate::auth::Scopes;
 
-    fn visitor(name: &str, address: &str) -> Visitor {
-        let mut extensions = Extensions::new();
-        extensions.insert(Caller {
-            name: name.into(),
-            scopes: Scopes::ALL,
-            allowance: None,
-            fingerprint: None,
-        });
-        extensions.insert(Peer(SocketAddr::new(address.parse().unwrap(), 7)));
-        Visitor::of(&extensions)
+    fn key(name: &str) -> Identity {
+        Identity::Key(name.into())
+    }
+
+    fn at(address: &str) -> Identity {
+        Identity::Anonymous(Some(address.parse().unwrap()))
     }
 
     /// D-29
@@ -249,41 +190,21 @@ mod tests {
             bytes: 16,
         };
         let held = Arc::new(Held::<()>::new(kind, 7, 2));
-        // Each row is one share: two places, and not a third.
-        let shares = [
-            // A key, wherever it comes from.
-            [
-                ("key", "10.0.0.1"),
-                ("key", "10.0.0.2"),
-                ("key", "10.0.0.3"),
-            ],
-            // Without a key an address, which an IPv6 socket tells in another form.
-            [
-                (ANONYMOUS, "10.0.0.1"),
-                (ANONYMOUS, "::ffff:10.0.0.1"),
-                (ANONYMOUS, "10.0.0.1"),
-            ],
-            // Of IPv6 a network.
-            [
-                (ANONYMOUS, "2001:db8::1"),
-                (ANONYMOUS, "2001:db8::2:1"),
-                (ANONYMOUS, "2001:db8:0:0:ffff::1"),
-            ],
-        ];
+        // Each has two places, and not a third, whatever the others have.
         let mut stays = Vec::new();
-        for share in shares {
-            for (at, (name, address)) in share.into_iter().enumerate() {
-                let issued = held.issue(&visitor(name, address));
-                assert_eq!(issued.is_some(), at < 2, "{name} {address}");
+        for visitor in [key("key"), at("10.0.0.1"), at("10.0.0.2")] {
+            for turn in 0..3 {
+                let issued = held.issue(&visitor);
+                assert_eq!(issued.is_some(), turn < 2, "{visitor:?}");
                 stays.extend(issued);
             }
         }
         // The seventh place is the last of all.
-        stays.extend(held.issue(&visitor("other", "::1")));
+        stays.extend(held.issue(&key("other")));
         assert_eq!(stays.len(), 7);
-        assert!(held.issue(&visitor("third", "::1")).is_none());
+        assert!(held.issue(&key("third")).is_none());
         // What can be spared makes room, of one's own where that is full.
-        let own = visitor("key", "10.0.0.1");
+        let own = key("key");
         let all: Vec<_> = held.places().by_token.keys().cloned().collect();
         all.into_iter()
             .for_each(|token| held.keep(&Token(token), ()));
@@ -295,7 +216,7 @@ mod tests {
         assert!(held.issue(&own).is_none());
         // Who leaves makes room, and leaves nothing behind.
         drop(stays.pop());
-        let again = held.issue(&visitor("key", "10.0.0.9"));
+        let again = held.issue(&key("key"));
         assert!(again.is_some());
         drop((again, stays));
         let places = held.places();

@@ -4,18 +4,21 @@
 //! face knows another.
 //!
 //! ```text
-//!   listener ──► gate (origin, key, drain, request id, access log) ──► ops │ grpc │ each face's routes
+//!   listener ──► table of routes ──► gate (host, origin, caller, method, drain) ──► ops │ grpc │ each face's handlers
 //! ```
 
 mod access;
 mod activity;
 pub mod allowance;
 pub mod auth;
+pub mod caller;
 pub mod counting;
 mod departures;
 pub mod descriptors;
 pub mod drain;
 pub mod evergreen;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod gate;
 pub mod generate;
 mod grpc;
@@ -35,6 +38,8 @@ pub mod purpose;
 mod reception;
 pub mod refusal;
 pub mod request_id;
+mod revocation;
+pub mod route;
 pub mod server;
 pub mod shared;
 pub mod socket;

@@ -25,7 +25,6 @@ mod works;
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::routing::get;
 use sapwood_kernel::Kernel;
 use sapwood_proto::lmtp::Limits;
@@ -35,7 +34,9 @@ use self::house::House;
 pub use self::lines::Ended;
 use self::lines::Stream;
 use self::socket::Sockets;
+use crate::auth::{Access, Scope};
 use crate::reception::{self, Protocol};
+use crate::route::Route;
 use crate::shared::{Face, Shared};
 use crate::{metrics, socket as listening};
 
@@ -94,11 +95,13 @@ impl Lmtp {
         let upgrades = reception::route(vec![Arc::clone(&sockets)], reception::PATIENT, drain);
         let house = Arc::clone(&self.0);
         let tokenizers = get(move |name, request| tokenizer::answer(house, name, request));
+        let access = Access::Needs(Scope::Infer);
         Face {
             name: metrics::Face::Lmtp,
-            routes: Router::new()
-                .route("/lmtp", upgrades.post(post::handler(&self.0)))
-                .route("/lmtp/tokenizer/{name}", tokenizers),
+            routes: vec![
+                Route::http("/lmtp", access, upgrades.post(post::handler(&self.0))),
+                Route::http("/lmtp/tokenizer/{name}", access, tokenizers),
+            ],
             root: Some(sockets),
             descriptors: Vec::new(),
             services: Vec::new(),

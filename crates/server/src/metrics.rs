@@ -10,8 +10,9 @@ mod pools;
 mod process;
 mod triton;
 
-use std::collections::BTreeMap;
-use std::sync::{OnceLock, PoisonError, RwLock};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use prometheus::core::Collector;
@@ -62,6 +63,8 @@ struct Watched {
     loaded: BTreeMap<String, Duration>,
     /// By the model that they serve.
     pools: Vec<(String, Pool)>,
+    /// Lines of the log that found no reader.
+    log: Option<Arc<AtomicU64>>,
 }
 
 impl std::fmt::Debug for Watched {
@@ -197,9 +200,7 @@ impl Metrics {
     pub fn unwatch(&self, engine: &Engine) {
         let gone = engine.stats();
         self.change(|watched| {
-            watched
-                .engines
-                .retain(|it| !std::sync::Arc::ptr_eq(it.stats(), gone));
+            watched.engines.retain(|it| !Arc::ptr_eq(it.stats(), gone));
         });
     }
 
@@ -227,6 +228,20 @@ impl Metrics {
             watched.pools.retain(|(other, _)| other != model);
             watched.pools.push((model.to_owned(), pool));
         });
+    }
+
+    /// Adds the number of log lines that were dropped, which is read when rendered.
+    pub fn watch_log(&self, dropped: Arc<AtomicU64>) {
+        self.change(|watched| watched.log = Some(dropped));
+    }
+
+    /// The models of the kernels that are watched, those of upstreams included.
+    pub(crate) fn models(&self) -> BTreeSet<String> {
+        let watched = self.watched.read();
+        let kernels = &watched.unwrap_or_else(PoisonError::into_inner).kernels;
+        let specs = kernels.iter().flat_map(Kernel::specs);
+        let models = specs.filter(|spec| spec.model);
+        models.map(|spec| spec.name.as_str().to_owned()).collect()
     }
 
     /// The engines that are watched.
@@ -283,10 +298,19 @@ impl Metrics {
             text.sample(names::CANCELLED, &[("reason", reason)], count);
         }
         let functions: u64 = watched.kernels.iter().map(Kernel::panics).sum();
-        let code = functions + sapwood_kernel::source_panics();
+        let code = functions + sapwood_kernel::source_panics() + sapwood_net::evergreen::panics();
         let panics = self.panics.get() + code + sum(|stats| stats.panics.get());
         text.family(names::PANICS, "counter", "What panicked and was caught.");
         text.sample(names::PANICS, &[], panics);
+        if let Some(dropped) = &watched.log {
+            let help = "Lines of the log that nobody read in time.";
+            text.family(names::LOG_LINES_DROPPED, "counter", help);
+            text.sample(
+                names::LOG_LINES_DROPPED,
+                &[],
+                dropped.load(Ordering::Relaxed),
+            );
+        }
     }
 }
 

@@ -4,38 +4,52 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::{RawQuery, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
 use http::{HeaderMap, StatusCode, header};
+use sapwood_kernel::Name;
 use sapwood_proto::code::Code;
 use serde_json::json;
 use tower::ServiceExt;
 
-use crate::health::State as PartState;
+use crate::auth::{Access, Scope};
+use crate::caller::Caller;
 use crate::metrics::Format;
 use crate::page::Page;
 use crate::refusal::Refusal;
+use crate::route::Route;
 use crate::shared::Shared;
 use crate::websocket;
 
 /// `root` serves the WebSockets of `/`, if anybody does.
-pub(crate) fn routes(shared: Shared, root: Option<MethodRouter>) -> Router {
+pub(crate) fn routes(
+    shared: Shared,
+    root: Option<MethodRouter>,
+    metrics_public: bool,
+) -> Vec<Route> {
     let sockets = middleware::from_fn_with_state(root, socket);
-    Router::new()
-        .route("/", get(page).route_layer(sockets))
-        .route("/livez", get(live))
-        .route("/readyz", get(ready))
-        .route("/health", get(ready))
-        .route("/ping", get(ready))
-        .route("/version", get(version))
-        .route("/load", get(load))
-        .route("/metrics", get(metrics))
-        .method_not_allowed_fallback(wrong_method)
-        .fallback(unknown)
-        .with_state(Arc::new(shared))
+    let state = Arc::new(shared);
+    let known = Access::Needs(Scope::Infer);
+    let scraping = if metrics_public {
+        Access::Open
+    } else {
+        Access::Needs(Scope::Metrics)
+    };
+    let route = |path, access, methods: MethodRouter<Arc<Shared>>| {
+        Route::http(path, access, methods.with_state(Arc::clone(&state)))
+    };
+    vec![
+        route("/", known, get(page).route_layer(sockets)),
+        route("/livez", Access::Open, get(live)),
+        route("/readyz", Access::Open, get(ready)),
+        route("/health", Access::Open, get(ready)),
+        route("/ping", Access::Open, get(ready)),
+        route("/version", known, get(version)),
+        route("/load", known, get(load)),
+        route("/metrics", scraping, get(metrics)),
+    ]
 }
 
 type Ops = State<Arc<Shared>>;
@@ -44,17 +58,25 @@ async fn live(State(ops): Ops) -> Response {
     answer(ops.health.live(), None)
 }
 
-async fn ready(State(ops): Ops, RawQuery(query): RawQuery) -> Response {
+/// Names of models are for whoever may call them: a stranger's probe reads the state of the whole.
+async fn ready(State(ops): Ops, RawQuery(query): RawQuery, request: Request) -> Response {
     let verbose =
         query.is_some_and(|query| query.split('&').any(|part| part.starts_with("verbose")));
-    let parts = verbose.then(|| {
-        let parts = ops.health.parts_now();
-        parts
-            .into_iter()
-            .map(|(name, state)| (name, state.name().into()))
-            .collect()
+    let caller = Caller::of(request.extensions()).ok();
+    let caller = caller.filter(|caller| verbose && caller.require(Scope::Infer).is_ok());
+    let parts = caller.map(|caller| {
+        let parts = parts(&ops, caller);
+        parts.map(|(name, state)| (name, state.into())).collect()
     });
     answer(ops.health.ready(), parts)
+}
+
+/// The models that a caller may know of, and how each is.
+fn parts(ops: &Shared, caller: &Caller) -> impl Iterator<Item = (String, &'static str)> {
+    let parts = ops.health.parts_now().into_iter();
+    parts
+        .filter(|(name, _)| caller.may_use(&Name::shared(name)))
+        .map(|(name, state)| (name, state.name()))
 }
 
 /// `{"status":"ok"}` or the error object; with the parts if they were asked for.
@@ -119,9 +141,22 @@ async fn page(State(ops): Ops, request: Request) -> Response {
                 .to_owned(),
         )
     });
-    let describe = |(name, state): (String, PartState)| (name, state.name().to_owned());
-    let models: Vec<_> = ops.health.parts_now().into_iter().map(describe).collect();
+    let caller = match Caller::of(request.extensions()) {
+        Ok(caller) => caller,
+        Err(refusal) => return refusal.into_response(),
+    };
+    let here = parts(&ops, caller).map(|(name, state)| (name, state.to_owned()));
+    let mut models: Vec<_> = here.collect();
+    let elsewhere = ops.metrics.models().into_iter();
+    let elsewhere: Vec<_> = elsewhere
+        .filter(|name| models.iter().all(|(here, _)| here != name))
+        .filter(|name| caller.may_use(&Name::shared(name)))
+        .map(|name| (name, "of an upstream".to_owned()))
+        .collect();
+    models.extend(elsewhere);
     let page = Page {
+        scheme: request.uri().scheme_str().unwrap_or("http"),
+        key: ops.auth.required(),
         host: host.as_deref().unwrap_or("127.0.0.1:8000"),
         state: ops
             .health
@@ -137,7 +172,8 @@ async fn page(State(ops): Ops, request: Request) -> Response {
     (policy, Html(page.render())).into_response()
 }
 
-async fn wrong_method(request: Request) -> Response {
+/// What a route answers to a method that it does not take.
+pub(crate) async fn wrong_method(request: Request) -> Response {
     let message = format!("{} is not allowed here.", request.method());
     Refusal::new(Code::InvalidRequest, "method_not_allowed", message)
         .with_status(StatusCode::METHOD_NOT_ALLOWED)
@@ -145,7 +181,7 @@ async fn wrong_method(request: Request) -> Response {
 }
 
 /// OA-101: no answer is without an error object; a gRPC client gets UNIMPLEMENTED.
-async fn unknown(request: Request) -> Response {
+pub(crate) async fn unknown(request: Request) -> Response {
     if crate::refusal::is_grpc(request.headers()) {
         let message = "This gRPC service is not served here.";
         return Refusal::new(Code::Unimplemented, "unknown_url", message).answer(request.headers());

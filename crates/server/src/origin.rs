@@ -1,16 +1,18 @@
 //! Which web pages may use the server: none by default, so that none drives a server on somebody's own machine (OA-908,
 //! OA-909).
 //!
-//! Owns: which origins and hosts a browser may name, and what a browser is told about it (CORS). Refuses to know: everybody who is no browser; other clients may
-//! send any `Host`.
+//! Owns: which origins and hosts a request may name, and what a browser is told about it (CORS). Refuses to know: keys. Where
+//! none are needed on loopback, every request must name a host that may be named: a browser sends a plain GET to a rebound
+//! name without anything that shows it to be one (D-45).
 
 use std::net::IpAddr;
 
 use axum::body::Body;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version, header};
 use sapwood_proto::code::Code;
 
+use crate::listener::Peer;
 use crate::refusal::Refusal;
 
 /// What browsers may name.
@@ -19,13 +21,50 @@ pub struct Config {
     /// Origins (`https://app.example`) that may call although they are not this host; `*` allows all.
     pub origins: Vec<String>,
     /// Host names under which browsers may reach the server; empty allows loopback names on a loopback listener and
-    /// every name elsewhere.
+    /// every name elsewhere. On a loopback listener without keys they are also those that other clients may use beside
+    /// loopback names.
     pub hosts: Vec<String>,
     /// The listener is reachable from this machine only.
     pub loopback: bool,
 }
 
 impl Config {
+    /// Whether a request names its host as it must: once, and where nothing but the host tells a browser's request from
+    /// another, one that may be named. `keyed`: callers need keys, which a page under a rebound name does not have.
+    ///
+    /// # Errors
+    /// `invalid-request`, reason `bad_host`; `permission-denied`, reason `host_not_allowed`.
+    pub fn check_host(&self, request: &Parts, keyed: bool) -> Result<(), Refusal> {
+        let mut named = request.headers.get_all(header::HOST).iter();
+        let (first, more) = (named.next(), named.next().is_some());
+        // RFC 9112, section 3.2: exactly one. Intermediaries that read another one than we do would be led astray.
+        if more || first.is_none() && request.version == Version::HTTP_11 {
+            let message = "A request names its host once, in the header Host.";
+            return Err(Refusal::new(Code::InvalidRequest, "bad_host", message));
+        }
+        let authority = request.uri.authority().map(http::uri::Authority::as_str);
+        let said = first.map(|first| first.to_str().unwrap_or_default());
+        if let (Some(authority), Some(said)) = (authority, said)
+            && !authority.eq_ignore_ascii_case(said)
+        {
+            let message = "The header Host names another host than the request itself.";
+            return Err(Refusal::new(Code::InvalidRequest, "bad_host", message));
+        }
+        // No page reaches a Unix socket.
+        let reachable = request.extensions.get::<Peer>().is_some();
+        let host = without_port(authority.or(said).unwrap_or_default());
+        if keyed || !self.loopback || !reachable || is_loopback(host) || self.lists(host) {
+            return Ok(());
+        }
+        let message =
+            "Without keys this server answers to loopback names alone: see `browser.hosts`.";
+        Err(Refusal::new(
+            Code::PermissionDenied,
+            "host_not_allowed",
+            message,
+        ))
+    }
+
     /// Whether a request may come in.
     ///
     /// # Errors
@@ -33,7 +72,7 @@ impl Config {
     pub fn check(&self, request: &Parts) -> Result<(), Refusal> {
         let headers = &request.headers;
         let origin = text(headers, header::ORIGIN.as_str());
-        if origin.is_none() && !headers.contains_key("sec-fetch-site") {
+        if !headers.contains_key(header::ORIGIN) && !headers.contains_key("sec-fetch-site") {
             return Ok(());
         }
         let authority = request.uri.authority().map(http::uri::Authority::as_str);
@@ -49,26 +88,41 @@ impl Config {
             Some(origin) if !same_host(origin, host) && !self.allows(origin) => Err(refused(
                 "This origin may not call the server: see `origins`.",
             )),
+            // What cannot be read allows nothing.
+            None if headers.contains_key(header::ORIGIN) => {
+                Err(refused("The header Origin is no origin."))
+            }
             _ => Ok(()),
         }
     }
 
-    /// The answer to a preflight, for which no key is needed (OA-908); none if the request is none, or CORS is off.
-    #[must_use]
-    pub fn preflight(&self, request: &Parts) -> Option<Response<Body>> {
-        let asked = request.headers.get(header::ACCESS_CONTROL_REQUEST_METHOD)?;
-        if request.method != Method::OPTIONS || self.origins.is_empty() {
-            return None;
+    /// The answer to a preflight of an origin that [`Self::check`] lets in, for which no key is needed (OA-908); none if the
+    /// request is no preflight. What it asks about is never run: the preflight ends here whatever is configured.
+    ///
+    /// # Errors
+    /// `permission-denied` for a preflight of nobody: browsers name the page that asks.
+    pub fn preflight(&self, request: &Parts) -> Result<Option<Response<Body>>, Refusal> {
+        let headers = &request.headers;
+        let Some(asked) = headers.get(header::ACCESS_CONTROL_REQUEST_METHOD) else {
+            return Ok(None);
+        };
+        if request.method != Method::OPTIONS {
+            return Ok(None);
         }
+        let Some(origin) = text(headers, header::ORIGIN.as_str()) else {
+            return Err(refused("A preflight names the origin that asks."));
+        };
         let mut answer = Response::new(Body::empty());
         *answer.status_mut() = StatusCode::NO_CONTENT;
-        let headers = answer.headers_mut();
-        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, asked.clone());
-        if let Some(names) = request.headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
-            headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
+        if self.allows(origin) {
+            let told = answer.headers_mut();
+            told.insert(header::ACCESS_CONTROL_ALLOW_METHODS, asked.clone());
+            if let Some(names) = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+                told.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
+            }
+            told.insert(header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_SECONDS);
         }
-        headers.insert(header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_SECONDS);
-        Some(answer)
+        Ok(Some(answer))
     }
 
     /// Tells the browser that the page of an allowed origin may read this answer. Credentials of the browser are never
@@ -95,6 +149,10 @@ impl Config {
         if self.hosts.is_empty() {
             return !self.loopback || is_loopback(name);
         }
+        self.lists(name)
+    }
+
+    fn lists(&self, name: &str) -> bool {
         self.hosts
             .iter()
             .any(|host| host.eq_ignore_ascii_case(name))
@@ -201,6 +259,99 @@ mod tests {
                 allowed,
                 "{origin} {site} {host}"
             );
+        }
+    }
+
+    #[test]
+    fn d_45_a_host_is_named_once_and_without_keys_on_loopback_it_is_ours() {
+        let local = Config {
+            loopback: true,
+            hosts: vec!["proxy.example".into()],
+            ..Config::default()
+        };
+        let open = Config::default();
+        let peer = Peer(([127, 0, 0, 1], 7).into());
+        for (config, keyed, version, uri, hosts, expect) in [
+            (&local, false, 11, "/", &["localhost:8000"][..], None),
+            (&local, false, 11, "/", &["127.0.0.1"], None),
+            (&local, false, 11, "/", &["[::1]:8000"], None),
+            (&local, false, 11, "/", &["PROXY.example:80"], None),
+            (&local, false, 11, "/", &["evil.example:8000"], Some(403)),
+            (&local, false, 11, "/", &[""], Some(403)),
+            (&local, false, 10, "/", &[], Some(403)),
+            (&local, false, 20, "http://evil.example/", &[], Some(403)),
+            (&local, false, 20, "http://localhost:1/", &[], None),
+            (&local, false, 20, "/", &[], Some(403)),
+            (&local, true, 11, "/", &["evil.example"], None),
+            (&open, false, 11, "/", &["any.example"], None),
+            (&open, true, 11, "/", &[], Some(400)),
+            (&open, true, 11, "http://a/", &[], Some(400)),
+            (&open, true, 11, "/", &["a", "a"], Some(400)),
+            (&open, true, 20, "http://a/", &["a", "b"], Some(400)),
+            (&open, true, 20, "http://a/", &["b"], Some(400)),
+            (&open, true, 20, "http://a/", &["A"], None),
+            (&open, true, 10, "/", &[], None),
+        ] {
+            let version = match version {
+                10 => Version::HTTP_10,
+                11 => Version::HTTP_11,
+                _ => Version::HTTP_2,
+            };
+            let mut request = http::Request::get(uri).version(version).extension(peer);
+            for host in hosts {
+                request = request.header(header::HOST, *host);
+            }
+            let (mut parts, ()) = request.body(()).unwrap().into_parts();
+            let told = config.check_host(&parts, keyed).err();
+            let told = told.map(|refusal| refusal.code.http());
+            assert_eq!(told, expect, "{keyed} {version:?} {uri} {hosts:?}");
+            // No page reaches a Unix socket, whatever a client of it calls us.
+            parts.extensions.remove::<Peer>();
+            let told = config.check_host(&parts, keyed).err();
+            assert!(told.is_none_or(|refusal| refusal.reason == "bad_host"));
+        }
+    }
+
+    #[test]
+    fn d_45_a_preflight_is_answered_whatever_is_configured() {
+        let open = Config {
+            origins: vec!["https://app.example".into()],
+            ..Config::default()
+        };
+        for (config, method, origin, asks, expect) in [
+            (
+                &open,
+                "OPTIONS",
+                "https://app.example",
+                true,
+                Ok(Some(true)),
+            ),
+            (&open, "OPTIONS", "http://a", true, Ok(Some(false))),
+            (
+                &Config::default(),
+                "OPTIONS",
+                "http://a",
+                true,
+                Ok(Some(false)),
+            ),
+            (&Config::default(), "OPTIONS", "", true, Err(())),
+            (&open, "OPTIONS", "https://app.example", false, Ok(None)),
+            (&open, "POST", "https://app.example", true, Ok(None)),
+        ] {
+            let mut request = http::Request::builder().method(method);
+            if !origin.is_empty() {
+                request = request.header("origin", origin);
+            }
+            if asks {
+                request = request.header("access-control-request-method", "POST");
+            }
+            let (parts, ()) = request.body(()).unwrap().into_parts();
+            let told = config.preflight(&parts).map_err(drop);
+            let told = told.map(|answer| {
+                let allow = header::ACCESS_CONTROL_ALLOW_METHODS;
+                answer.map(|answer| answer.headers().contains_key(allow))
+            });
+            assert_eq!(told, expect, "{method} {origin} {asks}");
         }
     }
 }

@@ -1,11 +1,15 @@
-//! The plain page at `/` that says what this server is and how to call it (D-32).
-//!
-//! Owns: the page. Refuses to know: everything that it does not show; it loads nothing from anywhere.
+//! The plain page at `/` that says what this server is and how to call it (D-32). It loads nothing from anywhere.
+
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 /// What the page shows.
 pub(crate) struct Page<'a> {
     /// The host under which the reader came here.
     pub(crate) host: &'a str,
+    /// `http` or `https`, as the reader came here.
+    pub(crate) scheme: &'a str,
+    /// Whether callers must present a key.
+    pub(crate) key: bool,
     /// `ready`, or why not.
     pub(crate) state: &'a str,
     /// Name and state of every model.
@@ -19,8 +23,20 @@ impl Page<'_> {
             .replace("{version}", &escape(crate::VERSION))
             .replace("{state}", &escape(self.state))
             .replace("{models}", &self.table())
+            .replace("{key}", if self.key { KEY } else { NO_KEY })
+            .replace("{header}", if self.key { HEADER } else { "" })
+            .replace("{option}", if self.key { OPTION } else { "" })
+            .replace("{docs}", DOCS)
+            .replace("{scheme}", &escape(self.scheme))
+            .replace("{model}", &escape(&self.example()))
             // Last, because it comes from the client: what it contains is not expanded again.
             .replace("{host}", &escape(self.host))
+    }
+
+    /// A model to ask, as a path has it.
+    fn example(&self) -> String {
+        let name = self.models.first().map_or("MODEL", |(name, _)| name);
+        utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()
     }
 
     fn table(&self) -> String {
@@ -56,6 +72,11 @@ fn escape(text: &str) -> String {
 }
 
 const TEMPLATE: &str = include_str!("page.html");
+const KEY: &str = "Every call needs a key: <code>authorization: Bearer KEY</code>.";
+const NO_KEY: &str = "No key is needed.";
+const HEADER: &str = " \\\n  -H &quot;authorization: Bearer $SAPWOOD_CLIENT_KEY&quot;";
+const OPTION: &str = " --api-key KEY";
+const DOCS: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main");
 
 #[cfg(test)]
 mod tests {
@@ -69,6 +90,8 @@ mod tests {
         ];
         let html = Page {
             host: "\"><script>{models}",
+            scheme: "http",
+            key: false,
             state: "ready",
             models: &models,
         }
@@ -76,5 +99,26 @@ mod tests {
         assert!(html.contains("<code>demo</code>") && html.contains("&lt;b&gt;"));
         assert!(html.contains("&quot;&gt;&lt;script&gt;{models}") && !html.contains("<script"));
         assert!(!html.contains("{version}") && !html.contains("src="));
+    }
+
+    #[test]
+    fn d_32_the_page_says_how_to_call_a_model_and_whether_a_key_is_needed() {
+        let models = [("org/a b".into(), "upstream".into())];
+        for (key, scheme) in [(true, "https"), (false, "http")] {
+            let html = Page {
+                host: "h:1",
+                scheme,
+                key,
+                state: "ready",
+                models: &models,
+            }
+            .render();
+            let curl = format!("curl -s {scheme}://h:1/v2/models/org%2Fa%20b/generate");
+            assert!(html.contains(&curl), "{html}");
+            assert_eq!(html.contains("needs a key"), key, "{html}");
+            assert_eq!(html.contains("Bearer $SAPWOOD_CLIENT_KEY"), key, "{html}");
+            assert!(html.contains("/blob/main/docs/cli.md\""), "{html}");
+            assert!(!html.contains('{') || !html.contains("{docs}"), "{html}");
+        }
     }
 }

@@ -85,29 +85,49 @@ pub(crate) fn stalled() -> Refusal {
         .with_status(http::StatusCode::REQUEST_TIMEOUT)
 }
 
+/// How a body arrives: what its watch and its reader tell each other. Stands in the request's extensions.
+#[derive(Debug, Default)]
+pub(crate) struct Arrival {
+    stalled: AtomicBool,
+    exempt: AtomicBool,
+}
+
+impl Arrival {
+    /// It has stopped arriving.
+    pub(crate) fn has_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Relaxed)
+    }
+
+    /// From now on it may be silent for as long as it likes, or not any more. Says whether that is a change; the body is to be
+    /// polled again then.
+    pub(crate) fn exempt(&self, exempt: bool) -> bool {
+        self.exempt.swap(exempt, Ordering::Relaxed) != exempt
+    }
+}
+
 /// A body that may not pause for long.
 pub(crate) struct Arriving {
     body: Body,
     idle: Duration,
     /// Runs while nothing comes.
     pause: Option<Pin<Box<Sleep>>>,
-    stalled: Arc<AtomicBool>,
+    arrival: Arc<Arrival>,
 }
 
 impl Arriving {
-    /// The body, and whether it has stopped arriving.
-    pub(crate) fn watching(body: Body, idle: Duration) -> (Body, Arc<AtomicBool>) {
-        let stalled = Arc::new(AtomicBool::new(false));
+    /// The body, and how it arrives.
+    pub(crate) fn watching(body: Body, idle: Duration) -> (Body, Arc<Arrival>) {
+        let arrival = Arc::new(Arrival::default());
         if body.is_end_stream() {
-            return (body, stalled);
+            return (body, arrival);
         }
         let arriving = Self {
             body,
             idle,
             pause: None,
-            stalled: Arc::clone(&stalled),
+            arrival: Arc::clone(&arrival),
         };
-        (Body::new(arriving), stalled)
+        (Body::new(arriving), arrival)
     }
 }
 
@@ -124,12 +144,16 @@ impl hyper::body::Body for Arriving {
             this.pause = None;
             return Poll::Ready(frame);
         }
+        if this.arrival.exempt.load(Ordering::Relaxed) {
+            this.pause = None;
+            return Poll::Pending;
+        }
         let idle = this.idle;
         let pause = this.pause.get_or_insert_with(|| Box::pin(sleep(idle)));
         if pause.as_mut().poll(cx).is_pending() {
             return Poll::Pending;
         }
-        this.stalled.store(true, Ordering::Relaxed);
+        this.arrival.stalled.store(true, Ordering::Relaxed);
         Poll::Ready(Some(Err(axum::Error::new("the body stopped arriving"))))
     }
 
@@ -148,7 +172,7 @@ const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 #[cfg(test)]
 mod tests {
-    use futures::stream;
+    use futures::{StreamExt, stream};
     use http_body_util::BodyExt;
 
     use super::*;
@@ -199,14 +223,27 @@ mod tests {
             ([29_999, 29_999, 29_999], true),
             ([0, 30_001, 0], false),
         ] {
-            let (body, stalled) = Arriving::watching(pieces(pauses), limit);
+            let (body, arrival) = Arriving::watching(pieces(pauses), limit);
             let read = body.collect().await;
             assert_eq!(
                 read.map(|all| all.to_bytes().len()).ok(),
                 arrives.then_some(3)
             );
-            assert_eq!(stalled.load(Ordering::Relaxed), !arrives, "{pauses:?}");
+            assert_eq!(arrival.has_stalled(), !arrives, "{pauses:?}");
         }
+        // One that is read as a stream may pause while what it asked for runs.
+        let (body, arrival) = Arriving::watching(pieces([600_000, 0, 29_999]), limit);
+        assert!(arrival.exempt(true) && !arrival.exempt(true));
+        let mut body = body.into_data_stream();
+        assert!(body.next().await.unwrap().is_ok());
+        assert!(arrival.exempt(false));
+        assert!(body.next().await.unwrap().is_ok() && body.next().await.unwrap().is_ok());
+        let (body, arrival) = Arriving::watching(pieces([0, 600_000, 0]), limit);
+        arrival.exempt(true);
+        let mut body = body.into_data_stream();
+        assert!(body.next().await.unwrap().is_ok());
+        arrival.exempt(false);
+        assert!(body.next().await.unwrap().is_err() && arrival.has_stalled());
         let (empty, _) = Arriving::watching(Body::empty(), limit);
         assert!(empty.is_end_stream());
     }

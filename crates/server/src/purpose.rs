@@ -7,6 +7,7 @@ use http::request::Parts;
 use sapwood_proto::code::Code;
 
 use crate::refusal::{Refusal, is_grpc};
+use crate::route::Kind;
 
 /// What a port is for. What it serves is also served on the common one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,10 +23,14 @@ pub enum Purpose {
 
 impl Purpose {
     /// Whether a request may come in by this port.
-    pub(crate) fn check(self, request: &Parts) -> Result<(), Refusal> {
+    pub(crate) fn check(self, kind: Kind, request: &Parts) -> Result<(), Refusal> {
         match self {
             Self::Everything => Ok(()),
-            Self::Grpc if is_grpc(&request.headers) => Ok(()),
+            Self::Grpc if is_grpc(&request.headers) && kind == Kind::Grpc => Ok(()),
+            Self::Grpc if is_grpc(&request.headers) => {
+                let message = "This gRPC service is not served here.";
+                Err(Refusal::new(Code::Unimplemented, "unknown_url", message))
+            }
             Self::Grpc => {
                 let message = "This port speaks gRPC alone: send application/grpc over HTTP/2, or use the common port.";
                 Err(Refusal::new(Code::InvalidRequest, "not_grpc", message)

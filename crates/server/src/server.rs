@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::response::Response;
 use tokio_util::task::AbortOnDropHandle;
 use tonic_health::server::HealthReporter;
 
 use crate::auth::{Auth, Key};
 use crate::descriptors::Descriptors;
 use crate::drain::{self, Drain, Outcome};
-use crate::gate::{self, Gate};
+use crate::gate::Gate;
 use crate::health::Health;
 use crate::metrics::{self, Metrics};
 use crate::purpose::Purpose;
+use crate::route::Route;
 use crate::shared::{Face, Shared};
 use crate::socket::Socket;
 use crate::tls::Tls;
@@ -85,7 +85,7 @@ impl Builder {
     pub fn new(config: Config, keys: Vec<Key>) -> Result<Self, BuildError> {
         let drain = Drain::new(config.drain);
         let shared = Shared {
-            auth: Arc::new(Auth::new(keys, config.metrics_public).with_query_key(config.query_key)),
+            auth: Arc::new(auth(&config, keys)),
             metrics: Arc::new(Metrics::new()?),
             health: Arc::new(Health::new(drain.clone(), config.engine_watchdog)),
             drain,
@@ -135,17 +135,25 @@ impl Builder {
             origin: config.origin.clone(),
             patience: config.patience,
         });
-        let operations = ops::routes(shared.clone(), root).merge(grpc);
-        let routes = faces
+        let ours = ops::routes(shared.clone(), root, config.metrics_public);
+        let ours = ours.into_iter().chain(grpc);
+        let ours = ours.map(|route| (metrics::Face::Http, route));
+        let theirs = faces.into_iter().flat_map(|face| {
+            let routes = face.routes.into_iter();
+            routes.map(move |route| (face.name, route))
+        });
+        let table: Vec<(metrics::Face, Route)> = ours.chain(theirs).collect();
+        let listed = table.iter().map(|(_, route)| route.clone()).collect();
+        let routes = table
             .into_iter()
-            .fold(named(operations, metrics::Face::Http), |all, face| {
-                all.merge(named(face.routes, face.name))
-            })
-            .layer(axum::middleware::from_fn_with_state(gate, gate::pass));
+            .fold(gate.fallback(), |all, (face, route)| {
+                all.merge(gate.around(face, route))
+            });
         Ok(Server {
             config,
             shared,
             routes,
+            listed,
             reporter,
             services,
             also: Vec::new(),
@@ -153,14 +161,11 @@ impl Builder {
     }
 }
 
-/// Routes whose answers say to the access log which face gave them.
-fn named(routes: Router, face: metrics::Face) -> Router {
-    routes.layer(axum::middleware::map_response(
-        move |mut answer: Response| async move {
-            answer.extensions_mut().insert(face);
-            answer
-        },
-    ))
+fn auth(config: &Config, keys: Vec<Key>) -> Auth {
+    let certificates = config.tls.as_ref().is_some_and(|tls| tls.asks_clients());
+    Auth::new(keys)
+        .with_query_key(config.query_key)
+        .with_certificates(certificates)
 }
 
 /// A server that can be run.
@@ -168,6 +173,7 @@ pub struct Server {
     config: Config,
     shared: Shared,
     routes: Router,
+    listed: Vec<Route>,
     reporter: HealthReporter,
     services: Vec<&'static str>,
     also: Vec<(Socket, Purpose)>,
@@ -186,6 +192,12 @@ impl Server {
     #[must_use]
     pub const fn shared(&self) -> &Shared {
         &self.shared
+    }
+
+    /// Every route that there is: the table that the router was built from.
+    #[must_use]
+    pub fn routes(&self) -> &[Route] {
+        &self.listed
     }
 
     /// Serves on this socket as well, but for one purpose (TR-908).
@@ -238,11 +250,19 @@ impl Server {
     fn fit_descriptors(&mut self) {
         let wanted = self.config.listener.connections;
         let found = Descriptors::raise_for(wanted);
-        self.config.listener.connections = found.fit(wanted);
-        if self.config.listener.connections < wanted {
+        let allowed = found.fit(wanted);
+        self.config.listener.connections = allowed;
+        // Nobody has asked for the default, and it is more than most need.
+        if allowed < wanted && wanted == listener::Config::default().connections {
+            tracing::info!(
+                allowed,
+                wanted,
+                "connections at a time, as file descriptors allow"
+            );
+        } else if allowed < wanted {
             tracing::warn!(
                 wanted,
-                allowed = self.config.listener.connections,
+                allowed,
                 soft = found.soft,
                 hard = found.hard,
                 "too few file descriptors for the connections wanted: raise the limit (`ulimit -Hn`, LimitNOFILE=) \

@@ -4,15 +4,14 @@
 
 use std::sync::Arc;
 
-use axum::Router;
-
 use crate::auth::Auth;
 use crate::drain::Drain;
 use crate::health::Health;
 use crate::metrics::{self, Metrics};
 use crate::reception::Protocol;
+use crate::route::Route;
 
-/// The handles a face works with. The caller of a request ([`crate::auth::Caller`]) and its id
+/// The handles a face works with. The caller of a request ([`crate::caller::Caller`]) and its id
 /// ([`crate::request_id::RequestId`]) stand in the request's extensions.
 #[derive(Clone)]
 pub struct Shared {
@@ -30,8 +29,8 @@ pub struct Shared {
 pub struct Face {
     /// Which one it is, in metrics and in the access log.
     pub name: metrics::Face,
-    /// Its routes, without a fallback; gRPC services come from `tonic::service::Routes` or `route_service`.
-    pub routes: Router,
+    /// Its routes, each with what it asks of whoever calls it.
+    pub routes: Vec<Route>,
     /// What it speaks over a WebSocket on `/`, where whichever protocol the first message shows is served (D-32).
     pub(crate) root: Option<Arc<dyn Protocol>>,
     /// Encoded file descriptor sets of its gRPC services, for reflection.

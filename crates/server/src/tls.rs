@@ -82,6 +82,9 @@ struct Loaded {
     server: Arc<ServerConfig>,
 }
 
+/// Files that were read and can be put in force.
+pub struct Prepared(Loaded);
+
 /// TLS as it stands. Shared; replaced as a whole when the files change.
 pub struct Tls {
     config: Config,
@@ -109,19 +112,41 @@ impl Tls {
         })
     }
 
+    /// Whether clients are asked for certificates.
+    #[must_use]
+    pub const fn asks_clients(&self) -> bool {
+        self.config.clients.is_some()
+    }
+
     /// Reads the files again; connections that stand are not affected. True if something changed.
     ///
     /// # Errors
     /// [`TlsError`]; what was in force stays in force.
     pub fn reload(&self) -> Result<bool, TlsError> {
+        let prepared = self.prepare()?;
+        let changed = prepared.is_some();
+        if let Some(prepared) = prepared {
+            self.apply(prepared);
+        }
+        Ok(changed)
+    }
+
+    /// Reads the files again without putting them in force; `None` if nothing changed.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn prepare(&self) -> Result<Option<Prepared>, TlsError> {
         let bytes = read(&self.config)?;
         let same = |loaded: &Loaded| loaded.bytes == bytes;
         if same(&self.loaded.read().unwrap_or_else(PoisonError::into_inner)) {
-            return Ok(false);
+            return Ok(None);
         }
-        let loaded = load(&self.config, bytes)?;
+        load(&self.config, bytes).map(Prepared).map(Some)
+    }
+
+    /// Puts in force what was read; connections that stand are not affected.
+    pub fn apply(&self, Prepared(loaded): Prepared) {
         *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = loaded;
-        Ok(true)
     }
 
     /// Looks at the files every now and then, for ever. A look is cheap, and unlike a watch on the file system it also
@@ -154,15 +179,18 @@ impl Tls {
     }
 }
 
-/// The subject of the certificate that the client showed; none if it showed none.
+/// The subject of the certificate that the client showed; none if it showed none. That is its common name, where that is one
+/// name and cannot be taken for a whole subject of another certificate.
 pub(crate) fn subject<S>(stream: &TlsStream<S>) -> Option<Subject> {
     let shown = stream.get_ref().1.peer_certificates()?.first()?;
     let (_, certificate) = X509Certificate::from_der(shown).ok()?;
     let subject = certificate.subject();
-    let common = subject.iter_common_name().next();
-    let name = common
-        .and_then(|name| name.as_str().ok().map(str::to_owned))
-        .unwrap_or_else(|| subject.to_string());
+    let mut common = subject.iter_common_name();
+    let name = match (common.next(), common.next()) {
+        (Some(name), None) => name.as_str().ok().filter(|name| !name.contains('=')),
+        _ => None,
+    };
+    let name = name.map_or_else(|| subject.to_string(), str::to_owned);
     Some(Subject(name.into()))
 }
 

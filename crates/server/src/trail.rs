@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
-use futures::future::Either;
+use futures::FutureExt;
+use futures::future::{BoxFuture, Either};
 use hyper::body::{Body as _, Frame, SizeHint};
 use sapwood_kernel::{Behalf, Call};
 use tracing::{Instrument, Span};
@@ -25,6 +26,7 @@ use tracing::{Instrument, Span};
 use crate::access::Entry;
 use crate::activity::InFlight;
 use crate::allowance::Allowance;
+use crate::revocation::Revocation;
 use crate::telemetry::Parent;
 
 tokio::task_local! {
@@ -38,16 +40,18 @@ pub(crate) struct Trail {
     entry: Arc<Mutex<Entry>>,
     allowance: Option<Arc<Allowance>>,
     parent: Option<Parent>,
+    revocation: Option<Revocation>,
     let_go: Arc<AtomicBool>,
 }
 
 impl Trail {
     pub(crate) fn new(entry: Entry, allowance: Option<Arc<Allowance>>) -> Self {
         Self {
-            span: tracing::info_span!("request", request = entry.id.as_str(), key = &*entry.key),
+            span: tracing::info_span!("request", request = entry.id.as_str(), key = entry.key()),
             entry: Arc::new(Mutex::new(entry)),
             allowance,
             parent: None,
+            revocation: None,
             let_go: Arc::default(),
         }
     }
@@ -56,6 +60,17 @@ impl Trail {
     pub(crate) fn within_trace(mut self, parent: Option<Parent>) -> Self {
         self.parent = parent;
         self
+    }
+
+    /// The same, for a caller whose key may be revoked.
+    pub(crate) fn until(mut self, revocation: Revocation) -> Self {
+        self.revocation = Some(revocation);
+        self
+    }
+
+    /// When the caller's key is revoked.
+    pub(crate) fn revocation(&self) -> Option<Revocation> {
+        self.revocation.clone()
     }
 
     /// Whose child the request's spans are.
@@ -127,6 +142,8 @@ pub(crate) fn grpc_status(headers: &http::HeaderMap) -> Option<i32> {
 pub(crate) struct Trailed {
     body: Body,
     trail: Trail,
+    /// When it is cut because the caller's key was revoked, where that takes longer than a poll.
+    revoked: Option<BoxFuture<'static, ()>>,
     /// Keeps the connection from counting as idle until the answer is out.
     _in_flight: Option<InFlight>,
 }
@@ -137,6 +154,7 @@ impl Trailed {
         Self {
             body,
             trail,
+            revoked: None,
             _in_flight: in_flight,
         }
     }
@@ -150,9 +168,25 @@ impl hyper::body::Body for Trailed {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let Self { body, trail, .. } = &mut *self;
+        let Self {
+            body,
+            trail,
+            revoked,
+            ..
+        } = &mut *self;
         // A face that makes its answer while it is read does so here.
-        let polled = trail.within(|| Pin::new(&mut *body).poll_frame(cx));
+        let mut polled = trail.within(|| Pin::new(&mut *body).poll_frame(cx));
+        if polled.is_pending()
+            && let Some(revocation) = &trail.revocation
+            && revoked
+                .get_or_insert_with(|| revocation.over())
+                .poll_unpin(cx)
+                .is_ready()
+        {
+            // What a face still runs for it ends here, and not when its reader has gone.
+            *body = Body::empty();
+            polled = Poll::Ready(Some(Err(axum::Error::new("the key was revoked"))));
+        }
         match &polled {
             Poll::Ready(Some(Ok(frame))) => trail.note(|entry| {
                 let trailers = frame.trailers_ref();
@@ -187,10 +221,7 @@ mod tests {
     #[tokio::test]
     async fn a_task_begun_for_a_request_adds_to_its_line_and_holds_it_back() {
         let (request, ()) = http::Request::new(()).into_parts();
-        let trail = Trail::new(
-            Entry::new(RequestId::fresh(), "anna".into(), &request),
-            None,
-        );
+        let trail = Trail::new(Entry::new(RequestId::fresh(), None, &request), None);
         let line = Arc::downgrade(&trail.entry);
         let called = |prompt| {
             Trail::present().unwrap().note(|entry| {

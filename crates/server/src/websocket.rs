@@ -10,6 +10,8 @@
 //! ```
 
 mod carrier;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod reader;
 mod writer;
 
@@ -19,7 +21,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use hyper::upgrade::OnUpgrade;
 use sapwood_proto::code::Code;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -32,7 +34,7 @@ use self::reader::{Reader, Said};
 use self::writer::{Kind, Writer};
 use crate::handover::Handover;
 use crate::refusal::Refusal;
-use crate::trail;
+use crate::trail::{self, Trail};
 
 /// An upgrade that may be accepted.
 pub(crate) struct Asked {
@@ -87,7 +89,8 @@ impl Asked {
         let headers = request.headers();
         let version = headers.get(header::SEC_WEBSOCKET_VERSION);
         let spoken = version.is_some_and(|version| version == VERSION);
-        if !is_asked(headers) || !spoken || request.version() != Version::HTTP_11 {
+        let upgradable = request.version() == Version::HTTP_11 && request.method() == Method::GET;
+        if !is_asked(headers) || !spoken || !upgradable {
             let message =
                 "This address speaks WebSocket: ask for an upgrade, version 13, over HTTP/1.1.";
             return Err(
@@ -146,12 +149,20 @@ impl Asked {
             headers.insert(header::SEC_WEBSOCKET_PROTOCOL, name);
         }
         let upgrade = self.upgrade;
-        self.handover.leave(trail::carry(async move {
+        let serving = async move {
             // The answer may have been lost on its way.
             if let Ok(upgraded) = upgrade.await {
                 let (io, ahead) = Carrier::of(upgraded);
                 let socket = Socket::new(io, ahead, message_bytes_max, keepalive);
                 serve(Box::new(socket)).await;
+            }
+        };
+        let revocation = Trail::present().and_then(|trail| trail.revocation());
+        self.handover.leave(trail::carry(async move {
+            match revocation {
+                // The face has said its last words by then, if it can.
+                Some(revocation) => drop(revocation.within(serving).await),
+                None => serving.await,
             }
         }));
         answer

@@ -1,5 +1,7 @@
 //! proto3-JSON as the TypeScript client speaks it (section 7.2).
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use sapwood_engine::scripted;
 use sapwood_tests::socket::{Said, Socket};
 use sapwood_tests::{Running, spawned, with_model};
@@ -55,6 +57,41 @@ async fn ev_723_exactly_the_messages_of_the_client_are_answered_as_it_reads_them
         assert_eq!(metadata["role"], "ASSISTANT", "on every one, {fragment}");
         assert_eq!(fragment.get("childIds"), None);
     }
+}
+
+/// The text of a node, put together from its fragments.
+fn whole(all: &[Value], node: &str) -> String {
+    let of = all.iter().filter(|fragment| fragment["id"] == node);
+    let data = of.filter_map(|fragment| fragment["chunkFragment"]["data"].as_str());
+    let bytes = data.flat_map(|data| STANDARD.decode(data).unwrap());
+    String::from_utf8(bytes.collect()).unwrap()
+}
+
+/// EV-605, EV-606: the examples of the page, as they stand there. The model says what it was asked last.
+#[tokio::test]
+async fn d_51_the_conversations_of_the_page_run() {
+    let page = include_str!("../../../docs/faces/evergreen.md");
+    let mut sections = page.split("\n## ");
+    let section = sections.find(|section| section.starts_with("Conversations\n"));
+    let blocks = section.unwrap().split("```json\n").skip(1);
+    let examples: Vec<&str> = blocks.filter_map(|rest| rest.split("```").next()).collect();
+    assert_eq!(examples.len(), 2);
+    let server = generating().await;
+    let mut socket = Socket::speaking(&server, "evergreen.v2.json").await;
+    for example in examples {
+        socket.say(example).await;
+    }
+    socket.say(FINISH).await;
+    let (said, close) = socket.rest().await;
+    assert_eq!(close, Some((1000, String::new())));
+    let all = fragments(&said);
+    assert_eq!(whole(&all, "a"), "What is a tree?");
+    assert_eq!(
+        whole(&all, "b"),
+        "What is a tree?",
+        "asked about the answer"
+    );
+    assert_eq!(whole(&all, "a2"), "And a forest?");
 }
 
 /// EV-903

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use sapwood_proto::evergreen::Payload;
-use sapwood_proto::evergreen::msgpack;
+use sapwood_proto::evergreen::{Limits, Payload, msgpack};
 use sapwood_tests::socket::{Said, Socket};
 use sapwood_tests::{Running, spawned, until, with_model};
 
@@ -282,6 +281,46 @@ async fn ev_739_statuses_of_all_that_is_open_then_the_abort_then_the_close() {
         close,
         Some((1007, "INVALID_ARGUMENT: BAD_MESSAGE".to_owned()))
     );
+}
+
+/// EV-955
+#[tokio::test]
+async fn d_55_a_session_that_echoes_lives_past_its_quota_without_an_option() {
+    let quota = 1 << 20;
+    let server = Running::limited(Limits {
+        retained_bytes: quota,
+        ..Limits::default()
+    })
+    .await;
+    let mut socket = speaking(&server).await;
+    let echo = call("A", "echo", &[("text", "p")], &[("response", "")]);
+    socket.send(message(&[], &[echo])).await;
+    let data = "x".repeat(20_000);
+    let (mut sent, mut back) = (0, 0);
+    while sent < 4 * quota as usize {
+        socket
+            .send(message(&[piece("p", &[0xc0], &data, true)], &[]))
+            .await;
+        sent += data.len();
+        // As a client that converses does: the answer before the next question.
+        while back < sent {
+            let Said::Binary(bytes) = socket.heard().await else {
+                panic!("the session has ended after {back} bytes");
+            };
+            for fragment in msgpack::decode(bytes).unwrap().message.fragments {
+                let payload = fragment.chunk.and_then(|chunk| chunk.payload);
+                if let (Some(Payload::Data(data)), "A#response") = (payload, &*fragment.id) {
+                    back += data.len();
+                }
+            }
+        }
+    }
+    socket
+        .send(message(&[piece("p", &[0xc0], "", false)], &[]))
+        .await;
+    socket.send(sample("half-close")).await;
+    let (_, close) = socket.rest().await;
+    assert_eq!(close.map(|(code, _)| code), Some(1000));
 }
 
 /// EV-731

@@ -54,7 +54,34 @@ def the_client_in_rust(world):
     assert "the sky blue" in said, said
 
 
-CHECKS = [the_client_of_the_readme, tools_at_the_client, the_client_in_rust]
+def the_programs_in_rust_as_they_are_copied(world):
+    """Each program of the README compiles in a crate that has the dependencies named there and nothing else."""
+    named = pages.block(README, "toml", "[dependencies]")
+    here = f'path = "{pages.ROOT / "crates/sapwood"}"'
+    named = named.replace('git = "https://github.com/sapwood/sapwood"', here)
+    assert here in named, named
+    crate = pathlib.Path(world.folder) / "copied"
+    (crate / "src/bin").mkdir(parents=True)
+    package = '[package]\nname = "copied"\nedition = "2024"\n\n[workspace]\n\n'
+    (crate / "Cargo.toml").write_text(package + named)
+    # The versions that everything here is tested with.
+    (crate / "Cargo.lock").write_text((pages.ROOT / "Cargo.lock").read_text())
+    for kind, part, name in [
+        ("rust,no_run", "import(&session)", "client"),
+        ("rust", "to_uppercase", "function"),
+        ("rust,no_run", "Serve::new", "serve"),
+    ]:
+        (crate / f"src/bin/{name}.rs").write_text(pages.block(README, kind, part))
+    command = ["cargo", "check", "--offline", "--target-dir", str(pages.ROOT / "target/readme")]
+    subprocess.run(command, check=True, cwd=crate, timeout=BUILD_TIMEOUT_S)
+
+
+CHECKS = [
+    the_client_of_the_readme,
+    tools_at_the_client,
+    the_client_in_rust,
+    the_programs_in_rust_as_they_are_copied,
+]
 
 
 if __name__ == "__main__":

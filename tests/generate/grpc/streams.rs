@@ -2,8 +2,10 @@
 
 use futures::channel::mpsc;
 use futures::stream;
+use sapwood_engine::Owner;
 use sapwood_engine::scripted::Failure;
-use sapwood_tests::until;
+use sapwood_proto::time::Time;
+use sapwood_tests::{by_hand, until};
 
 use super::*;
 
@@ -27,25 +29,48 @@ async fn tr_906_the_end_comes_with_its_flag() {
     let only = told[0].infer_response.as_ref().unwrap();
     assert_eq!((&*text(only), last(only)), ("a b", true));
 
-    // It is not with a pause before it.
+    // It is not with a pause before it, which ends when the test says so.
     let pieces = vec![Step::Text("a".into()), Step::SleepMs(20)];
-    let server = playing(pieces).await;
+    let (mut owner, engine) = by_hand(steps(pieces));
+    let kernel = Kernel::new();
+    kernel.add(sapwood_kernel::model("m", engine)).unwrap();
+    let server = Running::generating(kernel, Config::default()).await;
     let mut grpc = Grpc::connect(&server).await;
     let mut streamed = prompt("m", "7", "hi", true);
-    for (empty, expect) in [(true, None), (false, Some(""))] {
+    for (began, (empty, expect)) in [(0, (true, None)), (1_000, (false, Some("")))] {
         streamed.parameters.insert(EMPTY_FINAL.into(), flag(empty));
-        let told = grpc.all(vec![streamed.clone()]).await;
-        assert_eq!(told.len(), 2, "{told:?}");
-        let first = told[0].infer_response.as_ref().unwrap();
-        assert_eq!((&*text(first), last(first)), ("a", false));
-        let second = told[1].infer_response.as_ref().unwrap();
+        let (before, after) = (Time::from_millis(began), Time::from_millis(began + 500));
+        let messages = stream::iter([streamed.clone()]);
+        let asking = grpc.stream(messages, false);
+        let mut answers = stepped(&mut owner, before, asking).await;
+        let first = stepped(&mut owner, before, answers.message()).await;
+        let first = first.unwrap().unwrap().infer_response.unwrap();
+        assert_eq!((&*text(&first), last(&first)), ("a", false));
+        let told = stepped(&mut owner, after, answers.message()).await;
+        let told = told.unwrap().unwrap();
+        let second = told.infer_response.as_ref().unwrap();
         assert!(last(second));
+        assert!(answers.message().await.unwrap().is_none());
         match expect {
-            None => assert_eq!(told[1].encode_to_vec(), end),
+            None => assert_eq!(told.encode_to_vec(), end),
             Some(expect) => {
                 assert_eq!(second.outputs[0].name, "text_output");
                 assert_eq!(text(second), expect);
             }
+        }
+    }
+}
+
+/// What comes of `waited` while the engine is stepped at this time.
+async fn stepped<T>(owner: &mut Owner, at: Time, waited: impl Future<Output = T>) -> T {
+    tokio::pin!(waited);
+    loop {
+        owner.step(at);
+        // Both may be cancelled: the first goes on where it was.
+        tokio::select! {
+            biased;
+            came = &mut waited => return came,
+            () = tokio::task::yield_now() => {}
         }
     }
 }

@@ -23,13 +23,12 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 
 use llama_cpp_sys_2 as sys;
 use sapwood_proto::steer::Token;
 
-use crate::model::{Entry, Interrupt};
+use crate::model::{Entry, Interrupt, Signals};
 use crate::tokenizer_json::Added;
 
 /// Proof that llama.cpp is initialised and that its log goes to `tracing`.
@@ -497,6 +496,10 @@ pub(super) struct Context {
     rows: u32,
     batch: Batch,
     interrupt: Interrupt,
+    /// Tokens that a sliding-window layer attends to; 0 if every layer attends to all.
+    window: u32,
+    /// Its state is not a list of cells.
+    recurrent: bool,
     model: Arc<Model>,
     /// Declared last: dropped after the context that uses it.
     _pool: Pool,
@@ -531,7 +534,9 @@ impl Context {
         params.n_threads_batch = threads.cast_signed();
         // Slots that share their cells fork without a copy, and all tokens look at all cells.
         params.kv_unified = !size.apart;
-        // Sliding-window layers keep all cells, so that such models can be cut back and forked too.
+        // As many cells for sliding-window layers as for the others, so that most of such models' prefixes can be cut
+        // back and forked too. It is no promise: llama.cpp gives cells outside their sequence's window to whoever comes,
+        // hence `can_resume`.
         params.swa_full = true;
         params.no_perf = true;
         let _ = COMPLAINT.take();
@@ -563,6 +568,7 @@ impl Context {
         let batch = Batch::new(batch_tokens as usize);
         let (held, named) = (vec![0; slots as usize], vec![0; slots as usize]);
         let batches = 0;
+        let facts = model.facts();
         Ok(Self {
             context,
             memory,
@@ -575,6 +581,8 @@ impl Context {
             rows,
             batch,
             interrupt,
+            window: facts.sliding_window,
+            recurrent: facts.recurrent,
             model,
             _pool: pool,
         })
@@ -736,6 +744,27 @@ impl Context {
         }
     }
 
+    /// Whether a slot cut to its first `tokens` tokens holds all that the token after them attends to (D-48).
+    pub(super) fn can_resume(&self, slot: u32, tokens: u32) -> bool {
+        let Some(&held) = self.held.get(slot as usize) else {
+            return false;
+        };
+        if tokens == 0 || tokens >= held {
+            // Nothing is attended to, or nothing is cut: llama.cpp itself keeps what the end of a sequence sees.
+            return tokens <= held;
+        }
+        if self.recurrent || self.window == 0 {
+            return !self.recurrent;
+        }
+        // SAFETY: the memory lives with its context, and the slot is in range; the call only reads.
+        let oldest =
+            unsafe { sys::llama_memory_seq_pos_min(self.memory.as_ptr(), slot.cast_signed()) };
+        // The token at position `tokens` attends to itself and the `window - 1` before it; layers that attend to chunks
+        // or to half of the window on either side attend to fewer.
+        let first = (tokens + 1).saturating_sub(self.window);
+        u32::try_from(oldest).is_ok_and(|oldest| oldest <= first)
+    }
+
     /// Keeps the first `tokens` tokens of a slot; false if this model cannot.
     pub(super) fn truncate(&mut self, slot: u32, tokens: u32) -> bool {
         let Some(held) = self.held.get_mut(slot as usize) else {
@@ -781,9 +810,10 @@ impl Drop for Context {
     }
 }
 
+/// Asked by ggml's first thread before each node of the graph.
 unsafe extern "C" fn on_poll(data: *mut c_void) -> bool {
-    // SAFETY: the address of the context's `AtomicBool`, which its `Arc` keeps alive.
-    unsafe { &*data.cast::<AtomicBool>() }.load(Ordering::Relaxed)
+    // SAFETY: the address of the context's `Signals`, which its `Arc` keeps alive.
+    unsafe { &*data.cast::<Signals>() }.pulse()
 }
 
 /// The arrays of a `llama_batch`, kept from batch to batch; in the order of slots, which is that of the cells.

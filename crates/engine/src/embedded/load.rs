@@ -10,11 +10,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use super::gguf::{self, Header};
 use super::memory::{self, Estimate, Sizes, readable};
 use super::vocabulary::Vocabulary;
-use super::{Embedded, llama};
+use super::{Embedded, checks, llama};
 use crate::api::ModelInfo;
+use crate::gguf::{self, Header};
+use crate::recommended::RecommendedSampling;
 use crate::template::TemplateError;
 
 /// Where a model comes from.
@@ -41,8 +42,9 @@ pub struct Options {
     pub cache_tokens: Option<u32>,
     /// Sequences in one batch; 1 to 255.
     pub parallel: u32,
-    /// Prefixes kept besides, as far as 256 slots and, where sequences have cells to themselves, the cache go.
-    pub kept_prefixes: u32,
+    /// Prefixes kept besides, as far as 256 slots and, where sequences have cells to themselves, the cache go. `None`: 32, or
+    /// as many as there is room for; fewer than asked for are a warning.
+    pub kept_prefixes: Option<u32>,
     /// Tokens of one pass.
     pub batch_tokens: u32,
     /// Threads of one pass. `None`: one less than there are processors for this process. The threads of a pass wait for
@@ -65,7 +67,7 @@ impl Default for Options {
             context_tokens: None,
             cache_tokens: None,
             parallel: 16,
-            kept_prefixes: 32,
+            kept_prefixes: None,
             batch_tokens: 512,
             threads: None,
             poll: 0,
@@ -132,7 +134,7 @@ pub enum LoadError {
     /// It does not fit.
     #[error(
         "the model needs about {need} of memory ({weights} weights, {cache} cache for {cells} tokens) and {available} are \
-         available: choose a smaller model or quantisation, or a smaller context",
+         available: choose a smaller model or quantisation, or a smaller context; engine.memory_bytes overrides what is available",
         need = readable(*need), weights = readable(*weights), cache = readable(*cache), available = readable(*available)
     )]
     Memory {
@@ -216,6 +218,20 @@ fn architecture(header: &Header) -> String {
     named.unwrap_or_default().to_owned()
 }
 
+/// D-53.
+fn recommended(header: &Header) -> RecommendedSampling {
+    let fraction = |name: &str| header.fraction(&format!("general.sampling.{name}"));
+    let top_k = header.number("general.sampling.top_k");
+    let recommended = RecommendedSampling {
+        temperature: fraction("temp"),
+        top_k: top_k.and_then(|top_k| u32::try_from(top_k).ok()),
+        top_p: fraction("top_p"),
+        min_p: fraction("min_p"),
+        repetition_penalty: fraction("penalty_repeat"),
+    };
+    recommended.valid()
+}
+
 fn embed(
     name: &str,
     header: &Header,
@@ -233,6 +249,14 @@ fn embed(
         Some(apart) if !facts.recurrent => apart,
         _ => plan.together,
     };
+    if let Some(missing) = missing_prefixes(options, sizes) {
+        tracing::warn!(
+            model = name,
+            asked = options.kept_prefixes,
+            kept = sizes.slots - options.parallel,
+            "the cache has room for fewer kept prefixes than asked for: raise cache_tokens by {missing}, or ask for fewer"
+        );
+    }
     let size = llama::Size {
         cells: sizes.cells,
         apart: sizes.apart,
@@ -264,12 +288,20 @@ fn embed(
         chat: vocabulary.has_template(),
         truncates: !facts.recurrent,
         deterministic: false,
+        sampling: recommended(header),
     };
     Ok(Embedded {
         info,
         vocabulary,
         context,
     })
+}
+
+/// How many tokens of cache are missing for the kept prefixes that were asked for, where each has cells to itself.
+fn missing_prefixes(options: &Options, sizes: Sizes) -> Option<u32> {
+    let asked = options.parallel.saturating_add(options.kept_prefixes?);
+    let missing = asked.min(llama::SLOTS_MAX).saturating_sub(sizes.slots);
+    (missing > 0).then(|| missing.saturating_mul(sizes.cells / sizes.slots.max(1)))
 }
 
 /// What the options come to for one model.
@@ -318,9 +350,10 @@ impl Plan {
             .unwrap_or(all)
             .max(context_tokens)
             .min(CONTEXT_TOKENS_MAX);
+        let kept_prefixes = options.kept_prefixes.unwrap_or(KEPT_PREFIXES_DEFAULT);
         let slots = options
             .parallel
-            .saturating_add(options.kept_prefixes)
+            .saturating_add(kept_prefixes)
             .min(llama::SLOTS_MAX);
         let sizes = |cells, apart, slots| Sizes {
             cells,
@@ -375,6 +408,7 @@ impl Plan {
 
 /// Positions are counted in 32 bits with a sign.
 const CONTEXT_TOKENS_MAX: u32 = 1 << 26;
+const KEPT_PREFIXES_DEFAULT: u32 = 32;
 const CACHE_TOKENS_DEFAULT_MAX: u32 = 16_384;
 /// What a cache may take without anybody being asked.
 const CACHE_BYTES_SMALL: u64 = 128 << 20;
@@ -437,7 +471,10 @@ fn header_of(bytes: impl Read, length: u64, path: &Path) -> Result<Header, LoadE
             path,
             why: "it names no architecture".to_owned(),
         }),
-        Ok(header) => Ok(header),
+        Ok(header) => match checks::check(&header) {
+            Ok(()) => Ok(header),
+            Err(why) => Err(LoadError::Damaged { path, why }),
+        },
         Err(gguf::Error::Magic) => Err(LoadError::NotGguf(path)),
         Err(error) => Err(LoadError::Damaged {
             path,

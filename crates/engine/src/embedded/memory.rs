@@ -6,15 +6,15 @@
 use std::fs;
 use std::path::Path;
 
-use super::gguf::Header;
 use super::llama::SCORED_ROWS;
+use crate::gguf::Header;
 
 /// Bytes that a model is going to need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Estimate {
     /// The tensors, mapped or read.
     pub(super) weights: u64,
-    /// The cache: [`cell_bytes`] for each cell.
+    /// The cache: [`cell_bytes`] for each cell, and [`state_bytes`] for each slot.
     pub(super) cache: u64,
     /// What one pass needs: activations, masks, logits.
     pub(super) pass: u64,
@@ -47,12 +47,37 @@ pub(super) fn cell_bytes(header: &Header) -> u64 {
     let architecture = header.text("general.architecture").unwrap_or_default();
     let of = |key: &str| header.number(&format!("{architecture}.{key}"));
     let width = of("embedding_length").unwrap_or(0);
-    let heads = of("attention.head_count").unwrap_or(1).max(1);
+    // Without heads nothing attends to cells.
+    let heads = of("attention.head_count").unwrap_or(0);
+    if heads == 0 {
+        return 0;
+    }
     let key_value_heads = of("attention.head_count_kv").unwrap_or(heads);
     let key = of("attention.key_length").unwrap_or(width / heads);
     let value = of("attention.value_length").unwrap_or(width / heads);
     let layers = of("block_count").unwrap_or(0);
     product(&[layers, key_value_heads, key.saturating_add(value), 2])
+}
+
+/// Bytes of the recurrent state of a slot: 4 for each number of a convolution's past and of the state, in each layer. Which layers
+/// of a hybrid model have one is not asked, so this is what it takes at most.
+fn state_bytes(header: &Header) -> u64 {
+    let architecture = header.text("general.architecture").unwrap_or_default();
+    let of = |key: &str| header.number(&format!("{architecture}.{key}"));
+    let or_zero = |key: &str| of(key).unwrap_or(0);
+    let width = or_zero("embedding_length");
+    let numbers = if let Some(head) = of("wkv.head_size") {
+        let shifts = of("token_shift_count").unwrap_or(2);
+        product(&[width, shifts.saturating_add(head)])
+    } else if let Some(past) = of("shortconv.l_cache") {
+        product(&[width, past.saturating_sub(1)])
+    } else {
+        let (inner, state) = (or_zero("ssm.inner_size"), or_zero("ssm.state_size"));
+        let groups = product(&[2, or_zero("ssm.group_count"), state]);
+        let past = or_zero("ssm.conv_kernel").saturating_sub(1);
+        product(&[past, inner.saturating_add(groups)]).saturating_add(product(&[state, inner]))
+    };
+    product(&[or_zero("block_count"), numbers, 4])
 }
 
 fn product(factors: &[u64]) -> u64 {
@@ -83,7 +108,9 @@ impl Estimate {
         let parts = header.number("split.count").unwrap_or(1).max(1);
         Self {
             weights: header.tensor_bytes.saturating_mul(parts),
-            cache: cell_bytes(header).saturating_mul(u64::from(sizes.cells)),
+            cache: cell_bytes(header)
+                .saturating_mul(u64::from(sizes.cells))
+                .saturating_add(state_bytes(header).saturating_mul(u64::from(sizes.slots))),
             pass: [activations, masks, logits]
                 .into_iter()
                 .fold(32 << 20, u64::saturating_add),
@@ -98,17 +125,34 @@ impl Estimate {
     }
 }
 
-/// Bytes that can be had without swapping: the system's own figure, and the control group's if that is less.
-/// `None` where neither can be read.
+/// Bytes that can be had without swapping: the system's own figure, and that of the control groups this process is in if it is
+/// less. `None` where neither can be read.
 pub(super) fn available() -> Option<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo")
         .ok()
         .and_then(|text| of_meminfo(&text));
-    let group = of_group(Path::new("/sys/fs/cgroup"));
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let group = of_groups(Path::new("/sys/fs/cgroup"), own_group(&groups));
     match (meminfo, group) {
         (Some(system), Some(group)) => Some(system.min(group)),
         (system, group) => system.or(group),
     }
+}
+
+/// The path of this process's control group, from `/proc/self/cgroup`.
+fn own_group(groups: &str) -> &str {
+    let mut lines = groups.lines();
+    let path = lines.find_map(|line| line.strip_prefix("0::"));
+    path.unwrap_or("/").trim_matches('/')
+}
+
+/// The least that a control group or one of those around it leaves.
+fn of_groups(root: &Path, path: &str) -> Option<u64> {
+    let own = root.join(path);
+    let around = own
+        .ancestors()
+        .take_while(|folder| folder.starts_with(root));
+    around.filter_map(of_group).min()
 }
 
 fn of_meminfo(text: &str) -> Option<u64> {
@@ -120,15 +164,20 @@ fn of_meminfo(text: &str) -> Option<u64> {
 }
 
 fn of_group(folder: &Path) -> Option<u64> {
-    let number = |name: &str| {
-        fs::read_to_string(folder.join(name))
-            .ok()?
-            .trim()
-            .parse::<u64>()
-            .ok()
-    };
+    let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
+    let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
     // "max" is not a number: no limit.
-    Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+    let limit = number("memory.max")?;
+    // Pages of files that nobody has used lately go as soon as memory is wanted: loading a model leaves its whole file there.
+    let stat = read("memory.stat").unwrap_or_default();
+    let idle = stat
+        .lines()
+        .find_map(|line| line.strip_prefix("inactive_file "));
+    let idle = idle
+        .and_then(|bytes| bytes.trim().parse().ok())
+        .unwrap_or(0);
+    let used = number("memory.current")?.saturating_sub(idle);
+    Some(limit.saturating_sub(used))
 }
 
 /// A number of bytes for people.
@@ -149,7 +198,62 @@ mod tests {
         let text = "MemTotal:       16000000 kB\nMemFree: 1 kB\nMemAvailable:    2048 kB\n";
         assert_eq!(of_meminfo(text), Some(2 << 20));
         assert_eq!(of_meminfo("MemTotal: 1 kB"), None);
+        assert_eq!(
+            own_group("0::/system.slice/x.service\n"),
+            "system.slice/x.service"
+        );
+        assert_eq!((own_group("1:cpu:/a\n"), own_group("0::/\n")), ("", ""));
         assert_eq!(readable(3 << 20), "3 MiB");
         assert_eq!(readable(3 << 29), "1.5 GiB");
+    }
+
+    /// A file that was read once is in the page cache, and is not in the way of anything.
+    #[test]
+    fn a_control_group_leaves_its_limit_but_for_what_cannot_be_dropped() {
+        let root = tempfile::tempdir().unwrap();
+        let inner = root.path().join("outer/inner");
+        fs::create_dir_all(&inner).unwrap();
+        let left = || of_groups(root.path(), "outer/inner");
+        assert_eq!(left(), None);
+        let write = |folder: &Path, name: &str, text: &str| {
+            fs::write(folder.join(name), text).unwrap();
+        };
+        write(&inner, "memory.max", "max\n");
+        write(&inner, "memory.current", "900\n");
+        assert_eq!(left(), None, "no limit");
+        write(&inner, "memory.max", "1000\n");
+        assert_eq!(left(), Some(100));
+        write(
+            &inner,
+            "memory.stat",
+            "anon 100\ninactive_file 700\nactive_file 100\n",
+        );
+        assert_eq!(left(), Some(800));
+        // The group around it has less.
+        let outer = inner.parent().unwrap();
+        write(outer, "memory.max", "1200\n");
+        write(outer, "memory.current", "1150\n");
+        assert_eq!(left(), Some(50));
+    }
+
+    #[test]
+    fn recurrent_models_take_a_state_for_each_slot_and_no_cells_where_nothing_attends() {
+        use super::super::random::{Shape, write};
+        let of = |shape: Shape| {
+            let mut bytes = Vec::new();
+            write(&mut bytes, &shape, 1).unwrap();
+            let header = Header::read(&bytes[..]).unwrap();
+            (cell_bytes(&header), state_bytes(&header))
+        };
+        // Two layers, two heads of 16 numbers for keys and for values, 2 bytes each.
+        assert_eq!(of(Shape::tiny()), (2 * 2 * 32 * 2, 0));
+        // A convolution that sees 3 tokens back of a width of 64.
+        assert_eq!(of(Shape::tiny_hybrid()), (256, 2 * 3 * 64 * 4));
+        let without = Shape {
+            numbers: vec![("mamba.attention.head_count".to_owned(), 0)],
+            ..Shape::tiny_recurrent()
+        };
+        // 3 tokens back of an inner width of 128, and 16 numbers of state for each.
+        assert_eq!(of(without), (0, 2 * (3 * 128 + 16 * 128) * 4));
     }
 }

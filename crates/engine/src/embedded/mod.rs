@@ -12,7 +12,7 @@
 //! back, so `truncates` is false for them. Equal requests give equal tokens only while the batch is composed alike
 //! (llama.cpp's kernels depend on it), so `deterministic` is false for all (D-21).
 
-mod gguf;
+mod checks;
 mod llama;
 mod load;
 mod memory;
@@ -85,6 +85,10 @@ impl Model for Embedded {
         if !self.context.truncate(slot, tokens) {
             tracing::error!(slot, tokens, "a slot was to be cut back that cannot be");
         }
+    }
+
+    fn can_resume(&self, slot: Slot, tokens: u32) -> bool {
+        self.context.can_resume(slot, tokens)
     }
 
     fn release(&mut self, slot: Slot) {

@@ -1,7 +1,7 @@
 //! Models with random weights, for tests and benches: the right shapes, and nothing learnt.
 //!
-//! Owns: a writer of GGUF files of the Llama architecture (and, for what recurrent models cannot do, of Mamba), with a
-//! byte-level vocabulary and a ChatML template. Refuses to know: the reader next door; the two meet in tests.
+//! Owns: a writer of GGUF files of the Llama architecture (and, for what such models cannot do, of a recurrent one, Mamba,
+//! a hybrid one, LFM2, and one with sliding windows, Gemma 3), with a byte-level vocabulary and a ChatML template. Refuses to know: the reader next door; the two meet in tests.
 
 use std::io::{self, Write};
 
@@ -28,6 +28,14 @@ pub struct Shape {
     pub merges: Vec<[String; 2]>,
     /// Tokens it claims to be trained for.
     pub context_tokens: u32,
+    /// Tokens that every other layer of Gemma 3 attends to.
+    pub sliding_window: u32,
+    /// How many tokens have a type; fewer than `vocabulary` is a damaged file.
+    pub token_types: u32,
+    /// Numbers that the header says instead of those that follow from the shape, or beside them.
+    pub numbers: Vec<(String, u32)>,
+    /// What its chat template is.
+    pub template: String,
 }
 
 impl Shape {
@@ -45,6 +53,10 @@ impl Shape {
             pre: "gpt-2".to_owned(),
             merges: vec![["t".to_owned(), "h".to_owned()]],
             context_tokens: 512,
+            sliding_window: 8,
+            token_types: 288,
+            numbers: Vec::new(),
+            template: TEMPLATE.to_owned(),
         }
     }
 
@@ -53,6 +65,24 @@ impl Shape {
     pub fn tiny_recurrent() -> Self {
         Self {
             architecture: "mamba",
+            ..Self::tiny()
+        }
+    }
+
+    /// As small, with layers of which every other attends to a window of tokens.
+    #[must_use]
+    pub fn tiny_windowed() -> Self {
+        Self {
+            architecture: "gemma3",
+            ..Self::tiny()
+        }
+    }
+
+    /// As small, with a recurrent layer and one that attends.
+    #[must_use]
+    pub fn tiny_hybrid() -> Self {
+        Self {
+            architecture: "lfm2",
             ..Self::tiny()
         }
     }
@@ -68,9 +98,17 @@ impl Shape {
             key_value_heads: 4,
             inner: 2048,
             vocabulary: 32_000,
+            token_types: 32_000,
             context_tokens: 8192,
             ..Self::tiny()
         }
+    }
+}
+
+impl Shape {
+    /// Whether a layer of a hybrid model is a recurrent one: every other.
+    fn is_recurrent(&self, layer: u32) -> bool {
+        self.architecture == "lfm2" && layer.is_multiple_of(2)
     }
 }
 
@@ -110,12 +148,16 @@ const ALIGNMENT: u64 = 32;
 fn tensors(shape: &Shape) -> Vec<(String, Vec<u32>)> {
     let (width, inner) = (shape.width, shape.inner);
     let shared = width / shape.heads * shape.key_value_heads;
+    let last_norm = match shape.architecture {
+        "lfm2" => "token_embd_norm.weight",
+        _ => "output_norm.weight",
+    };
     let mut tensors = vec![
         (
             "token_embd.weight".to_owned(),
             vec![width, shape.vocabulary],
         ),
-        ("output_norm.weight".to_owned(), vec![width]),
+        (last_norm.to_owned(), vec![width]),
     ];
     for layer in 0..shape.layers {
         let mut add = |name: &str, dimensions: &[u32]| {
@@ -135,10 +177,24 @@ fn tensors(shape: &Shape) -> Vec<(String, Vec<u32>)> {
             add("ssm_out.weight", &[inner, width]);
             continue;
         }
-        add("attn_q.weight", &[width, width]);
-        add("attn_k.weight", &[width, shared]);
-        add("attn_v.weight", &[width, shared]);
-        add("attn_output.weight", &[width, width]);
+        if shape.is_recurrent(layer) {
+            add("shortconv.conv.weight", &[CONVOLUTION, width]);
+            add("shortconv.in_proj.weight", &[width, 3 * width]);
+            add("shortconv.out_proj.weight", &[width, width]);
+        } else {
+            add("attn_q.weight", &[width, width]);
+            add("attn_k.weight", &[width, shared]);
+            add("attn_v.weight", &[width, shared]);
+            add("attn_output.weight", &[width, width]);
+        }
+        if shape.architecture != "llama" && !shape.is_recurrent(layer) {
+            add("attn_q_norm.weight", &[width / shape.heads]);
+            add("attn_k_norm.weight", &[width / shape.heads]);
+        }
+        if shape.architecture == "gemma3" {
+            add("post_attention_norm.weight", &[width]);
+            add("post_ffw_norm.weight", &[width]);
+        }
         add("ffn_norm.weight", &[width]);
         add("ffn_gate.weight", &[width, inner]);
         add("ffn_up.weight", &[width, inner]);
@@ -200,16 +256,37 @@ fn metadata(header: &mut Header, shape: &Shape) {
     let name = shape.architecture;
     header.text("general.architecture", name);
     header.text("general.name", "random");
+    let said = |key: &str| shape.numbers.iter().any(|(said, _)| said == key);
     for (key, value) in [
         ("context_length", shape.context_tokens),
         ("embedding_length", shape.width),
         ("block_count", shape.layers),
         ("feed_forward_length", shape.inner),
         ("attention.head_count", shape.heads),
-        ("attention.head_count_kv", shape.key_value_heads),
         ("rope.dimension_count", shape.width / shape.heads),
     ] {
-        header.number(&format!("{name}.{key}"), value);
+        let key = format!("{name}.{key}");
+        if !said(&key) {
+            header.number(&key, value);
+        }
+    }
+    let shared = format!("{name}.attention.head_count_kv");
+    if name == "lfm2" {
+        let heads = (0..shape.layers).map(|layer| match shape.is_recurrent(layer) {
+            true => 0,
+            false => shape.key_value_heads.cast_signed(),
+        });
+        header.numbers(&shared, &heads.collect::<Vec<i32>>());
+        header.number("lfm2.shortconv.l_cache", CONVOLUTION);
+    } else if !said(&shared) {
+        header.number(&shared, shape.key_value_heads);
+    }
+    if name == "gemma3" {
+        header.number("gemma3.attention.sliding_window", shape.sliding_window);
+        header.number("gemma3.attention.sliding_window_pattern", 2);
+    }
+    for (key, value) in &shape.numbers {
+        header.number(key, *value);
     }
     if name == "mamba" {
         header.number("mamba.ssm.conv_kernel", CONVOLUTION);
@@ -225,7 +302,7 @@ fn metadata(header: &mut Header, shape: &Shape) {
     tokens.extend(shape.merges.iter().map(|pair| pair.concat()));
     tokens.extend((tokens.len() as u32..shape.vocabulary).map(|token| format!("filler{token}")));
     let control = IM_START..IM_START + 3;
-    let kinds = (0..tokens.len() as u32).map(|token| if control.contains(&token) { 3 } else { 1 });
+    let kinds = (0..shape.token_types).map(|token| if control.contains(&token) { 3 } else { 1 });
     header.texts("tokenizer.ggml.tokens", &tokens);
     header.numbers("tokenizer.ggml.token_type", &kinds.collect::<Vec<i32>>());
     header.texts(
@@ -236,9 +313,13 @@ fn metadata(header: &mut Header, shape: &Shape) {
             .map(|pair| pair.join(" "))
             .collect::<Vec<_>>(),
     );
-    header.number("tokenizer.ggml.bos_token_id", IM_START + 2);
-    header.number("tokenizer.ggml.eos_token_id", IM_START + 1);
-    header.text("tokenizer.chat_template", TEMPLATE);
+    for (key, token) in [("bos", IM_START + 2), ("eos", IM_START + 1)] {
+        let key = format!("tokenizer.ggml.{key}_token_id");
+        if !said(&key) {
+            header.number(&key, token);
+        }
+    }
+    header.text("tokenizer.chat_template", &shape.template);
 }
 
 /// The letter that stands for a byte in byte-level vocabularies: itself if it is visible, else one from U+0100 on.

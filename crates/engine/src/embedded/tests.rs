@@ -1,12 +1,12 @@
 //! The embedded model on a random Llama of 100 KB: slots, batches, limits, bad files.
 
 mod demo;
+mod reuse;
 mod served;
 
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
 
 use sapwood_proto::steer::Token;
 
@@ -28,7 +28,7 @@ fn written(shape: &Shape) -> Vec<u8> {
 fn options() -> Options {
     Options {
         parallel: 4,
-        kept_prefixes: 4,
+        kept_prefixes: Some(4),
         batch_tokens: 64,
         threads: Some(1),
         ..Options::default()
@@ -126,11 +126,12 @@ fn slots_have_cells_of_their_own_where_there_are_enough() {
         (Some(1), 4, (8, 512, None)),
     ];
     for (cache_tokens, kept_prefixes, expected) in cases {
-        let model = loaded(&Options {
+        let wanted = Options {
             cache_tokens,
-            kept_prefixes,
+            kept_prefixes: Some(kept_prefixes),
             ..options()
-        });
+        };
+        let model = loaded(&wanted);
         let Capacity { slots, cells, .. } = model.capacity();
         let own = model.context.own();
         assert_eq!((slots, cells, own), expected, "{cache_tokens:?}");
@@ -252,7 +253,7 @@ fn an_aborted_pass_leaves_every_slot_as_it_was() {
         model.interrupt(flag.clone());
         model.open(0, &opening());
         model.decode(&entries(0, 0, TEXT), Time::ZERO).unwrap();
-        flag.store(true, Ordering::Relaxed);
+        flag.raise();
         let at = TEXT.len() as u32;
         model.open(1, &opening());
         let batch = [entries(0, at, &[33]), entries(1, 0, TEXT)].concat();
@@ -261,7 +262,7 @@ fn an_aborted_pass_leaves_every_slot_as_it_was() {
             matches!(model.row(0, Time::ZERO), Row::Failed(_)),
             "no row of an aborted batch"
         );
-        flag.store(false, Ordering::Relaxed);
+        flag.lower();
         let after = row(&mut model, &batch);
         model.open(2, &opening());
         alike(&after, &row(&mut model, &entries(2, 0, TEXT)));
@@ -426,7 +427,7 @@ fn a_recurrent_model_says_that_it_cannot_be_cut_back_and_forks_whole() {
     // Its state has gone on when a pass is aborted, so the sequence is lost and says so.
     let flag = Interrupt::default();
     model.interrupt(flag.clone());
-    flag.store(true, Ordering::Relaxed);
+    flag.raise();
     let next = entries(0, at + 1, &[33]);
     assert!(matches!(
         model.decode(&next, Time::ZERO),

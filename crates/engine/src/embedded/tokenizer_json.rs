@@ -10,8 +10,8 @@ use std::collections::HashSet;
 
 use bytes::Bytes;
 
-use super::gguf::Header;
 use super::llama;
+use crate::gguf::Header;
 use crate::tokenizer_json::{ByteLevel, alphabet};
 
 /// Why there is no file.

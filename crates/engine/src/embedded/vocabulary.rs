@@ -8,9 +8,9 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use sapwood_proto::steer::Token;
 
-use super::gguf::Header;
 use super::{llama, tokenizer_json};
 use crate::api::{self, Chat, Fault};
+use crate::gguf::Header;
 use crate::template::{self, SpecialTexts, Template, TemplateError, no_template};
 
 /// Characters between two white spaces (or of white space) that the tokenizer is given at once.
@@ -62,7 +62,11 @@ impl Vocabulary {
             ends.push(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
         }
         let template = match model.chat_template() {
-            Some(source) => Some(Template::new(&source, &special, SystemTime::now)?),
+            Some(source) => {
+                let template = Template::new(&source, &special, SystemTime::now)?;
+                template.try_out()?;
+                Some(template)
+            }
             None => None,
         };
         let file = tokenizer_json::file(&model, header);

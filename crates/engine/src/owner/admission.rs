@@ -15,7 +15,7 @@ use super::Owner;
 use super::sequence::{After, Job, Sequence, Steering};
 use crate::api::{Fault, Finish, Reason};
 use crate::engine::{Command, PrefixSharing};
-use crate::model::{Opening, Slot};
+use crate::model::{Model, Opening, Slot};
 use crate::outbox::Wish;
 use crate::prefix_cache::{Match, common_prefix};
 use crate::sampling::History;
@@ -256,7 +256,7 @@ impl Owner {
     }
 
     /// Whether a waiting sequence may be admitted: those that share a prefix wait until one has computed it.
-    fn is_eligible(&self, key: Key) -> bool {
+    pub(super) fn is_eligible(&self, key: Key) -> bool {
         let Some(after) = self.sequences[key].after else {
             return true;
         };
@@ -317,7 +317,13 @@ impl Owner {
             let sequence = &self.sequences[key];
             let tokens = &sequence.tokens;
             let scope = self.jobs[sequence.job].scope;
-            let shared = self.cache.find(scope, &tokens[..=sequence.first_row()]);
+            let model = &*self.model;
+            let shared = self.cache.find(
+                scope,
+                &tokens[..=sequence.first_row()],
+                self.config.prefix_tokens_min as usize,
+                |slot, tokens| can_resume(model, slot, tokens),
+            );
             let saved = shared.map_or(0, |shared| {
                 shared.tokens - self.cache.unpinned(shared.slot, shared.tokens)
             });
@@ -383,6 +389,11 @@ impl Owner {
             .request_max_tokens
             .observe(f64::from(submission.terms.max_tokens));
     }
+}
+
+/// Whether a slot of the model has what the token after its first `tokens` tokens needs.
+pub(super) fn can_resume(model: &dyn Model, slot: Slot, tokens: usize) -> bool {
+    u32::try_from(tokens).is_ok_and(|tokens| model.can_resume(slot, tokens))
 }
 
 /// Who computes, or will, the longest prefix that is worth waiting for. Nobody waits for a sequence that may sleep or be

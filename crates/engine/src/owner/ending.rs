@@ -5,21 +5,19 @@
 use std::time::Duration;
 
 use super::Owner;
-use crate::api::{Event, Fault, Finish, Kind, Reason, Tokens, Usage};
+use super::admission::can_resume;
+use crate::api::{Event, Fault, Finish, Kind, Reason, Stop, Tokens, Usage};
 use crate::scheduler::Key;
 
 impl Owner {
     /// Ends a sequence with what it has said. The last one of a request ends the request.
     pub(super) fn finish(&mut self, key: Key, finish: Finish) {
         self.tell_untold(key);
-        let sequence = &mut self.sequences[key];
+        let sequence = &self.sequences[key];
         let (job, choice) = (sequence.job, sequence.choice);
-        let mut text = String::new();
-        if finish.stop.is_none() {
-            sequence.text.flush(&mut text);
-        }
-        if !text.is_empty() {
-            self.release_text(job, choice, text);
+        // What a complete stop text leaves behind is never shown; every other end makes sure that none follows.
+        if !matches!(finish.stop, Some(Stop::Text(_))) {
+            self.flush_text(key);
         }
         let reason = match finish.reason {
             Reason::Stop => 0,
@@ -33,6 +31,17 @@ impl Owner {
         self.leave(key, true);
         if self.jobs[job].members.is_empty() {
             self.conclude(job);
+        }
+    }
+
+    /// Shows the text that was held back as the possible beginning of a stop text: nothing follows it.
+    fn flush_text(&mut self, key: Key) {
+        let sequence = &mut self.sequences[key];
+        let mut text = String::new();
+        sequence.text.flush(&mut text);
+        if !text.is_empty() {
+            let (job, choice) = (sequence.job, sequence.choice);
+            self.release_text(job, choice, text);
         }
     }
 
@@ -68,6 +77,8 @@ impl Owner {
     pub(super) fn fault(&mut self, job: usize, fault: Fault, sound: bool) {
         for key in self.jobs[job].members.clone() {
             self.tell_untold(key);
+            // The tokens of that text have been told.
+            self.flush_text(key);
             self.report.finished.push(self.sequences[key].number);
             self.leave(key, sound);
         }
@@ -148,10 +159,17 @@ impl Owner {
         let job = &mut self.jobs[sequence.job];
         job.members.retain(|&member| member != key);
         let Some(slot) = sequence.slot else { return };
-        if keep && self.cache.len(slot) > 0 {
-            self.cache.keep(slot, job.cache_key);
-        } else {
+        // What is too short to be found is not kept.
+        let min = self.config.prefix_tokens_min.max(1) as usize;
+        if !keep || self.cache.len(slot) < min {
             self.cache.release(slot);
+            self.model.release(slot);
+            return;
+        }
+        let model = &*self.model;
+        let resumes = |slot, tokens| can_resume(model, slot, tokens);
+        let prompt = sequence.prompt_tokens;
+        for slot in self.cache.keep(slot, prompt, job.cache_key, resumes) {
             self.model.release(slot);
         }
     }
@@ -177,12 +195,12 @@ impl Owner {
             return;
         }
         let Some(slot) = sequence.slot else { return };
-        if self.info.truncates {
+        // A slot holds fewer tokens than the context, which is a u32.
+        let kept = u32::try_from(tokens).unwrap_or(u32::MAX);
+        if self.info.truncates && self.model.can_resume(slot, kept) {
             sequence.computed = tokens;
             self.cache.truncate(slot, tokens);
-            // A slot holds fewer tokens than the context, which is a u32.
-            self.model
-                .truncate(slot, u32::try_from(tokens).unwrap_or(u32::MAX));
+            self.model.truncate(slot, kept);
         } else {
             self.preempt(key);
         }

@@ -14,7 +14,8 @@
 //! ```
 //!
 //! A full outbox parks its sequence; nothing here waits for a reader, a lock or a steerer. A panic in the model ends
-//! the sequences of the call it happened in.
+//! the sequences of the call it happened in; any other panic ends what runs and waits, and the owner begins anew
+//! ([`recovery`]).
 
 mod admission;
 mod ending;
@@ -22,11 +23,14 @@ mod following;
 mod gather;
 mod output;
 mod pass;
+mod recovery;
 mod report;
 mod scoring;
 mod sequence;
 mod steering;
 mod thread;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
@@ -39,6 +43,7 @@ use crate::prefix_cache::PrefixCache;
 use crate::queue::Pace;
 use crate::sampling::Sampler;
 use crate::scheduler::{Key, Scheduler, Share, Work};
+use recovery::fenced;
 use sequence::{Job, Sequence};
 
 pub use report::{SequenceId, StepReport};
@@ -110,7 +115,7 @@ impl Owner {
         inbox.stats.cells_total.set(u64::from(capacity.cells));
         inbox.stats.idle.set(1);
         Self {
-            scheduler: Scheduler::new(info.parallel as usize),
+            scheduler: Scheduler::new(info.parallel as usize, config.ageing_turns),
             cache: PrefixCache::new(capacity, info.truncates),
             batch_tokens: capacity.batch_tokens as usize,
             spare_rows: capacity.rows.saturating_sub(info.parallel) as usize,
@@ -136,8 +141,16 @@ impl Owner {
         }
     }
 
-    /// Does everything that can be done now, with at most one forward pass, and returns without waiting.
+    /// Does everything that can be done now, with at most one forward pass, and returns without waiting. A panic on the way,
+    /// where nothing narrower catches it, ends every request and leaves an owner that goes on.
     pub fn step(&mut self, now: Time) -> StepReport {
+        match catch_unwind(AssertUnwindSafe(|| self.try_step(now))) {
+            Ok(report) => report,
+            Err(_panic) => self.recover(now),
+        }
+    }
+
+    fn try_step(&mut self, now: Time) -> StepReport {
         let step = self.report.step + 1;
         self.report = StepReport {
             step,
@@ -179,12 +192,17 @@ impl Owner {
         awake.sort_unstable();
         awake.dedup();
         for &job in &awake {
-            if self.jobs[job].ended {
+            // Wakers and what a request holds are others' code: its panics are not ours.
+            let woken = if self.jobs[job].ended {
                 // Dropping the outbox wakes its reader.
                 let job = self.jobs.remove(job);
                 job.outbox.end();
+                fenced(move || drop(job))
             } else {
-                self.jobs[job].outbox.wake();
+                fenced(|| self.jobs[job].outbox.wake())
+            };
+            if !woken {
+                self.inbox.stats.panics.add(1);
             }
         }
         self.scratch.awake = awake;
@@ -213,7 +231,7 @@ impl Owner {
             earliest = Some(earliest.map_or(due, |earliest| earliest.min(due)));
         }
         // The end of time is no appointment: a hanging script waits for its cancel.
-        earliest.filter(|&due| due.since_origin() < std::time::Duration::MAX)
+        earliest.filter(|&due| due < Time::MAX)
     }
 
     fn count(&self, now: Time, computed: usize) {

@@ -21,6 +21,7 @@ impl Owner {
         let Sample {
             token,
             logprob,
+            rank,
             top,
         } = sample;
         let terms = self.terms(key);
@@ -35,6 +36,7 @@ impl Owner {
             .map(<[_]>::to_vec);
         let sampled = Sampled {
             logprob,
+            rank,
             top,
             ..self.sampled(token)
         };
@@ -137,6 +139,7 @@ impl Owner {
                 .map_or_else(Vec::new, |_| vec![(token, 0.0)]);
             let sampled = Sampled {
                 logprob,
+                rank: asked.map(|_| 1),
                 top,
                 forced: true,
                 ..self.sampled(token)
@@ -234,6 +237,7 @@ impl Owner {
         Sampled {
             id: token,
             logprob: f32::NAN,
+            rank: None,
             top: Vec::new(),
             special: self.vocabulary.is_special(token),
             forced: false,

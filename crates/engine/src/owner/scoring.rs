@@ -38,6 +38,7 @@ impl Owner {
             let sample = Sample {
                 token,
                 logprob: 0.0,
+                rank: Some(1),
                 top: Vec::new(),
             };
             self.append_scored(key, sample, now);
@@ -118,10 +119,12 @@ impl Owner {
         let Sample {
             token,
             logprob,
+            rank,
             top,
         } = sample;
         let sampled = Sampled {
             logprob,
+            rank,
             top,
             ..self.sampled(token)
         };

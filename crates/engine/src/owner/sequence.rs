@@ -92,8 +92,8 @@ pub(super) enum Phase {
 pub(super) struct Steering {
     pub(super) steer: Box<dyn Steer>,
     pub(super) phase: Phase,
-    /// Steps in a row in which it was late.
-    pub(super) late: u32,
+    /// When it was found late, if it is.
+    pub(super) late: Option<Time>,
     /// It sits this step out.
     pub(super) suspended: bool,
     /// What was published, for rewinds and forks.
@@ -113,7 +113,7 @@ impl Steering {
         Self {
             steer,
             phase: Phase::Pre,
-            late: 0,
+            late: None,
             suspended: false,
             output: Vec::new(),
         }

@@ -19,8 +19,9 @@ use crate::submission::CHOICES_MAX;
 
 /// How soon a steerer is asked again when nothing else is to be done (AI-813).
 pub(super) const PATIENCE: Duration = Duration::from_millis(1);
-/// Steps in a row that a steerer may be late.
-const LATE_STEPS_MAX: u32 = 10;
+/// A steerer fails when it has been late for so many times the time it has: ten steps of a pass that takes no longer than
+/// that (AI-812). Counted in elapsed time, since steps may be far shorter or longer.
+const LATE_TIMES_MAX: u32 = 10;
 /// Steps in a row that all sequences of a request may be suspended.
 const SUSPENDED_STEPS_MAX: u32 = 3;
 
@@ -99,19 +100,22 @@ impl Sequence {
         };
         let polled = fenced(panics, || steering.steer.mid_poll(now))?;
         let Some(mid) = polled else {
-            if now.since(since) >= rules.patience {
-                steering.late += 1;
+            if now.since(since) < rules.patience {
+                return Ok(Middle::Waits);
             }
-            if steering.late > LATE_STEPS_MAX {
-                let message = format!("the controller was late in {LATE_STEPS_MAX} steps in a row");
-                return Err(Failure {
-                    reason: "timeout",
-                    message,
-                });
+            // From when it was found late: a long pass before that is not its fault.
+            let late = now.since(*steering.late.get_or_insert(now));
+            if late < rules.patience * LATE_TIMES_MAX {
+                return Ok(Middle::Waits);
             }
-            return Ok(Middle::Waits);
+            let allowed = (rules.patience * LATE_TIMES_MAX).as_millis();
+            let message = format!("the controller was late for more than {allowed} ms");
+            return Err(Failure {
+                reason: "timeout",
+                message,
+            });
         };
-        steering.late = 0;
+        steering.late = None;
         steering.phase = Phase::Pre;
         match mid {
             Mid::Sample {
@@ -163,7 +167,35 @@ impl Owner {
         }
         self.scratch.order = order;
         self.find_deadlocks();
-        self.numbers > born
+        let yielded = self.yield_seats();
+        self.numbers > born || yielded
+    }
+
+    /// Suspended sequences give their seats to those that wait, for whom there is no other: a parent may wait for what
+    /// its own child is to do (D-49). True if one did.
+    fn yield_seats(&mut self) -> bool {
+        if self.report.suspended.is_empty() {
+            return false;
+        }
+        let mut wanted = self.scheduler.lacks_seats(|key| self.is_eligible(key));
+        let mut order = std::mem::take(&mut self.scratch.order);
+        order.clear();
+        order.extend(
+            self.scheduler
+                .running()
+                .filter(|&key| self.sequences[key].is_suspended()),
+        );
+        let before = wanted;
+        // The youngest first: an older one may be what they wait for.
+        for &key in order.iter().rev() {
+            if wanted == 0 {
+                break;
+            }
+            self.scheduler.yield_seat(key);
+            wanted -= 1;
+        }
+        self.scratch.order = order;
+        wanted < before
     }
 
     fn ask_pre_of(&mut self, key: Key, now: Time) {
@@ -293,8 +325,16 @@ impl Owner {
         for (index, job) in &mut self.jobs {
             let suspended = |&key: &Key| self.sequences[key].is_suspended();
             let all = !job.members.is_empty() && job.members.iter().all(suspended);
-            job.suspended_steps = if all { job.suspended_steps + 1 } else { 0 };
-            if job.suspended_steps > SUSPENDED_STEPS_MAX {
+            // Those without a seat are not asked, so that a round of all of them takes as many steps more.
+            let runs = |&&key: &&Key| self.scheduler.is_running(key);
+            let asked = job.members.iter().filter(runs).count();
+            job.suspended_steps = match (all, asked) {
+                (false, _) => 0,
+                (true, 0) => job.suspended_steps,
+                (true, _) => job.suspended_steps + 1,
+            };
+            let unasked = u32::try_from(job.members.len() - asked).unwrap_or(u32::MAX);
+            if job.suspended_steps > SUSPENDED_STEPS_MAX.saturating_add(unasked) {
                 stuck.push(index);
             }
         }

@@ -2,6 +2,7 @@
 
 mod bad_words;
 mod cache;
+mod endings;
 mod faults;
 mod following;
 mod harness;

@@ -19,6 +19,20 @@ fn cache(truncates: bool) -> PrefixCache {
     )
 }
 
+/// A model that can go on from everywhere.
+fn everywhere(_: Slot, _: usize) -> bool {
+    true
+}
+
+fn keep(cache: &mut PrefixCache, slot: Slot, key: Option<u64>) -> Vec<Slot> {
+    let prompt = cache.len(slot);
+    cache.keep(slot, prompt, key, everywhere)
+}
+
+fn find(cache: &PrefixCache, scope: u64, prompt: &[Token]) -> Option<Match> {
+    cache.find(scope, prompt, 1, everywhere)
+}
+
 #[test]
 fn a_prefix_is_found_among_live_and_kept_slots_and_the_longest_wins() {
     let mut cache = cache(true);
@@ -26,11 +40,9 @@ fn a_prefix_is_found_among_live_and_kept_slots_and_the_longest_wins() {
     cache.append(live, &[1, 2, 3, 4]);
     let kept = cache.take(0).unwrap();
     cache.append(kept, &[1, 2, 3, 4, 5, 6]);
-    cache.keep(kept, None);
+    keep(&mut cache, kept, None);
     let found = |prompt: &[Token]| {
-        cache
-            .find(0, prompt)
-            .map(|found| (found.slot, found.tokens, found.kept, found.whole))
+        find(&cache, 0, prompt).map(|found| (found.slot, found.tokens, found.kept, found.whole))
     };
     assert_eq!(found(&[1, 2, 3, 4, 5, 6, 7]), Some((kept, 6, true, true)));
     assert_eq!(found(&[1, 2, 9]), Some((live, 2, false, false)));
@@ -47,15 +59,15 @@ fn a_model_that_cannot_cut_back_goes_on_only_where_a_slot_ends() {
     let mut cache = cache(false);
     let kept = cache.take(0).unwrap();
     cache.append(kept, &[1, 2, 3]);
-    cache.keep(kept, None);
-    assert_eq!(cache.find(0, &[1, 2, 9]), None);
+    keep(&mut cache, kept, None);
+    assert_eq!(find(&cache, 0, &[1, 2, 9]), None);
     assert_eq!(
-        cache.find(0, &[1, 2, 3]),
+        find(&cache, 0, &[1, 2, 3]),
         None,
         "its last token would have to be computed again"
     );
     assert_eq!(
-        cache.find(0, &[1, 2, 3, 4]).map(|found| found.tokens),
+        find(&cache, 0, &[1, 2, 3, 4]).map(|found| found.tokens),
         Some(3)
     );
 }
@@ -66,7 +78,7 @@ fn the_least_recently_used_goes_first_and_a_key_keeps_its_own_warm() {
     let slots: Vec<Slot> = (0..3).map(|_| cache.take(0).unwrap()).collect();
     for (&slot, key) in slots.iter().zip([Some(7), None, None]) {
         cache.append(slot, &[slot, 1]);
-        cache.keep(slot, key);
+        keep(&mut cache, slot, key);
     }
     cache.warm(0, 7);
     assert_eq!(cache.evict(Some(slots[1])), Some(slots[2]));
@@ -81,10 +93,10 @@ fn lm_609_a_prefix_is_found_in_its_own_scope_alone() {
     for (scope, tokens) in [(1, &[1, 2, 3, 4][..]), (2, &[1, 2, 9])] {
         let slot = cache.take(scope).unwrap();
         cache.append(slot, tokens);
-        cache.keep(slot, Some(7));
+        keep(&mut cache, slot, Some(7));
     }
     let common = |cache: &PrefixCache, scope| {
-        let found = cache.find(scope, &[1, 2, 3, 4, 5]);
+        let found = find(cache, scope, &[1, 2, 3, 4, 5]);
         found.map(|found| found.tokens)
     };
     let found = [1, 2, 3].map(|scope| common(&cache, scope));
@@ -97,6 +109,77 @@ fn lm_609_a_prefix_is_found_in_its_own_scope_alone() {
     let slot = cache.take(3).unwrap();
     cache.append(slot, &[1]);
     assert_eq!(common(&cache, 3), Some(1));
+}
+
+#[test]
+fn what_is_held_twice_is_kept_once() {
+    let kept = |truncates: bool, resumes: fn(Slot, usize) -> bool, all: &[&[Token]]| {
+        let mut cache = cache(truncates);
+        let mut freed = Vec::new();
+        for tokens in all {
+            let slot = cache.take(0).unwrap();
+            cache.append(slot, tokens);
+            freed.push(cache.keep(slot, 1, None, resumes));
+        }
+        (freed, cache.used())
+    };
+    let grown: &[&[Token]] = &[&[1, 2], &[1, 2, 3], &[1, 2], &[1, 4]];
+    assert_eq!(
+        kept(true, everywhere, grown),
+        (vec![vec![], vec![0], vec![0], vec![]], 5)
+    );
+    // Where the model can go on at the ends alone, so are beginnings worth their place.
+    let apart = (vec![vec![], vec![], vec![2], vec![]], 7);
+    assert_eq!(kept(false, everywhere, grown), apart);
+    let ends = |_: Slot, tokens: usize| tokens != 2;
+    let (freed, _) = kept(true, ends, &grown[..2]);
+    assert!(freed.iter().all(Vec::is_empty), "{freed:?}");
+    // Not across scopes.
+    let mut cache = cache(true);
+    for scope in [1, 2] {
+        let slot = cache.take(scope).unwrap();
+        cache.append(slot, &[1, 2]);
+        assert!(keep(&mut cache, slot, None).is_empty());
+    }
+}
+
+#[test]
+fn answers_to_one_prompt_go_before_another_conversation() {
+    let mut cache = cache(true);
+    let add = |cache: &mut PrefixCache, scope, prompt: Token, answer: Token| {
+        let slot = cache.take(scope).unwrap();
+        cache.append(slot, &[prompt, answer]);
+        assert!(cache.keep(slot, 1, None, everywhere).is_empty());
+        slot
+    };
+    let conversation = add(&mut cache, 0, 7, 1);
+    let answers = [1, 2, 3].map(|answer| add(&mut cache, 0, 8, answer));
+    let other = add(&mut cache, 1, 8, 4);
+    assert_eq!(cache.evict(None), Some(answers[0]));
+    assert_eq!(cache.evict(None), Some(answers[1]));
+    assert_eq!(cache.evict(None), Some(conversation));
+    assert_eq!(cache.evict(None), Some(answers[2]));
+    assert_eq!(cache.evict(None), Some(other));
+}
+
+#[test]
+fn a_match_has_its_least_length_and_d_48_a_model_that_can_go_on_from_it() {
+    let mut cache = cache(true);
+    for tokens in [&[1, 2, 3, 4, 5][..], &[1, 2, 3, 9]] {
+        let slot = cache.take(0).unwrap();
+        cache.append(slot, tokens);
+        keep(&mut cache, slot, None);
+    }
+    let prompt = [1, 2, 3, 4, 6];
+    let tokens = |min, resumes: fn(Slot, usize) -> bool| {
+        let found = cache.find(0, &prompt, min, resumes);
+        found.map(|found| (found.slot, found.tokens))
+    };
+    assert_eq!(tokens(4, everywhere), Some((0, 4)));
+    assert_eq!(tokens(5, everywhere), None);
+    // The longest has gone on too far, another has not.
+    assert_eq!(tokens(1, |slot, _| slot != 0), Some((1, 3)));
+    assert_eq!(tokens(1, |_, _| false), None);
 }
 
 /// What the naive cache knows of a slot: its tokens as (token, identity of the cell), and whether it is live.
@@ -176,6 +259,18 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
+/// A slot that is given up is kept, and another one that is kept begins with all that it holds.
+fn assert_held(naive: &Naive, slot: usize) {
+    let tokens = |place: &(Vec<(Token, u64)>, bool)| -> Vec<Token> {
+        place.0.iter().map(|cell| cell.0).collect()
+    };
+    let gone = naive[slot].as_ref().unwrap();
+    assert!(!gone.1, "what runs is not given away");
+    let others = naive.iter().enumerate().filter(|(index, _)| *index != slot);
+    let mut kept = others.filter_map(|(_, place)| place.as_ref().filter(|place| !place.1));
+    assert!(kept.any(|place| tokens(place).starts_with(&tokens(gone))));
+}
+
 fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
     let live = |naive: &Naive, slot: usize| naive[slot].as_ref().is_some_and(|place| place.1);
     match act {
@@ -214,8 +309,11 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
             naive[slot].as_mut().unwrap().0.truncate(count);
         }
         Act::Keep(slot) if live(naive, slot) => {
-            cache.keep(slot as u32, None);
             naive[slot].as_mut().unwrap().1 = false;
+            for freed in keep(cache, slot as u32, None) {
+                assert_held(naive, freed as usize);
+                naive[freed as usize] = None;
+            }
         }
         Act::Release(slot) if live(naive, slot) => {
             cache.release(slot as u32);
@@ -249,17 +347,17 @@ fn what_is_kept_makes_room_beside_those_who_run() {
         cache.append(slot, &[slot, 9]);
     }
     for slot in [1, 2] {
-        cache.keep(slot, None);
+        keep(&mut cache, slot, None);
     }
     assert_eq!(cache.in_the_way(None), Some((1, 4)));
     assert_eq!(cache.in_the_way(Some(1)), Some((2, 4)));
     cache.shift(1, 4);
-    let found = cache.find(0, &[1, 9, 5]).unwrap();
+    let found = find(&cache, 0, &[1, 9, 5]).unwrap();
     assert_eq!((found.slot, found.tokens, found.kept), (4, 2, true));
     assert_eq!(cache.take(0), Some(1));
     assert_eq!(cache.in_the_way(None), None, "no slot is free");
     for slot in [0, 1, 3] {
-        cache.keep(slot, None);
+        keep(&mut cache, slot, None);
     }
     assert!(cache.evict(None).is_some());
     assert_eq!(cache.in_the_way(None), None, "nobody runs");

@@ -49,6 +49,8 @@ pub(crate) struct Sample {
     pub(crate) token: Token,
     /// NaN if not asked for.
     pub(crate) logprob: f32,
+    /// Among all tokens, the most likely being 1; `None` if not asked for.
+    pub(crate) rank: Option<u32>,
     pub(crate) top: Vec<(Token, f32)>,
 }
 
@@ -80,6 +82,25 @@ struct Unpenalised {
     top: Vec<(Token, f32)>,
 }
 
+/// Where a token with this logit stands in a row: behind every one that is more likely, and of equals the lowest id first. The
+/// best are known already; only for others is the row counted. `penalised` are logits as they were before they were changed.
+fn rank(
+    row: &[f32],
+    penalised: &[(Token, f32)],
+    (token, logit): (Token, f32),
+    top: &[(Token, f32)],
+) -> u32 {
+    let found = top.iter().position(|(best, _)| *best == token);
+    let before = |(other, is): (Token, f32)| is > logit || is == logit && other < token;
+    let better = found.unwrap_or_else(|| {
+        let now = (0..).zip(row.iter().copied()).filter(|one| before(*one));
+        let then = penalised.iter().filter(|one| before(**one)).count();
+        let changed = |(other, _): &&(Token, f32)| before((*other, row[*other as usize]));
+        now.count() + then - penalised.iter().filter(changed).count()
+    });
+    u32::try_from(better).unwrap_or(u32::MAX).saturating_add(1)
+}
+
 impl Sampler {
     /// Takes a token from a row, which is overwritten.
     ///
@@ -105,6 +126,7 @@ impl Sampler {
             return Ok(Sample {
                 token,
                 logprob: f32::NAN,
+                rank: None,
                 top: Vec::new(),
             });
         };
@@ -116,6 +138,7 @@ impl Sampler {
         Ok(Sample {
             token,
             logprob: (logit - log_total).min(0.0),
+            rank: Some(rank(row, &self.penalised, (token, logit), &top)),
             top,
         })
     }
@@ -146,6 +169,7 @@ impl Sampler {
             return Ok(Sample {
                 token: first,
                 logprob,
+                rank: draw.top_logprobs.map(|_| 1),
                 top,
             });
         }
@@ -175,15 +199,18 @@ impl Sampler {
         Ok(Sample {
             token,
             logprob: (logit - log_total).min(0.0),
+            rank: Some(rank(row, &[], (token, logit), &top)),
             top,
         })
     }
 
     /// The same for a row in closed form.
     pub(crate) fn weigh_ranked(ranking: &Ranking, token: Token, top: usize) -> Sample {
+        let rank = ranking.rank(token);
         Sample {
             token,
-            logprob: ranking.logprob(ranking.rank(token)),
+            logprob: ranking.logprob(rank),
+            rank: Some(u32::try_from(rank).unwrap_or(u32::MAX).saturating_add(1)),
             top: ranking.best(top),
         }
     }

@@ -163,6 +163,8 @@ proptest! {
         prop_assert!(near(sample.token, sample.logprob) && sample.logprob <= 0.0);
         let mut best: Vec<(Token, f64)> = (0..).zip(exact.iter().copied()).filter(|entry| entry.1.is_finite()).collect();
         best.sort_by(|left, right| right.1.total_cmp(&left.1).then(left.0.cmp(&right.0)));
+        let place = best.iter().position(|entry| entry.0 == sample.token).unwrap();
+        prop_assert_eq!(sample.rank, Some(place as u32 + 1));
         best.truncate(case.top_logprobs.unwrap() as usize);
         let tokens = |list: &[(Token, f32)]| list.iter().map(|entry| entry.0).collect::<Vec<_>>();
         prop_assert_eq!(tokens(&sample.top), best.iter().map(|entry| entry.0).collect::<Vec<_>>());

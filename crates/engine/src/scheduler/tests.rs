@@ -15,7 +15,7 @@ fn order(scheduler: &mut Scheduler) -> Vec<Key> {
 
 #[test]
 fn priority_then_turns_of_callers_then_arrival() {
-    let mut scheduler = Scheduler::new(1);
+    let mut scheduler = Scheduler::new(1, 0);
     let arrivals = [
         (1, 0, 7),
         (2, 0, 7),
@@ -38,8 +38,53 @@ fn priority_then_turns_of_callers_then_arrival() {
 }
 
 #[test]
+fn one_turn_in_so_many_is_that_of_the_priority_that_waits_longest() {
+    for (ageing, expect) in [(0, None), (1, Some(0)), (4, Some(3))] {
+        let mut scheduler = Scheduler::new(1, ageing);
+        scheduler.submit(0, -5, 9);
+        scheduler.submit(1, 0, 1);
+        let mut seated = Vec::new();
+        // Somebody of higher priority waits at every turn.
+        for newcomer in 10..30 {
+            scheduler.submit(newcomer, 3, 1);
+            let key = scheduler.next(|_| true).unwrap();
+            assert_eq!(scheduler.line()[0], key, "the line says so too");
+            scheduler.seat(key);
+            scheduler.remove(key);
+            seated.push(key);
+        }
+        let turn = |key| seated.iter().position(|&seated| seated == key);
+        assert_eq!(turn(0), expect, "{ageing}");
+        let second = expect.map(|first| first + ageing as usize);
+        assert_eq!(turn(1), second, "{ageing}");
+    }
+    // Callers take turns among those of the aged priority as well.
+    let mut scheduler = Scheduler::new(1, 1);
+    for (key, priority, caller) in [(1, 0, 7), (2, 0, 7), (3, 0, 8), (4, 5, 8)] {
+        scheduler.submit(key, priority, caller);
+    }
+    assert_eq!(order(&mut scheduler), [1, 3, 2, 4]);
+}
+
+#[test]
+fn d_49_who_yields_its_seat_comes_after_all_others_and_before_nobody() {
+    let mut scheduler = Scheduler::new(1, 0);
+    scheduler.submit(1, 5, 0);
+    scheduler.seat(1);
+    assert_eq!(scheduler.lacks_seats(|_| true), 0);
+    scheduler.submit(2, 0, 0);
+    assert_eq!(scheduler.lacks_seats(|_| true), 1);
+    assert_eq!(scheduler.lacks_seats(|key| key != 2), 0);
+    scheduler.yield_seat(1);
+    assert_eq!(scheduler.next(|_| true), Some(2));
+    scheduler.seat(2);
+    scheduler.remove(2);
+    assert_eq!(scheduler.next(|_| true), Some(1));
+}
+
+#[test]
 fn a_caller_that_comes_anew_does_not_overtake_those_that_take_turns() {
-    let mut scheduler = Scheduler::new(1);
+    let mut scheduler = Scheduler::new(1, 0);
     scheduler.submit(1, 0, 1);
     scheduler.submit(2, 0, 1);
     let mut seated = Vec::new();
@@ -55,7 +100,7 @@ fn a_caller_that_comes_anew_does_not_overtake_those_that_take_turns() {
 
 #[test]
 fn who_ran_before_goes_first_and_who_does_not_fit_is_not_overtaken() {
-    let mut scheduler = Scheduler::new(1);
+    let mut scheduler = Scheduler::new(1, 0);
     scheduler.submit(1, 0, 0);
     scheduler.submit(2, 0, 0);
     scheduler.seat(1);
@@ -81,7 +126,7 @@ fn who_ran_before_goes_first_and_who_does_not_fit_is_not_overtaken() {
 
 #[test]
 fn victims_are_the_parked_then_the_lowest_then_the_youngest_and_never_the_last() {
-    let mut scheduler = Scheduler::new(4);
+    let mut scheduler = Scheduler::new(4, 0);
     for (key, priority) in [(1, 0), (2, 5), (3, 0), (4, 0)] {
         scheduler.submit(key, priority, 0);
         scheduler.seat(key);
@@ -191,7 +236,7 @@ proptest! {
     /// Whatever happens, whoever keeps waiting among equals is seated: nobody is passed over for ever.
     #[test]
     fn nothing_starves(arrivals in prop::collection::vec((0..4_u64, 0..3_u8), 1..60), seats in 1..4_usize) {
-        let mut scheduler = Scheduler::new(seats);
+        let mut scheduler = Scheduler::new(seats, 0);
         let mut seen = Vec::new();
         let mut running: Vec<Key> = Vec::new();
         for (key, &(caller, what)) in arrivals.iter().enumerate() {

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use sapwood_proto::code::Code;
 use serde::Deserialize;
 
+use crate::recommended::RecommendedSampling;
+
 /// A scripted model.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -55,6 +57,8 @@ pub struct Config {
     pub controls: BTreeMap<String, String>,
     /// What the model says when it is asked to fail.
     pub fail_message: String,
+    /// What it recommends for sampling, as a file does.
+    pub sampling: RecommendedSampling,
 }
 
 impl Default for Config {
@@ -81,6 +85,7 @@ impl Default for Config {
             tokens_per_chunk: 1,
             controls: BTreeMap::new(),
             fail_message: "mock failure".to_owned(),
+            sampling: RecommendedSampling::default(),
         }
     }
 }

@@ -69,6 +69,7 @@ impl Scripted {
             chat: config.chat,
             truncates: config.truncates,
             deterministic: true,
+            sampling: config.sampling.valid(),
         };
         let capacity = Capacity {
             slots,
@@ -192,7 +193,7 @@ impl Model for Scripted {
             }
             Cue::End(reason) => Row::End(reason),
             Cue::Fail(fault) => Row::Failed(fault),
-            Cue::Hang => Row::NotBefore(Time::new(Duration::MAX)),
+            Cue::Hang => Row::NotBefore(Time::MAX),
             Cue::Panic => panic!("the script says so"),
         }
     }

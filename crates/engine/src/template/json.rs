@@ -45,6 +45,7 @@ pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
         }
     };
     options.assert_all_used()?;
+    super::bounds::weigh(value, false, 0, &mut 0)?;
     let mut out = String::new();
     style.write(value, 0, &mut out)?;
     Ok(out)
@@ -52,6 +53,7 @@ pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
 
 impl Style {
     fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+        super::bounds::check(out.len())?;
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),

@@ -301,3 +301,77 @@ fn what_does_not_parse_says_where() {
         .unwrap_err();
     assert!(matches!(error, TemplateError::Failed(_)), "{error}");
 }
+
+/// A template that doubled a string reached 6.9 GB, one that contained itself overflowed the stack.
+#[test]
+fn whatever_a_template_makes_is_bounded() {
+    let doubled = "{% set x = x ~ x %}".repeat(40);
+    let sums = "{% set x = x + x %}".repeat(40);
+    let lists = "{% set x = [x, x] %}".repeat(40);
+    let seqs = "{% set x = x + x %}".repeat(60);
+    let hostile = [
+        format!("{{% set x = 'ab' %}}{doubled}{{{{ x }}}}"),
+        format!("{{% set x = 'ab' %}}{sums}{{{{ x|length }}}}"),
+        format!("{{% set x = 'ab' %}}{lists}{{{{ x }}}}"),
+        format!("{{% set x = [1] %}}{seqs}{{{{ x|length }}}}"),
+        "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}".into(),
+        "{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}".into(),
+        "{% set ns = namespace() %}{% set ns.me = [{'a': ns}] %}{{ ns|tojson }}".into(),
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}".into(),
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}".into(),
+        "{% include 'chat' %}".into(),
+        "{% set x %}{% for i in range(100000) %}{% for j in range(99) %}0123456789{% endfor %}{% endfor %}{% endset %}".into(),
+        "{% for i in range(100000) %}{% for j in range(100) %}{{ messages }}{% endfor %}{% endfor %}".into(),
+        "{% set x = 'a' * 1000000 %}{{ x|replace('a', x) }}".into(),
+        "{% set x = 'a' * 1000000 %}{{ x.replace('a', x) }}".into(),
+        "{% set x = 'a' * 1000000 %}{{ x|list|join(x) }}".into(),
+        "{% set x = 'a' * 1000000 %}{{ x.join(x) }}".into(),
+        "{{ ('a\n' * 100000)|indent(100000) }}".into(),
+        "{{ ('a\n' * 100000)|indent(width=100000) }}".into(),
+        "{{ '%999999999d'|format(1) }}".into(),
+        "{{ '{:999999999}'.format(1) }}".into(),
+        "{% set x = 'a' * 100000000 %}".into(),
+        "{% set x = ('a' * 100000) * 100000 %}".into(),
+    ];
+    for source in hostile {
+        let made = Template::new(&source, &specials(), || UNIX_EPOCH);
+        let short = &source[..source.len().min(80)];
+        let Ok(template) = made else { continue };
+        // A thread as small as those that render.
+        let rendered = std::thread::spawn(move || template.render(&chat(&[("user", "x")])));
+        let rendered = rendered.join().unwrap();
+        assert!(rendered.is_err(), "{short}: {rendered:?}");
+    }
+}
+
+/// Templates in use read their messages backwards, and minijinja panics where there are none.
+#[test]
+fn a_list_without_elements_is_read_backwards() {
+    let source = "{{ messages[1:][::-1]|length }}{{ messages[::-1][0].content }}{{ 'abc'[::-1] }}{{ ''[::-1] }}{{ x[::-1] }}";
+    let pieces = template(source).render(&chat(&[("user", "u")])).unwrap();
+    assert!(
+        matches!(&pieces[..], [Piece::Template(text), ..] if text.starts_with('0')),
+        "{pieces:?}"
+    );
+    for source in ["{{ 'abc'[::0] }}", "{{ 1[:2] }}", "{{ 'abc'['a':] }}"] {
+        assert!(
+            template(source).render(&chat(&[("user", "u")])).is_err(),
+            "{source}"
+        );
+    }
+}
+
+/// What templates in use do with strings is not in the way of the bounds.
+#[test]
+fn a_long_conversation_renders_within_the_bounds() {
+    let source = "{% set ns = namespace(all='') %}{% for message in messages %}{% set ns.all = ns.all ~ '<' + \
+                  message.content|trim|replace('a', 'b') + '>' %}{% endfor %}{{ ns.all }}";
+    let content = "a".repeat(500);
+    let pieces = template(source)
+        .render(&chat(&[("user", content.as_str()); 200]))
+        .unwrap();
+    let Piece::Template(text) = &pieces[0] else {
+        panic!("{pieces:?}")
+    };
+    assert_eq!(text.len(), 200 * 502);
+}

@@ -52,6 +52,7 @@ fn told(request: Request, tokens: &[Token]) -> Vec<Event> {
         let token = Sampled {
             id,
             logprob: f32::NAN,
+            rank: None,
             top: Vec::new(),
             special: false,
             forced: false,
@@ -95,6 +96,13 @@ fn requests() -> Vec<Request> {
             request.min_tokens = 9;
         }),
         changed(|request| request.stop_sequences = vec![vec![u32::from(b','), u32::from(b' ')]]),
+        changed(|request| request.max_tokens = Some(5)),
+        // Held back at the end, which is the end of the text, or a stop token.
+        changed(|request| request.stop = vec!["wörter!".into()]),
+        changed(|request| {
+            request.stop = vec![", and!".into()];
+            request.stop_sequences = vec![b" m".iter().map(|&byte| byte.into()).collect()];
+        }),
         changed(|request| request.scored = Some(b"er".iter().map(|&byte| byte.into()).collect())),
     ]
 }
@@ -106,6 +114,12 @@ fn lm_712_tokens_from_elsewhere_become_what_an_engine_makes_of_its_own() {
         let request = || requests().swap_remove(index);
         let near = computed(request());
         let (text, tokens, finish) = said(&near);
+        let whole = "wörter, and more: wörter";
+        match index {
+            0 | 6 => assert_eq!(text, whole, "request {index}"),
+            7 => assert_eq!(text, "wörter, and ", "request {index}"),
+            _ => {}
+        }
         let far = told(request(), &tokens);
         assert_eq!(said(&far), (text, tokens, finish), "request {index}");
         let usage = |events: &[Event]| match &events.last().unwrap().kind {
@@ -128,6 +142,7 @@ fn lm_712_whoever_computes_may_end_a_choice_and_nothing_follows_an_end() {
     let token = |byte: u8| Sampled {
         id: byte.into(),
         logprob: 0.0,
+        rank: None,
         top: Vec::new(),
         special: false,
         forced: false,

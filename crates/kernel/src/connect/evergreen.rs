@@ -26,12 +26,32 @@ pub use self::served::{Served, serve};
 /// # Errors
 /// The server lists nothing, or what it lists cannot be read.
 pub async fn import(session: &Session) -> Result<Vec<Fun>> {
+    Ok(list(session).await?.functions)
+}
+
+/// What a server lists.
+#[non_exhaustive]
+pub struct Listing {
+    /// Every function and every model, as [`import`] gives them.
+    pub functions: Vec<Fun>,
+    /// The model of calls that name none, where the server has one.
+    pub default_target: Option<Name>,
+}
+
+/// The same with what else the server says.
+///
+/// # Errors
+/// As [`import`].
+pub async fn list(session: &Session) -> Result<Listing> {
     let listed = ask(session).await?;
     let (peer, held) = (session.peer(), Arc::<Held>::default());
     let all = listed.functions().into_iter().chain(listed.models());
-    Ok(all
-        .map(|spec| peers::function(peer.clone(), spec, &held))
-        .collect())
+    Ok(Listing {
+        functions: all
+            .map(|spec| peers::function(peer.clone(), spec, &held))
+            .collect(),
+        default_target: listed.default_target.as_deref().map(Name::shared),
+    })
 }
 
 /// The function of this spec as the server serves it; a model is called through GENERATE.

@@ -69,12 +69,10 @@ pub fn function(pool: &Pool, name: impl Into<Name>, terms: Terms) -> Fun {
     spec.finishes = true;
     spec.inner = Some(InnerType::of::<Tokens>());
     spec.model = true;
-    let context = known.context.or(terms.context);
     let facts = Arc::new(known.facts(&spec.name, &terms));
-    if context.is_some() && (known.vocabulary.is_some() || has_text) {
-        // Faces of tokens check what they are asked before they ask.
-        spec.facts = Some(Arc::clone(&facts));
-    }
+    spec.sampling = facts.info.sampling;
+    // Faces of tokens check what they are asked before they ask, as far as facts are known.
+    spec.facts = Some(Arc::clone(&facts));
     let vocabulary = &facts.vocabulary;
     let all = 0..u32::try_from(vocabulary.size()).unwrap_or(u32::MAX);
     let ends: Vec<_> = if has_text {
@@ -87,8 +85,8 @@ pub fn function(pool: &Pool, name: impl Into<Name>, terms: Terms) -> Fun {
     }
     let peer = Arc::new(Peer {
         pool: pool.clone(),
+        bounded: facts.context_tokens().is_some(),
         facts,
-        bounded: context.is_some(),
         emulate: terms.emulate,
         words: Words::default(),
     });
@@ -135,8 +133,9 @@ async fn begin(call: Call, peer: Arc<Peer>) -> Result<impl Stream<Item = Result<
     let vocabulary = peer.facts.vocabulary.clone();
     let transcript = Transcript::new(request, &peer.facts.info, vocabulary, &peer.words)?;
     let prompt = transcript.prompt();
+    asked.prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     if let Some(payer) = &call.payer {
-        payer.prompt(u32::try_from(prompt.len()).unwrap_or(u32::MAX))?;
+        payer.prompt(asked.prompt_tokens)?;
     }
     let pool = peer.pool.clone();
     let asking = Asking::new(pool, wanted, &transcript, weighed, call.deadline);

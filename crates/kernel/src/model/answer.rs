@@ -40,6 +40,8 @@ pub(crate) struct Asked {
     pub(crate) logprobs: bool,
     pub(crate) reasoning: bool,
     pub(crate) tools: bool,
+    /// Tokens of the prompt. They are told with the first chunk: who tells a client of them need not wait for the end (TR-401).
+    pub(crate) prompt_tokens: u32,
     /// Whether the seed that the end tells is the one that was in force.
     pub(crate) seeded: bool,
     pub(crate) began: Instant,
@@ -105,7 +107,11 @@ impl<S> Answer<S> {
         };
         let mut answer = Self {
             wants,
-            role: Arc::new(Meta::default().with_role("ASSISTANT")),
+            role: Arc::new(
+                Meta::default()
+                    .with_role("ASSISTANT")
+                    .with_usage(0, Usage::of(asked.prompt_tokens.into(), 0)),
+            ),
             handle: Some(handle),
             ready: VecDeque::new(),
             choices: Vec::new(),
@@ -291,6 +297,7 @@ impl<S> Answer<S> {
             "text": text(bytes),
             "bytes": bytes.to_vec(),
             "logprob": token.logprob,
+            "rank": token.rank,
             "top": top,
             "choice": choice,
         })

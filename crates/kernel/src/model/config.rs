@@ -7,6 +7,8 @@
 //! this process that has read its own wire format gives [`GenerateConfig::into_chunk`] instead: no JSON is written or
 //! read, and the ranges are the core's (D-20), which the engine checks once, when the request is submitted.
 
+mod json;
+
 use std::sync::Arc;
 
 use sapwood_engine::api::Request;
@@ -97,7 +99,8 @@ pub enum PromptMode {
 }
 
 impl GenerateConfig {
-    /// The chunk that hands this to a model's input `config`, as it is.
+    /// The chunk that hands this to a model's input `config`, as it is. It has no bytes: where a model is elsewhere, its
+    /// connector writes what its server reads.
     #[must_use]
     pub fn into_chunk(self) -> Chunk {
         Chunk::empty().with_mime(Mime::JSON).with_inner(self)

@@ -23,6 +23,25 @@ impl Facts {
             vocabulary: engine.vocabulary().clone(),
         }
     }
+
+    /// Tokens of the vocabulary, if their number is known: a server elsewhere need not say (LM-712).
+    #[must_use]
+    pub fn vocabulary_tokens(&self) -> Option<u32> {
+        known(self.info.vocabulary_tokens)
+    }
+
+    /// Tokens that a sequence may hold, if that is known.
+    #[must_use]
+    pub fn context_tokens(&self) -> Option<u32> {
+        known(self.info.context_tokens)
+    }
+}
+
+/// Stands in [`ModelInfo`] for a number of tokens that nobody has said.
+pub(crate) const UNKNOWN: u32 = u32::MAX;
+
+fn known(tokens: u32) -> Option<u32> {
+    (tokens != UNKNOWN).then_some(tokens)
 }
 
 impl fmt::Debug for Facts {

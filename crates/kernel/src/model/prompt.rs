@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::limits;
+use crate::meta::{Meta, Reason};
 use crate::name::{Mime, Name};
 use crate::{Chunks, Result};
 
@@ -28,6 +29,8 @@ pub(super) enum Prompting {
 pub(super) struct Item {
     role: Name,
     content: Content,
+    /// An action wrote it and came to its end: it is not continued (D-51).
+    closed: bool,
 }
 
 #[derive(Debug)]
@@ -49,7 +52,7 @@ pub(super) async fn read(mut chunks: Chunks) -> Result<Prompting> {
             max: limits::PROMPT_BYTES as u64,
         })?;
         match &mut leaf {
-            Some(leaf) if leaf.part == chunk.part => leaf.data.extend_from_slice(&chunk.data),
+            Some(leaf) if leaf.part == chunk.part => leaf.extend(&chunk),
             _ => {
                 items.extend(
                     leaf.replace(Leaf::new(chunk))
@@ -71,6 +74,8 @@ struct Leaf {
     role: Name,
     /// The id of the node it came from, if whoever made the chunk says so.
     node: Option<String>,
+    /// How the action ended that wrote it.
+    finish: Option<Reason>,
     data: BytesMut,
 }
 
@@ -82,9 +87,16 @@ impl Leaf {
             part: chunk.part,
             role: meta.and_then(|meta| meta.role.clone()).unwrap_or_default(),
             node: node.and_then(Value::as_str).map(str::to_owned),
+            finish: meta.and_then(finish),
             mime: chunk.mime,
             data: BytesMut::from(&chunk.data[..]),
         }
+    }
+
+    fn extend(&mut self, chunk: &Chunk) {
+        self.data.extend_from_slice(&chunk.data);
+        let finish = chunk.meta.as_deref().and_then(finish);
+        self.finish = finish.or_else(|| self.finish.take());
     }
 
     /// `None` for a leaf that says nothing.
@@ -112,11 +124,19 @@ impl Leaf {
             let why = format!("this model does not take {shown:?}{place}; it takes text");
             return wrong(why, "UNSUPPORTED_MIMETYPE");
         };
+        let closed = self.finish.is_some_and(|finish| finish != Reason::Length);
         Ok(Some(Item {
             role: self.role,
             content,
+            closed,
         }))
     }
+}
+
+/// How the answer ended of which a chunk is. A prompt reads one choice, whatever its number was.
+fn finish(meta: &Meta) -> Option<Reason> {
+    let first = || meta.finish.values().next();
+    meta.finish.get(&0).or_else(first).cloned()
 }
 
 fn tokens(data: &[u8]) -> Option<Vec<u32>> {
@@ -315,8 +335,13 @@ fn raw_tokens(items: Vec<Item>, vocabulary: &dyn Vocabulary) -> Result<Vec<u32>>
     Ok(out)
 }
 
-/// Groups items into turns (EV-605, EV-606). Says whether the last one is to be continued.
+/// Groups items into turns (EV-605, EV-606, D-51). Says whether the last one is to be continued: an assistant's that the
+/// client wrote itself, or that was cut at a limit.
 fn turns(items: Vec<Item>) -> Result<(Vec<Message>, bool)> {
+    let speaks = |item: &Item| !matches!(item.content, Content::EndOfTurn);
+    let mut spoken = items.iter().filter(|item| speaks(item));
+    // Where nobody else asks, it is the user who asks about an earlier answer.
+    let asked = spoken.any(|item| canonical(&item.role) == "user");
     let mut turns: Vec<Message> = Vec::new();
     let mut open = false;
     for item in items {
@@ -331,7 +356,11 @@ fn turns(items: Vec<Item>) -> Result<(Vec<Message>, bool)> {
                 return Err(Error::argument("prompt", why).because("UNSUPPORTED_MIMETYPE"));
             }
         };
-        let role = canonical(&item.role);
+        let mut role = canonical(&item.role);
+        let answers = role == "assistant";
+        if answers && !asked {
+            role = Name::new("user");
+        }
         match turns.last_mut() {
             Some(turn) if open && turn.role == *role => turn.content.push_str(&text),
             _ => turns.push(Message {
@@ -340,7 +369,7 @@ fn turns(items: Vec<Item>) -> Result<(Vec<Message>, bool)> {
                 ..Message::default()
             }),
         }
-        open = true;
+        open = !(answers && asked && item.closed);
     }
     place_context(&mut turns);
     let last_is_ours = turns.last().is_some_and(|turn| turn.role == "assistant");

@@ -478,6 +478,104 @@ fn ev_606_an_end_of_turn_closes_the_turn() {
     }
 }
 
+/// What an action has written, and how it ended.
+fn answer(text: &str, end: Reason) -> Node {
+    let begun = Chunk::text(text).with_meta(Meta::default().with_role("ASSISTANT"));
+    let ended = Chunk::empty().with_mime(Mime::TEXT);
+    let ended = ended.with_meta(Meta::default().with_finish(0, end));
+    Node::new(futures::stream::iter([Ok(begun), Ok(ended)]))
+}
+
+/// The parts of a prompt, the turns that they are, and whether the last one is continued.
+type Conversation = (Vec<Node>, &'static [(&'static str, &'static str)], bool);
+
+fn conversations() -> Vec<Conversation> {
+    use Reason::{Cancelled, Length, Stop, ToolCalls};
+    let (user, ours) = (|text| leaf("USER", text), |text| leaf("ASSISTANT", text));
+    vec![
+        (vec![answer("a", Stop)], &[("user", "a")], false),
+        (vec![answer("a", Length)], &[("user", "a")], false),
+        (vec![ours("a")], &[("user", "a")], false),
+        (
+            vec![leaf("SYSTEM", "s"), answer("a", Stop), answer("b", Stop)],
+            &[("system", "s"), ("user", "ab")],
+            false,
+        ),
+        (
+            vec![user("q"), answer("a", Stop)],
+            &[("user", "q"), ("assistant", "a")],
+            false,
+        ),
+        (
+            vec![user("q"), answer("a", Length)],
+            &[("user", "q"), ("assistant", "a")],
+            true,
+        ),
+        (
+            vec![user("q"), answer("a", Cancelled)],
+            &[("user", "q"), ("assistant", "a")],
+            false,
+        ),
+        (
+            vec![user("q"), answer("a", ToolCalls)],
+            &[("user", "q"), ("assistant", "a")],
+            false,
+        ),
+        (
+            vec![user("q"), ours("a")],
+            &[("user", "q"), ("assistant", "a")],
+            true,
+        ),
+        (
+            vec![user("q"), answer("a", Length), ours("b")],
+            &[("user", "q"), ("assistant", "ab")],
+            true,
+        ),
+        (
+            vec![user("q"), answer("a", Stop), ours("b")],
+            &[("user", "q"), ("assistant", "a"), ("assistant", "b")],
+            true,
+        ),
+        (
+            vec![answer("a", Stop), user("q")],
+            &[("assistant", "a"), ("user", "q")],
+            false,
+        ),
+        (
+            vec![user("q"), answer("a", Length), end_of_turn()],
+            &[("user", "q"), ("assistant", "a")],
+            false,
+        ),
+        (
+            vec![answer("a", Stop), end_of_turn(), answer("b", Stop)],
+            &[("user", "a"), ("user", "b")],
+            false,
+        ),
+    ]
+}
+
+#[test]
+fn d_51_answers_of_actions_are_closed_and_a_prompt_without_a_user_is_the_users() {
+    for (at, (parts, expect, continues)) in conversations().into_iter().enumerate() {
+        let (turns, continued) = chat(parts).unwrap();
+        let turns: Vec<(&str, &str)> = turns.iter().map(|(a, b)| (&**a, &**b)).collect();
+        assert_eq!(
+            (turns.as_slice(), continued),
+            (expect, continues),
+            "case {at}"
+        );
+    }
+}
+
+/// What the README shows first: an answer is the prompt of another call.
+#[test]
+fn d_51_a_chained_answer_is_asked_about() {
+    let echo = kernel(json!({"script": "echo"}));
+    let first = echo.node("m", args! { prompt: "What is a tree?" });
+    let second = whole(echo.run::<String>("m", args! { prompt: first })).unwrap();
+    assert_eq!(second, "What is a tree?");
+}
+
 #[test]
 fn ev_607_how_the_prompt_becomes_tokens() {
     let echo = kernel(json!({"script": "echo"}));

@@ -31,6 +31,7 @@ impl Local {
             source: Some(source),
             room,
             bytes_max: room.unwrap_or(0),
+            panicked: false,
         };
         Self(Relay::new(
             source,
@@ -98,6 +99,7 @@ struct Guarded {
     /// Bytes that may still be logged.
     room: Option<usize>,
     bytes_max: usize,
+    panicked: bool,
 }
 
 impl Stream for Guarded {
@@ -111,14 +113,7 @@ impl Stream for Guarded {
         let item = match polled {
             Ok(Poll::Pending) => return Poll::Pending,
             Ok(Poll::Ready(item)) => item,
-            Err(payload) => {
-                let panic = panic_text(&*payload);
-                PANICS.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(panic, "the source of a node panicked");
-                Some(Err(Error::Panicked {
-                    function: "the source of a node".into(),
-                }))
-            }
+            Err(payload) => Some(Err(self.panicked(&*payload))),
         };
         let item = match (item, self.room) {
             (Some(Ok(chunk)), Some(room)) => Some(match room.checked_sub(weight(&chunk)) {
@@ -133,10 +128,38 @@ impl Stream for Guarded {
             }),
             (item, _) => item,
         };
-        if !matches!(item, Some(Ok(_))) {
-            self.source = None;
+        if matches!(item, Some(Ok(_))) {
+            return Poll::Ready(item);
         }
-        Poll::Ready(item)
+        let panicked = self.release();
+        Poll::Ready(item.or_else(|| panicked.map(Err)))
+    }
+}
+
+impl Guarded {
+    /// Drops the source; readers and the turn to poll must survive a panic of that as well.
+    fn release(&mut self) -> Option<Error> {
+        let source = self.source.take();
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(source)));
+        dropped.err().map(|payload| self.panicked(&*payload))
+    }
+
+    fn panicked(&mut self, payload: &(dyn Any + Send)) -> Error {
+        let panic = panic_text(payload);
+        // A source that panics once more as it is dropped has panicked once.
+        if !std::mem::replace(&mut self.panicked, true) {
+            PANICS.fetch_add(1, Ordering::Relaxed);
+        }
+        tracing::error!(panic, "the source of a node panicked");
+        Error::Panicked {
+            function: "the source of a node".into(),
+        }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ = self.release();
     }
 }
 

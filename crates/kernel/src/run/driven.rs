@@ -14,6 +14,8 @@ use tokio::time::sleep_until;
 
 use super::Run;
 use crate::Result;
+use crate::call::Instant;
+use crate::cancel::Cancel;
 use crate::error::Error;
 use crate::from_chunks::FromChunks;
 use crate::meta::Meta;
@@ -26,6 +28,8 @@ pub(super) struct Driven<T> {
     items: mpsc::Receiver<Delivery<T>>,
     last_meta: tokio::sync::oneshot::Receiver<Meta>,
     task: AbortHandle,
+    /// How it ended was told.
+    ended: bool,
 }
 
 impl<T: FromChunks> Driven<T> {
@@ -48,6 +52,7 @@ impl<T: FromChunks> Driven<T> {
             items,
             last_meta,
             task: task.abort_handle(),
+            ended: false,
         })
     }
 
@@ -64,9 +69,18 @@ impl<T: FromChunks> Driven<T> {
                 return Some(item);
             }
             // The task ended, and what it knew last was sent before its queue closed.
-            if let Ok(last) = self.last_meta.try_recv() {
-                *meta = last;
+            match self.last_meta.try_recv() {
+                Ok(last) => *meta = last,
+                // Told before, or the task was lost: what came is not the whole.
+                Err(_) if self.ended => {}
+                Err(_) => {
+                    self.ended = true;
+                    return Some(Err(Error::Panicked {
+                        function: "a driven run".into(),
+                    }));
+                }
             }
+            self.ended = true;
             None
         })
     }
@@ -84,22 +98,30 @@ async fn drive<T: FromChunks>(mut run: Run<T>, tx: &mpsc::Sender<Delivery<T>>) -
         let version = run.meta_version();
         let meta = (version != told).then(|| Box::new(run.meta().clone()));
         told = version;
-        let permit = match run.deadline() {
-            None => tx.reserve().await,
-            Some(deadline) => {
-                // Both arms may be dropped half-way: neither holds an item. On a full buffer the source is dropped on
-                // time, and the error follows what is buffered (KE-503).
-                match select(pin!(tx.reserve()), pin!(sleep_until(deadline))).await {
-                    Either::Left((permit, _)) => permit,
-                    Either::Right(((), reserve)) => {
-                        run.stop(Error::Deadline);
-                        reserve.await
-                    }
-                }
+        // Both arms may be dropped half-way: neither holds an item. On a full buffer the source is dropped at once or on
+        // time, and the error follows what is buffered (KE-502, KE-503).
+        let ended = ended(run.cancel(), run.deadline());
+        let permit = match select(pin!(tx.reserve()), pin!(ended)).await {
+            Either::Left((permit, _)) => permit,
+            Either::Right((error, reserve)) => {
+                run.stop(error);
+                reserve.await
             }
         };
         let Ok(permit) = permit else { break };
         permit.send((item, meta));
     }
     run.meta().clone()
+}
+
+/// Waits until somebody cancels, or it is too late.
+async fn ended(cancel: Cancel, deadline: Option<Instant>) -> Error {
+    let Some(deadline) = deadline else {
+        cancel.cancelled().await;
+        return Error::Cancelled;
+    };
+    match select(cancel.cancelled(), pin!(sleep_until(deadline))).await {
+        Either::Left(_) => Error::Cancelled,
+        Either::Right(_) => Error::Deadline,
+    }
 }

@@ -83,6 +83,8 @@ pub(super) struct Flow {
     ready: u32,
     /// Where panics are counted; none for a node, which nobody registered.
     panics: Option<Arc<AtomicU64>>,
+    /// One was: a run that panics and whose source panics again as it is dropped has panicked once.
+    panicked: bool,
 }
 
 impl Flow {
@@ -111,6 +113,7 @@ impl Flow {
             listening: None,
             ready: 0,
             panics: None,
+            panicked: false,
         }
     }
 
@@ -143,11 +146,14 @@ impl Flow {
         matches!(self.phase, Phase::Done)
     }
 
-    /// Drops the source, and with it everything that it started.
-    pub(super) fn stop(&mut self) {
-        self.phase = Phase::Done;
+    /// Drops the source, and with it everything that it started. A panic of that drop ends this run and nothing else, as
+    /// one of a poll does (KE-139): it is given back.
+    pub(super) fn stop(&mut self) -> Option<Error> {
+        let source = std::mem::replace(&mut self.phase, Phase::Done);
         self.sleep = None;
         self.listening = None;
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(source)));
+        dropped.err().map(|payload| self.panic_error(&*payload))
     }
 
     /// The next chunk. `want` is asked once, when the stream starts.
@@ -312,12 +318,14 @@ impl Flow {
     }
 
     fn end(&mut self) -> Poll<Option<Result<Chunk>>> {
-        self.stop();
-        Poll::Ready(self.border.end(&self.meta).err().map(Err))
+        let panicked = self.stop();
+        let error = panicked.or_else(|| self.border.end(&self.meta).err());
+        Poll::Ready(error.map(Err))
     }
 
     fn fail(&mut self, error: Error) -> Poll<Option<Result<Chunk>>> {
-        self.stop();
+        // What came first is the error, whatever the drop does.
+        let _ = self.stop();
         Poll::Ready(Some(Err(error)))
     }
 
@@ -326,9 +334,10 @@ impl Flow {
         self.fail(error)
     }
 
-    fn panic_error(&self, payload: &(dyn std::any::Any + Send)) -> Error {
+    fn panic_error(&mut self, payload: &(dyn std::any::Any + Send)) -> Error {
         let panic = panic_text(payload);
-        if let Some(count) = &self.panics {
+        let again = std::mem::replace(&mut self.panicked, true);
+        if let Some(count) = self.panics.as_ref().filter(|_| !again) {
             count.fetch_add(1, Ordering::Relaxed);
         }
         tracing::error!(function = %self.name, call = %self.id, panic, "a function panicked");
@@ -340,7 +349,8 @@ impl Flow {
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        self.stop();
+        // Nobody is left to be told; it is counted and logged.
+        let _ = self.stop();
         self.cancel.cancel();
     }
 }

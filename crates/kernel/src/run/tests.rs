@@ -766,3 +766,22 @@ fn ke_115_inner_is_asked_for_only_by_chunks() {
     assert_eq!(whole(kernel.run::<String>("f", ())).unwrap(), "a");
     assert_eq!(*asked.lock().unwrap(), [true, false]);
 }
+
+#[tokio::test]
+async fn ke_502_a_driven_run_whose_buffer_is_full_drops_its_source_when_it_is_cancelled() {
+    let (kernel, count) = playing(spec(), texts(["a", "b", "c", "d"]));
+    let mut run = kernel.run::<String>("f", ()).driven(1);
+    while count.given() < 2 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(count.dropped(), 0, "it waits for room");
+    run.cancel().cancel();
+    while count.dropped() == 0 {
+        tokio::task::yield_now().await;
+    }
+    // What was buffered comes first, and with it what waited for room.
+    assert_eq!(run.next().await.unwrap().unwrap(), "a");
+    assert_eq!(run.next().await.unwrap().unwrap(), "b");
+    assert!(matches!(run.next().await, Some(Err(Error::Cancelled))));
+    assert!(run.next().await.is_none());
+}

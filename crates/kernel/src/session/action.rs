@@ -160,7 +160,11 @@ impl Serving {
                 .map_or(Ok(()), |chunk| {
                     self.outputs.write_last(live.machine(), &chunk)
                 })
-                .and_then(|()| self.outputs.finish(live.machine()));
+                .and_then(|()| {
+                    let ends = &self.run.meta().finish;
+                    self.outputs.note_cuts(live.machine(), ends);
+                    self.outputs.finish(live.machine())
+                });
             if written.is_ok() {
                 live.machine().finish(self.key);
             }

@@ -18,6 +18,7 @@ use futures::{Stream, StreamExt};
 use sapwood_proto::evergreen::{Dialect, Message, Status};
 
 use super::Outgoing;
+use super::guard::Guard;
 use super::link::Link;
 
 /// Why a connection gives no further message.
@@ -36,6 +37,7 @@ pub type Incoming = BoxStream<'static, Result<Message, Lost>>;
 #[derive(Clone)]
 pub struct Back {
     link: Link,
+    guard: Guard,
     door: Arc<Door>,
 }
 
@@ -69,6 +71,7 @@ impl Back {
             incoming,
         });
         Some(Outgoing {
+            guard: self.guard.clone(),
             link: self.link.clone(),
             ready: VecDeque::new(),
             over: false,
@@ -132,10 +135,11 @@ enum After {
 }
 
 impl Connections {
-    pub(super) fn new(link: Link, first: Incoming) -> (Self, Back) {
+    pub(super) fn new(link: Link, guard: Guard, first: Incoming) -> (Self, Back) {
         let door = Arc::<Door>::default();
         let back = Back {
             link: link.clone(),
+            guard,
             door: Arc::clone(&door),
         };
         let connections = Self {

@@ -46,6 +46,7 @@ where
     /// Drives until the session is over; all runs are dropped by then.
     pub(super) fn poll_session(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
         self.runs.attend(cx.waker());
+        self.link.with(|live| live.machine().begin_turn());
         self.poll_orders(cx);
         for _ in 0..ROUNDS {
             let more = self.poll_incoming(cx);
@@ -67,7 +68,7 @@ where
         Poll::Pending
     }
 
-    fn over(&mut self, closed: Option<Arc<Status>>) -> Option<Arc<Status>> {
+    pub(super) fn over(&mut self, closed: Option<Arc<Status>>) -> Option<Arc<Status>> {
         self.runs.give_up();
         self.report();
         let retained = self.link.with(|live| live.machine().retained_bytes());
@@ -87,6 +88,11 @@ where
                     self.link.with(|live| live.machine().drain());
                 }
                 Poll::Ready(Some(Order::Leave)) => self.leave(),
+                Poll::Ready(Some(Order::Revoke)) => {
+                    let message =
+                        "the key of this session is no longer valid: open one with another";
+                    self.abort(Status::new(Reason::Revoked, message));
+                }
             }
         }
     }
@@ -103,10 +109,11 @@ where
     }
 
     fn leave(&self) {
-        let status = Status::new(
-            Reason::GoingAway,
-            "the server is shutting down: open a session elsewhere",
-        );
+        let message = "the server is shutting down: open a session elsewhere";
+        self.abort(Status::new(Reason::GoingAway, message));
+    }
+
+    fn abort(&self, status: Status) {
         self.link.with(|live| {
             live.machine().abort(status);
         });

@@ -13,7 +13,7 @@ use futures::{Stream, StreamExt};
 use sapwood_proto::evergreen::reference::switched_off;
 use sapwood_proto::evergreen::{Metadata, Status};
 use sapwood_proto::session::{
-    ActionKey, CursorId, Meant, NodeKey, Piece, Read, Referenced, Session,
+    ActionKey, CursorId, Meant, NodeKey, Piece, Read, Referenced, Session, Written,
 };
 
 use super::failure;
@@ -23,7 +23,7 @@ use super::signals::Signals;
 use super::wire;
 use crate::Result;
 use crate::chunk::Chunk;
-use crate::meta::Meta;
+use crate::meta::{Meta, Reason};
 use crate::name::Mime;
 use crate::node::{Cursor, Node, Replay};
 
@@ -119,13 +119,52 @@ impl Flattened {
                 break;
             };
             bytes += piece.data.len();
-            cursor.position += 1;
-            cursor.ahead.push_back(self.chunk(piece));
+            self.push(machine, cursor, piece);
         }
         if self.gathered {
             gather(machine, self.action, bytes);
         }
     }
+
+    /// A piece, behind what is to be said of the leaf before it.
+    fn push(&self, machine: &Session, cursor: &mut Cursor, piece: Piece) {
+        if cursor
+            .turn
+            .as_ref()
+            .is_some_and(|(leaf, _)| *leaf != piece.node)
+        {
+            end_turn(machine, cursor);
+        }
+        let (leaf, answers) = (piece.node, is_answer(&piece.metadata.role));
+        let chunk = self.chunk(piece);
+        cursor.turn = answers.then(|| {
+            let blank = Chunk::empty().with_mime(chunk.mime.clone());
+            (leaf, blank.with_part(chunk.part))
+        });
+        cursor.position += 1;
+        cursor.ahead.push_back(chunk);
+    }
+}
+
+/// An answer that an action has written is whole or was cut, and whoever makes turns of a conversation of it has to know
+/// which (D-51): an empty chunk behind it says so.
+fn end_turn(machine: &Session, cursor: &mut Cursor) {
+    let Some((leaf, blank)) = cursor.turn.take() else {
+        return;
+    };
+    let reason = match machine.written(leaf) {
+        None => return,
+        Some(Written::Whole) => Reason::Stop,
+        Some(Written::Cut) => Reason::Length,
+    };
+    let ended = Meta::default().with_finish(0, reason);
+    cursor.ahead.push_back(blank.with_meta(ended));
+}
+
+fn is_answer(role: &str) -> bool {
+    ["assistant", "model"]
+        .iter()
+        .any(|name| role.eq_ignore_ascii_case(name))
 }
 
 /// The function holds `bytes` more until its action ends.
@@ -263,11 +302,19 @@ impl Replay for Flattened {
             }
             let read = self.link.with(|live| {
                 let read = live.poll_read(id, cx);
-                if let Poll::Ready(Read::Piece(first)) = &read {
-                    self.read_ahead(live.machine(), cursor, first);
+                match &read {
+                    Poll::Ready(Read::Piece(first)) => {
+                        self.push(live.machine(), cursor, first.clone());
+                        self.read_ahead(live.machine(), cursor, first);
+                    }
+                    Poll::Ready(Read::End) => end_turn(live.machine(), cursor),
+                    _ => {}
                 }
                 read
             });
+            if let Some(chunk) = cursor.ahead.pop_front() {
+                return Poll::Ready(Some(Ok(chunk)));
+            }
             return match read {
                 Poll::Pending => {
                     self.signals.park();
@@ -277,16 +324,17 @@ impl Replay for Flattened {
                     self.follow(cursor, &reference);
                     continue;
                 }
-                Poll::Ready(Read::Piece(piece)) => {
-                    cursor.position += 1;
-                    Poll::Ready(Some(Ok(self.chunk(piece))))
+                Poll::Ready(Read::Busy) => {
+                    // A graph that is large and gives little: others have their turn. Nothing is waited for.
+                    cx.waker().wake_by_ref();
+                    Poll::Pending
                 }
                 Poll::Ready(Read::Failed(status)) => {
                     self.signals.fail(&status);
                     Poll::Ready(Some(Err(failure::error(&status))))
                 }
-                // `poll_read` keeps a pending cursor waiting; what is left is the end.
-                Poll::Ready(Read::End | Read::Pending) => Poll::Ready(None),
+                // `poll_read` keeps a pending cursor waiting, and a piece was given above; what is left is the end.
+                Poll::Ready(Read::End | Read::Pending | Read::Piece(_)) => Poll::Ready(None),
             };
         }
     }

@@ -44,7 +44,7 @@ impl Link {
         Time::new(self.origin.elapsed())
     }
 
-    /// The instant on tokio's clock that `time` stands for.
+    /// The instant on tokio's clock that `time` stands for. No clock ends before [`Time::MAX`].
     pub(super) fn instant(&self, time: Time) -> Instant {
         self.origin + time.since_origin()
     }

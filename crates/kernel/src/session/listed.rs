@@ -3,7 +3,14 @@
 //! Owns: reading what `listing` writes. Refuses to know: who sent it, and how functions are called. What a peer says is
 //! checked like any other spec before it is registered.
 
+#[cfg(feature = "net")]
+use std::collections::BTreeMap;
+
+#[cfg(feature = "net")]
+use sapwood_engine::recommended::RecommendedSampling;
 use serde::Deserialize;
+#[cfg(feature = "net")]
+use serde_json::Map;
 use serde_json::Value;
 
 use super::remote;
@@ -18,6 +25,14 @@ pub(crate) struct Listed {
     #[cfg(feature = "net")]
     #[serde(default)]
     targets: Vec<String>,
+    /// The model of calls that name none.
+    #[cfg(feature = "net")]
+    #[serde(default)]
+    pub(crate) default_target: Option<String>,
+    /// Ours: what models recommend for sampling (D-53).
+    #[cfg(feature = "net")]
+    #[serde(default)]
+    sampling: BTreeMap<String, Map<String, Value>>,
 }
 
 #[derive(Deserialize)]
@@ -73,10 +88,33 @@ impl Listed {
             spec.name = Name::shared(target);
             spec.inputs.retain(|input| input.name != *"target");
             spec.model = true;
+            spec.sampling = self
+                .sampling
+                .get(target)
+                .map(recommended)
+                .unwrap_or_default();
             spec
         });
         models.collect()
     }
+}
+
+/// What a peer says that a model recommends; what it says beside that is passed over.
+#[cfg(feature = "net")]
+fn recommended(said: &Map<String, Value>) -> RecommendedSampling {
+    #[expect(clippy::cast_possible_truncation, reason = "parameters of 32 bits")]
+    let float = |name: &str| said.get(name)?.as_f64().map(|value| value as f32);
+    let recommended = RecommendedSampling {
+        temperature: float("temperature"),
+        top_k: said
+            .get("top_k")
+            .and_then(Value::as_u64)
+            .and_then(|top_k| u32::try_from(top_k).ok()),
+        top_p: float("top_p"),
+        min_p: float("min_p"),
+        repetition_penalty: float("repetition_penalty"),
+    };
+    recommended.valid()
 }
 
 fn spec(action: &Action) -> Spec {

@@ -2,26 +2,70 @@
 //!
 //! Owns: the JSON documents. Refuses to know: who asked, and how the answer travels.
 
+use std::sync::Arc;
+
+use sapwood_engine::recommended::RecommendedSampling;
 use sapwood_proto::evergreen::{Dialect, MetadataMode};
 use sapwood_proto::session::Retain;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{Options, config, wire};
 use crate::kernel::Kernel;
-use crate::name::Mime;
+use crate::name::{Mime, Name};
 use crate::spec::{Input, Output, Spec};
 
 /// Every function that a client may call, every target, every extension that is on.
 pub(super) fn actions(kernel: &Kernel, options: &Options) -> Value {
     let specs = kernel.specs();
     let (models, functions): (Vec<_>, Vec<_>) = specs.iter().partition(|spec| spec.model);
-    let targets: Vec<&str> = models.iter().map(|spec| spec.name.as_str()).collect();
+    let may = |name: &Name| {
+        options
+            .models
+            .as_ref()
+            .is_none_or(|known| known.contains(name))
+    };
+    let targets = models
+        .iter()
+        .map(|spec| &spec.name)
+        .filter(|name| may(name));
+    let targets: Vec<&str> = targets.map(Name::as_str).collect();
+    let default = options.default_target.as_deref();
+    let default = default.filter(|name| may(&Name::shared(name)));
     json!({
         "actions": functions.iter().map(|spec| action(spec)).collect::<Vec<_>>(),
         "targets": targets,
-        "default_target": options.default_target,
+        "default_target": default,
+        "sampling": sampling(models.iter().filter(|spec| may(&spec.name))),
         "extensions": options.extensions,
     })
+}
+
+/// What models recommend for sampling, by their names; those that recommend nothing are absent (D-53).
+fn sampling<'a>(models: impl Iterator<Item = &'a &'a Arc<Spec>>) -> Value {
+    let recommending = models.filter(|spec| !spec.sampling.is_empty());
+    let all: Map<String, Value> = recommending
+        .map(|spec| (spec.name.as_str().to_owned(), recommended(&spec.sampling)))
+        .collect();
+    Value::Object(all)
+}
+
+fn recommended(sampling: &RecommendedSampling) -> Value {
+    // As written: 0.7, and not what is next to it in 64 bits.
+    let float = |value: Option<f32>| value.and_then(|value| value.to_string().parse::<f64>().ok());
+    let fields = [
+        ("temperature", float(sampling.temperature).map(Value::from)),
+        ("top_k", sampling.top_k.map(Value::from)),
+        ("top_p", float(sampling.top_p).map(Value::from)),
+        ("min_p", float(sampling.min_p).map(Value::from)),
+        (
+            "repetition_penalty",
+            float(sampling.repetition_penalty).map(Value::from),
+        ),
+    ];
+    let set = fields
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    Value::Object(set.collect())
 }
 
 /// What a client offers that serves the functions of `kernel` (EV-810); it understands CANCEL.
@@ -107,7 +151,7 @@ fn output(output: &Output) -> Value {
     })
 }
 
-fn names(names: &[crate::name::Name]) -> Vec<&str> {
+fn names(names: &[Name]) -> Vec<&str> {
     names.iter().map(|name| name.as_str()).collect()
 }
 

@@ -9,6 +9,7 @@
 //!          part 0, part 1, …                        one answer of many parts; each ends where the next begins
 //! ```
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -19,6 +20,7 @@ use sapwood_proto::session::{ActionKey, NodeKey, Session, WriteError};
 
 use super::wire;
 use crate::chunk::Chunk;
+use crate::meta::Reason;
 use crate::name::Port;
 use crate::spec;
 
@@ -42,8 +44,32 @@ struct Output {
 struct Slot {
     node: NodeKey,
     shape: Shape,
-    /// The beginning of a JSON value whose end has not come (EV-722).
-    begun: BytesMut,
+    begun: Begun,
+}
+
+/// The beginning of a JSON value whose end has not come (EV-722).
+#[derive(Default)]
+struct Begun {
+    /// There is no line end in it: what comes is looked at once, however long a value is.
+    bytes: BytesMut,
+    /// Bytes that were looked at.
+    #[cfg(test)]
+    searched: usize,
+}
+
+impl Begun {
+    /// Takes bytes in. Where the last line that is whole by now ends, if there is one. Only what is new is searched: a value that
+    /// comes in many small pieces would be searched from its start for each of them otherwise.
+    fn push(&mut self, data: &[u8]) -> Option<usize> {
+        let before = self.bytes.len();
+        self.bytes.extend_from_slice(data);
+        #[cfg(test)]
+        {
+            self.searched += data.len();
+        }
+        let newline = data.iter().rposition(|&byte| byte == b'\n');
+        newline.map(|at| before + at + 1)
+    }
 }
 
 enum Shape {
@@ -131,6 +157,27 @@ impl Outputs {
         session.end_with_data(output.top.node, &metadata, chunk.data.clone())
     }
 
+    /// Notes which answers ended at a limit, so that who reads one later knows that it may be continued (D-51).
+    pub(super) fn note_cuts(&self, session: &mut Session, ends: &BTreeMap<u32, Reason>) {
+        let is_cut = |choice: usize| {
+            let choice = u32::try_from(choice).unwrap_or(u32::MAX);
+            ends.get(&choice) == Some(&Reason::Length)
+        };
+        for output in &self.list {
+            match &output.top.shape {
+                Shape::Choices(answers) => {
+                    let cut = answers
+                        .iter()
+                        .enumerate()
+                        .filter(|(index, _)| is_cut(*index));
+                    cut.for_each(|(_, answer)| answer.note_cut(session));
+                }
+                _ if is_cut(0) => output.top.note_cut(session),
+                _ => {}
+            }
+        }
+    }
+
     /// Ends every output, those that stayed empty included (EV-508).
     pub(super) fn finish(&mut self, session: &mut Session) -> Written {
         let mut pen = Pen::new(session, self.action);
@@ -156,19 +203,6 @@ impl<'a> Pen<'a> {
             session,
             action,
         }
-    }
-
-    /// New children of a tree, announced in one fragment.
-    fn children(&mut self, tree: NodeKey, count: usize) -> Result<Vec<NodeKey>, WriteError> {
-        // A session that has no room for another node is as good as over for this action.
-        let made = (0..count).map(|_| {
-            self.session
-                .make(Some(self.action))
-                .map_err(|_| WriteError::Refused)
-        });
-        let made = made.collect::<Result<Vec<_>, _>>()?;
-        self.session.list(tree, &made)?;
-        Ok(made)
     }
 }
 
@@ -231,7 +265,15 @@ impl Slot {
         Self {
             node,
             shape: Shape::Open,
-            begun: BytesMut::new(),
+            begun: Begun::default(),
+        }
+    }
+
+    /// The leaf at its end was cut.
+    fn note_cut(&self, session: &mut Session) {
+        match &self.shape {
+            Shape::Parts(parts) => parts.iter().for_each(|part| part.note_cut(session)),
+            _ => session.note_cut(self.node),
         }
     }
 
@@ -244,7 +286,7 @@ impl Slot {
         if missing == 0 {
             return Ok(());
         }
-        let made = pen.children(self.node, missing)?;
+        let made = pen.session.grow(self.node, missing, pen.action)?;
         children.extend(made.into_iter().map(Self::new));
         Ok(())
     }
@@ -281,15 +323,16 @@ impl Slot {
             Shape::Open => Arc::new(wire::metadata(chunk)),
             _ => return Err(WriteError::Refused),
         };
-        let data = if is_json(&metadata.mimetype) && (pen.whole_json || !self.begun.is_empty()) {
-            // What is taken in here is not taken in twice.
-            if !pen.session.has_room() {
-                return Err(WriteError::Full);
-            }
-            self.whole_values(pen, &metadata.mimetype, &chunk.data)?
-        } else {
-            Some(chunk.data.clone())
-        };
+        let data =
+            if is_json(&metadata.mimetype) && (pen.whole_json || !self.begun.bytes.is_empty()) {
+                // What is taken in here is not taken in twice.
+                if !pen.session.has_room() {
+                    return Err(WriteError::Full);
+                }
+                self.whole_values(pen, &metadata.mimetype, &chunk.data)?
+            } else {
+                Some(chunk.data.clone())
+            };
         if let Some(data) = data {
             pen.session.write(self.node, &metadata, data)?;
         }
@@ -306,13 +349,13 @@ impl Slot {
         data: &[u8],
     ) -> Result<Option<Bytes>, WriteError> {
         pen.session.hold_aside(pen.action, data.len())?;
-        self.begun.extend_from_slice(data);
+        let line = self.begun.push(data);
         let lines = mimetype.contains("ndjson") || mimetype.contains("jsonl");
-        let end = if self.begun.len() > WHOLE_BYTES_MAX || !pen.whole_json {
-            Some(self.begun.len())
+        let len = self.begun.bytes.len();
+        let end = if len > WHOLE_BYTES_MAX || !pen.whole_json {
+            Some(len)
         } else {
-            let newline = self.begun.iter().rposition(|&byte| byte == b'\n');
-            newline.filter(|_| lines).map(|at| at + 1)
+            line.filter(|_| lines)
         };
         Ok(end.map(|end| self.let_go(pen, end)))
     }
@@ -320,7 +363,7 @@ impl Slot {
     /// What waited no longer does.
     fn let_go(&mut self, pen: &mut Pen<'_>, bytes: usize) -> Bytes {
         pen.session.let_go_aside(pen.action, bytes);
-        self.begun.split_to(bytes).freeze()
+        self.begun.bytes.split_to(bytes).freeze()
     }
 
     /// Ends this node and everything below it, children first.
@@ -335,8 +378,8 @@ impl Slot {
             }
         }
         let shape = std::mem::replace(&mut self.shape, Shape::Ended);
-        if let (Shape::Leaf(metadata), false) = (shape, self.begun.is_empty()) {
-            let rest = self.let_go(pen, self.begun.len());
+        if let (Shape::Leaf(metadata), false) = (shape, self.begun.bytes.is_empty()) {
+            let rest = self.let_go(pen, self.begun.bytes.len());
             return pen.session.end_with_data(self.node, &metadata, rest);
         }
         pen.session
@@ -354,3 +397,24 @@ const ABOUT_ALL: [&str; 4] = ["meta", "events", "progress", "controller_log"];
 /// A JSON value that is larger is cut all the same: it would not fit a fragment.
 const WHOLE_BYTES_MAX: usize = 4 << 20;
 const DEFAULT_MIME: ByteString = ByteString::from_static("application/octet-stream");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// EV-722
+    #[test]
+    fn ev_722_every_byte_of_json_that_waits_is_looked_at_once() {
+        let mut begun = Begun::default();
+        let chunk = [b'x'; 64];
+        for _ in 0..32_768 {
+            assert_eq!(begun.push(&chunk), None);
+        }
+        assert_eq!((begun.bytes.len(), begun.searched), (2 << 20, 2 << 20));
+        assert_eq!(
+            begun.push(b"a\nb\nc"),
+            Some((2 << 20) + 4),
+            "the last whole line"
+        );
+    }
+}

@@ -32,6 +32,7 @@ use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::function::Fun;
 use crate::handler::raw;
+use crate::model;
 use crate::name::Name;
 use crate::node::Node;
 use crate::spec::{self, Spec};
@@ -73,11 +74,11 @@ struct Remote {
 
 impl Remote {
     async fn begin(&self, call: Call) -> Result<Running> {
-        let config = match call.inputs.get(CONFIG) {
-            Some(node) => Some(node.whole().await?),
-            None => None,
+        let config = config(&call).await?;
+        let choices = match &config {
+            Some(node) => choices(&node.whole().await?).unwrap_or(1),
+            None => 1,
         };
-        let choices = config.as_deref().and_then(choices).unwrap_or(1);
         let mut request = Request {
             name: self.action.clone(),
             target: self.target.clone(),
@@ -86,6 +87,7 @@ impl Remote {
         self.bound(&call, &mut request);
         let mut pumps = Vec::new();
         for (name, node) in call.inputs.iter() {
+            let node = config.as_ref().filter(|_| *name == *CONFIG).unwrap_or(node);
             let (id, pump) =
                 input::hand_over(&self.peer, &self.held, node, role(name)).map_err(told)?;
             request.inputs.push((name.to_string(), id));
@@ -141,12 +143,13 @@ impl Remote {
 
 /// A remote call in progress. Dropping it asks the peer to stop (EV-974).
 struct Running {
+    /// Dropped first: an action whose inputs end because nobody wants it any more is cancelled, it does not fail.
+    _asked: Asked,
     outputs: Vec<Output>,
     /// Whose turn it is to be read first.
     next: usize,
     pumps: FuturesUnordered<Pump>,
     meta_wanted: bool,
-    _asked: Asked,
 }
 
 impl Stream for Running {
@@ -187,6 +190,17 @@ impl Stream for Running {
 /// EV-971: what is said to a model without a role is said by the user.
 fn role(input: &str) -> Option<&'static str> {
     matches!(input, "prompt" | "text").then_some("USER")
+}
+
+/// The input `config` as the peer reads it. What a face of this process gives typed has no bytes.
+async fn config(call: &Call) -> Result<Option<Node>> {
+    match model::typed_config(call).await? {
+        Some(config) => {
+            let written = serde_json::Value::Object(config.to_json()?);
+            Ok(Some(Chunk::json(&written)?.into()))
+        }
+        None => Ok(call.inputs.get(CONFIG).cloned()),
+    }
 }
 
 fn choices(config: &[u8]) -> Option<u64> {

@@ -1,6 +1,7 @@
 //! The shell without a transport: messages in, messages out, a virtual clock.
 
 mod output;
+mod panics;
 mod quotas;
 mod reference;
 mod reverse;
@@ -143,6 +144,12 @@ impl Probe {
 
     /// Half-closes, takes the rest and tells how the session ended.
     async fn end(mut self) -> Option<Arc<Status>> {
+        self.send.close_channel();
+        self.failure().await
+    }
+
+    /// The same, and the nodes can be looked at.
+    async fn failure_after_close(&mut self) -> Option<Arc<Status>> {
         self.send.close_channel();
         self.failure().await
     }

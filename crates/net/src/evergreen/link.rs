@@ -3,11 +3,13 @@
 //! Owns: [`Link`], the session as its task and its transport reach it; [`Outgoing`], what the transport sends; [`pump`],
 //! the task that takes in what comes. Refuses to know: what handles want.
 
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::{Stream, StreamExt};
+use futures::{FutureExt, Stream, StreamExt};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Message, Reason, Status};
 use sapwood_proto::session::{Live, Output, Session, Shared};
@@ -71,8 +73,54 @@ impl Stream for Outgoing {
     }
 }
 
-/// Takes in what the server sends until the session is over. The session's handles abort it when all are gone.
-pub(super) async fn pump(link: Link, mut incoming: Incoming, back: Option<Back>) {
+/// Takes in what the server sends until the session is over. The session's handles abort it when all are gone. However
+/// this ends, by a panic or with its runtime, the session ends with it: no reader waits for what nobody takes in.
+pub(super) fn pump(
+    link: Link,
+    incoming: Incoming,
+    back: Option<Back>,
+) -> impl Future<Output = ()> + Send {
+    // Made here and not in the task: one that is dropped before its first poll runs nothing of its own.
+    let ends = Ends(link.clone());
+    async move {
+        let pumping = AssertUnwindSafe(take_in(link.clone(), incoming, back));
+        if pumping.catch_unwind().await.is_err() {
+            panicked("the task of a client's session");
+            link.abort(failed());
+        }
+        drop(ends);
+    }
+}
+
+/// Ends the session with its task.
+struct Ends(Link);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.abort(closed());
+    }
+}
+
+/// Counts a panic of a task of ours; what it said is in the log by then.
+pub(super) fn panicked(what: &str) {
+    PANICS.fetch_add(1, Ordering::Relaxed);
+    tracing::error!("{what} panicked");
+}
+
+/// How many tasks of clients' sessions have panicked in this process so far; each ended its session alone.
+#[must_use]
+pub fn panics() -> u64 {
+    PANICS.load(Ordering::Relaxed)
+}
+
+static PANICS: AtomicU64 = AtomicU64::new(0);
+
+/// What everybody who waits for a session is told whose task has panicked.
+pub(super) fn failed() -> Status {
+    Status::new(Reason::Function, "the session ended unexpectedly")
+}
+
+async fn take_in(link: Link, mut incoming: Incoming, back: Option<Back>) {
     let mut tries = None;
     loop {
         let mut heard = false;
@@ -106,7 +154,7 @@ async fn follow(
         let now = link.now();
         let (paused, wake_at) =
             link.with(|live| (live.machine().inbound_paused(), live.machine().wake_at(now)));
-        let timer = sleep_until(link.origin + wake_at.map_or(FOREVER, Time::since_origin));
+        let timer = sleep_until(link.origin + wake_at.unwrap_or(Time::MAX).since_origin());
         // Every arm may be cancelled: a message not yet taken stays in its stream, a chore in its queue.
         tokio::select! {
             biased;
@@ -256,5 +304,65 @@ fn unserved() -> Status {
     Status::new(Reason::UnknownAction, message)
 }
 
-/// Far enough away to be never, near enough to be added to an instant.
-const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+#[cfg(test)]
+mod tests {
+    use futures::stream;
+    use sapwood_proto::evergreen::Limits;
+    use sapwood_proto::session::peer::{Peer, Reader};
+    use sapwood_proto::session::{Config, Side};
+
+    use super::*;
+
+    /// A session, and somebody who waits for what never comes.
+    fn waiting(limits: Limits) -> (Link, Reader) {
+        let config = Config {
+            limits: limits.into(),
+            ..Config::default()
+        };
+        let link = Link::new(|now| Session::new(Side::Client, config, now));
+        let expected = link.with(|live| live.machine().expect());
+        assert!(expected.is_ok());
+        let writer = Peer::new(link.shared.clone(), None).write().unwrap();
+        let reader = writer.node().read();
+        // It is written as long as the session lives.
+        std::mem::forget(writer);
+        (link, reader)
+    }
+
+    #[tokio::test]
+    async fn oa_913_the_readers_of_a_client_whose_task_panics_are_told_and_it_is_counted() {
+        let (link, mut reader) = waiting(Limits::default());
+        let reading = tokio::spawn(async move { reader.next().await });
+        let broken =
+            stream::iter([()]).map(|()| -> Result<Message, Status> { panic!("on purpose") });
+        let before = panics();
+        tokio::spawn(pump(link, broken.boxed(), None))
+            .await
+            .unwrap();
+        assert!(panics() > before);
+        let told = reading.await.unwrap().unwrap().unwrap_err();
+        assert_eq!((told.code, &*told.reason), (Code::Internal, "FUNCTION"));
+    }
+
+    #[tokio::test]
+    async fn ev_974_the_readers_of_a_client_whose_task_is_dropped_are_told() {
+        let (link, mut reader) = waiting(Limits::default());
+        let task = tokio::spawn(pump(link, stream::pending().boxed(), None));
+        task.abort();
+        let told = reader.next().await.unwrap().unwrap_err();
+        assert_eq!(&*told.reason, "CANCELLED");
+    }
+
+    #[tokio::test]
+    async fn ev_950_a_timer_that_never_comes_ends_no_task() {
+        let (link, _reader) = waiting(Limits {
+            idle_timeout: Duration::MAX,
+            ..Limits::default()
+        });
+        let task = tokio::spawn(pump(link.clone(), stream::pending().boxed(), None));
+        tokio::task::yield_now().await;
+        assert!(!task.is_finished());
+        link.abort(closed());
+        task.await.unwrap();
+    }
+}

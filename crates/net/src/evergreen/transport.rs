@@ -10,6 +10,7 @@ use futures::{Stream, StreamExt};
 use http::uri::{PathAndQuery, Scheme};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Dialect, Message, Status};
+use sapwood_proto::secret::{Secret, masked};
 use tonic::client::Grpc;
 use tonic::codec::CompressionEncoding;
 use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
@@ -18,6 +19,7 @@ use tonic::{Request, Streaming};
 
 use super::grpc::{self, Wire};
 use super::websocket::Place;
+use crate::connection::{UNTRUSTED, distrust, is_loopback};
 
 /// Where a server is, and how to be let in.
 #[derive(Clone)]
@@ -26,7 +28,7 @@ pub struct Address {
     /// `?dialect=json` or `?dialect=msgpack` says. All also with `evergreen+` in front (D-40).
     pub url: String,
     /// Sent as `authorization: Bearer KEY`; never logged.
-    pub key: Option<String>,
+    pub key: Option<Secret>,
     /// How long connecting may take.
     pub connect_timeout: Duration,
     /// Authorities (PEM) to trust beside the well-known ones, for `https://`.
@@ -47,9 +49,20 @@ impl Address {
 
     /// The same with a bearer key.
     #[must_use]
-    pub fn with_key(mut self, key: impl Into<String>) -> Self {
+    pub fn with_key(mut self, key: impl Into<Secret>) -> Self {
         self.key = Some(key.into());
         self
+    }
+
+    /// Whether the key would be sent unencrypted to another machine.
+    #[must_use]
+    pub fn exposes_key(&self) -> bool {
+        let Ok(uri) = self.plain().parse::<Uri>() else {
+            return false;
+        };
+        let secure = matches!(uri.scheme_str(), Some("https" | "wss"));
+        let elsewhere = uri.host().is_some_and(|host| !is_loopback(host));
+        self.key.is_some() && !secure && elsewhere
     }
 
     fn plain(&self) -> &str {
@@ -101,7 +114,7 @@ impl Address {
 impl std::fmt::Debug for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Address")
-            .field("url", &self.url)
+            .field("url", &masked(&self.url))
             .field("key", &self.key.is_some())
             .finish()
     }
@@ -139,23 +152,25 @@ impl Connection {
             return Ok(Self::WebSocket(place?, Box::new(address.clone())));
         }
         let key = address.key.as_ref().map(|key| {
-            let mut value =
-                AsciiMetadataValue::try_from(format!("Bearer {key}")).map_err(|_| {
-                    Status::other(
-                        Code::InvalidRequest,
-                        "",
-                        "the key holds characters that no header can carry",
-                    )
-                })?;
+            let mut value = AsciiMetadataValue::try_from(key.bearer()).map_err(|_| {
+                Status::other(
+                    Code::InvalidRequest,
+                    "",
+                    "the key holds characters that no header can carry",
+                )
+            })?;
             value.set_sensitive(true);
             Ok(value)
         });
         let key = key.transpose()?;
         let channel = address.endpoint()?.connect().await.map_err(|cause| {
             tracing::debug!(cause = %chain(&cause), "cannot connect");
+            if let Some(why) = distrust(&cause) {
+                return Status::other(Code::Unavailable, UNTRUSTED, why);
+            }
             let message = format!(
                 "no answer from {}: is the server running there?",
-                address.url
+                masked(&address.url)
             );
             Status::other(Code::Unavailable, "", message)
         })?;

@@ -10,6 +10,7 @@
 
 mod listening;
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -22,7 +23,9 @@ use http::{HeaderMap, Uri};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::socket::{Codec, Heard, status_of_close};
 use sapwood_proto::evergreen::{Dialect, Frame, Message, Reason, Status};
+use sapwood_proto::secret::masked;
 use sapwood_proto::session::Side;
+use tokio::task::JoinError;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
@@ -32,15 +35,23 @@ use tokio_util::task::AbortOnDropHandle;
 
 use self::listening::{Ear, Listening};
 use super::grpc::MESSAGE_BYTES_MAX;
+use super::link::{failed, panicked};
 use super::transport::{Address, Incoming, Opened, TOKEN, bad_address};
 use crate::connection::{self, Io, Unreached};
 
 /// Where a server is, and in which dialect it is spoken to.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Place {
     uri: Uri,
     dialect: Dialect,
     secure: bool,
+}
+
+/// Without its query.
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", masked(&self.uri.to_string()))
+    }
 }
 
 type Wire = WebSocketStream<Listening>;
@@ -123,6 +134,9 @@ impl Place {
             Unreached::Bad(why) => bad_address(why),
             Unreached::Gone(cause) => {
                 tracing::debug!(%cause, "cannot connect");
+                if let Some(why) = connection::distrust(&cause) {
+                    return Status::other(Code::Unavailable, connection::UNTRUSTED, why);
+                }
                 unavailable(address, "is the server running there?")
             }
         })
@@ -166,7 +180,7 @@ impl Place {
             headers.insert(TOKEN, value);
         }
         if let Some(key) = &address.key {
-            let mut value = HeaderValue::try_from(format!("Bearer {key}"))
+            let mut value = HeaderValue::try_from(key.bearer())
                 .map_err(|_| bad_address("the key holds characters that no header can carry"))?;
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
@@ -197,7 +211,7 @@ fn converse(
         stream,
         ear,
         shared,
-        _sending: AbortOnDropHandle::new(sending),
+        sending: Some(AbortOnDropHandle::new(sending)),
     })
 }
 
@@ -293,7 +307,8 @@ struct Received {
     stream: SplitStream<Wire>,
     ear: Ear,
     shared: Shared,
-    _sending: AbortOnDropHandle<()>,
+    /// `None` once it has ended, which is no end of the connection.
+    sending: Option<AbortOnDropHandle<()>>,
 }
 
 impl Received {
@@ -302,15 +317,35 @@ impl Received {
     async fn next(&mut self) -> Option<Result<tungstenite::Message, Status>> {
         let mut silent = 0;
         while silent < WAITS_SILENT {
-            // May be cancelled: what has come of a message stays in the stream.
-            match timeout(PING, self.stream.next()).await {
-                Ok(item) => return item.map(|item| item.map_err(|error| broken(&error))),
-                Err(_) if self.ear.heard() => silent = 0,
-                Err(_) => silent += 1,
+            // All arms may be cancelled: what has come of a message stays in the stream. What was received goes before a
+            // failure to send.
+            tokio::select! {
+                biased;
+                item = self.stream.next() => {
+                    return item.map(|item| item.map_err(|error| broken(&error)));
+                }
+                sent = ended(&mut self.sending) => {
+                    self.sending = None;
+                    if sent.is_err_and(|error| error.is_panic()) {
+                        panicked("the task that sends for a client's session");
+                        return Some(Err(failed()));
+                    }
+                }
+                () = tokio::time::sleep(PING) => {
+                    silent = if self.ear.heard() { 0 } else { silent + 1 };
+                }
             }
         }
         let message = "the server has not answered for a minute: the connection was given up";
         Some(Err(Status::other(Code::Unavailable, "", message)))
+    }
+}
+
+/// Waits for the end of a task; for ever where there is none.
+async fn ended(task: &mut Option<AbortOnDropHandle<()>>) -> Result<(), JoinError> {
+    match task {
+        Some(task) => task.await,
+        None => std::future::pending().await,
     }
 }
 
@@ -343,7 +378,7 @@ fn receive(received: Received) -> Incoming {
 }
 
 fn unavailable(address: &Address, hint: &str) -> Status {
-    let message = format!("no answer from {}: {hint}", address.url);
+    let message = format!("no answer from {}: {hint}", masked(&address.url));
     Status::other(Code::Unavailable, "", message)
 }
 

@@ -8,17 +8,20 @@ use std::path::PathBuf;
 use http::Uri;
 use percent_encoding::percent_decode_str;
 use sapwood_proto::lmtp::{Fault, Reason};
+use sapwood_proto::secret::Secret;
+
+use crate::connection;
 
 /// The address of a peer.
 #[derive(Clone)]
 pub struct Address {
     pub(super) place: Place,
-    pub(super) key: Option<String>,
+    pub(super) key: Option<Secret>,
     pub(super) authorities: Option<Vec<u8>>,
 }
 
 /// What kind of connection leads there.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub(super) enum Place {
     WebSocket {
         uri: Uri,
@@ -74,9 +77,29 @@ impl Address {
 
     /// With a key that is shown to the peer; sent over WebSockets only.
     #[must_use]
-    pub fn with_key(mut self, key: impl Into<String>) -> Self {
+    pub fn with_key(mut self, key: impl Into<Secret>) -> Self {
         self.key = Some(key.into());
         self
+    }
+
+    /// Whether a key of this address, set or part of its query, would be sent unencrypted to another machine.
+    #[must_use]
+    pub fn exposes_key(&self) -> bool {
+        let (Place::WebSocket { uri, secure } | Place::Post { uri, secure }) = &self.place else {
+            return false;
+        };
+        let has_key = self.key.is_some() || self.has_own_key();
+        has_key && !secure && !connection::is_loopback(uri.host().unwrap_or_default())
+    }
+
+    /// Whether its query holds a key (LM-108).
+    #[must_use]
+    pub fn has_own_key(&self) -> bool {
+        let (Place::WebSocket { uri, .. } | Place::Post { uri, .. }) = &self.place else {
+            return false;
+        };
+        let mut pairs = uri.query().unwrap_or_default().split('&');
+        pairs.any(|pair| pair.starts_with("key="))
     }
 
     /// With authorities (PEM) that are trusted beside the well-known ones.
@@ -87,15 +110,21 @@ impl Address {
     }
 }
 
-/// Without key and query.
 impl fmt::Debug for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.place {
-            Place::WebSocket { uri, .. } | Place::Post { uri, .. } => {
+        self.place.fmt(f)
+    }
+}
+
+/// Without the query, and without the arguments of a program.
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WebSocket { uri, .. } | Self::Post { uri, .. } => {
                 write!(f, "{}", uri.authority().map_or("", |a| a.as_str()))
             }
-            Place::Unix(path) => write!(f, "unix:{}", path.display()),
-            Place::Stdio(program, _) => write!(f, "stdio:{program}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Stdio(program, _) => write!(f, "stdio:{program}"),
         }
     }
 }
@@ -239,6 +268,30 @@ mod tests {
                 (places.collect::<Vec<_>>(), model)
             });
             assert_eq!(read, expect, "{url}");
+        }
+    }
+
+    #[test]
+    fn d_46_a_key_in_the_clear_is_known_to_be_so() {
+        for (url, key, exposed) in [
+            ("ws://host:1/", Some("k"), true),
+            ("host:1", Some("k"), true),
+            ("ws://host:1/?key=k", None, true),
+            ("post+http://10.0.0.1:1/", Some("k"), true),
+            ("ws://host:1/", None, false),
+            ("wss://host:1/?key=k", Some("k"), false),
+            ("post+https://host:1/", Some("k"), false),
+            ("ws://127.0.0.1:1/?key=k", Some("k"), false),
+            ("ws://[::1]:1/", Some("k"), false),
+            ("ws://localhost/", Some("k"), false),
+            ("unix:/run/s", Some("k"), false),
+        ] {
+            let address = Address::parse(url).unwrap();
+            let address = match key {
+                Some(key) => address.with_key(key),
+                None => address,
+            };
+            assert_eq!(address.exposes_key(), exposed, "{url}");
         }
     }
 

@@ -17,7 +17,9 @@ use std::task::{Context, Poll, ready};
 
 use futures::future::{BoxFuture, join_all};
 use futures::{FutureExt, Stream, StreamExt};
-use sapwood_proto::lmtp::pool::{self as machine, Condition, Ended, Member, Passage, Probe};
+use sapwood_proto::lmtp::pool::{
+    self as machine, Condition, Ended, Member, Passage, Passed, Probe,
+};
 use sapwood_proto::lmtp::{Fault, Generate, Reason, Received, Score, Work};
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
@@ -65,6 +67,8 @@ struct Peers {
     origin: Instant,
     facts: OnceLock<String>,
     moved: AtomicU64,
+    /// Whether any peer can be asked; told anew whenever the condition of one has changed.
+    served: watch::Sender<bool>,
 }
 
 struct Link {
@@ -156,6 +160,7 @@ impl Pool {
             origin: Instant::now(),
             facts: OnceLock::new(),
             moved: AtomicU64::new(0),
+            served: watch::Sender::new(false),
         });
         let members: Vec<_> = peers.machine().members().collect();
         let greeted = &peers;
@@ -179,6 +184,7 @@ impl Pool {
         if let Some(fault) = first.filter(|_| !served) {
             return Err(fault);
         }
+        peers.tell_conditions(&peers.machine());
         let watches = members.into_iter().map(|member| watching(&peers, member));
         Ok(Self(Arc::new(Kept {
             watches: Mutex::new(watches.collect()),
@@ -283,6 +289,12 @@ impl Pool {
         added
     }
 
+    /// Whether any peer can be asked, and every change of it.
+    #[must_use]
+    pub fn served(&self) -> watch::Receiver<bool> {
+        self.0.peers.served.subscribe()
+    }
+
     /// Streams that went on at another peer since the pool began.
     #[must_use]
     pub fn moved(&self) -> u64 {
@@ -292,6 +304,7 @@ impl Pool {
     fn begin(&self, work: Work, deadline: Option<Instant>) -> Items {
         let peers = Arc::clone(&self.0.peers);
         Items {
+            conditions: Conditions::of(&peers),
             passage: Passage::new(work, peers.seeded)
                 .with_ends(peers.ends.get().cloned().unwrap_or_default()),
             peers,
@@ -369,7 +382,14 @@ impl Peers {
     /// Whether a peer serves the model that the others serve.
     async fn probe(&self, member: Member) -> Result<(), Fault> {
         let link = self.link(member);
-        let facts = link.client.model_info(&link.model).await?;
+        let heard = link.client.heard();
+        let facts = match link.client.model_info(&link.model).await {
+            // It is busy, and not dead: something else came meanwhile.
+            Err(fault) if fault.reason == Reason::Timeout && link.client.heard() != heard => {
+                return Ok(());
+            }
+            told => told?,
+        };
         let agreed = self.facts.get_or_init(|| facts.clone());
         if is_same(agreed, &facts) {
             return Ok(());
@@ -382,10 +402,25 @@ impl Peers {
         Err(Fault::new(Reason::InvalidValue, why))
     }
 
+    /// Whoever waits for a peer, or for one that hangs, looks again.
+    fn tell_conditions(&self, machine: &machine::Pool) {
+        self.served.send_replace(machine.is_served(None));
+    }
+
+    /// Whether a stream there had better go on elsewhere: its peer is connected and does not answer, and another one does.
+    fn hangs(&self, member: Member) -> bool {
+        let machine = self.machine();
+        machine.condition(member) == Condition::Away
+            && machine.is_served(Some(member))
+            && *self.link(member).connected.borrow()
+    }
+
     /// Where a stream goes.
     fn route(self: &Arc<Self>, passage: &Passage, but: Option<Member>) -> Result<Place, Fault> {
         let (mut machine, now) = (self.machine(), self.now());
+        let mut changed = false;
         for (member, link) in machine.members().zip(&*self.links()) {
+            let before = machine.condition(member);
             machine.counts(member, link.client.outstanding());
             if link.client.is_draining() {
                 machine.drains(member);
@@ -394,6 +429,10 @@ impl Peers {
             if !*link.connected.borrow() {
                 machine.lost(member, now);
             }
+            changed |= machine.condition(member) != before;
+        }
+        if changed {
+            self.tell_conditions(&machine);
         }
         let member = machine.route(passage.tokens(), but, now)?;
         Ok(Place {
@@ -472,6 +511,9 @@ async fn watch(peers: Arc<Peers>, member: Member) {
 impl Peers {
     fn tell(&self, member: Member, before: Condition) {
         let after = self.machine().condition(member);
+        if before != after {
+            self.tell_conditions(&self.machine());
+        }
         let link = self.link(member);
         let upstream = &*link.place;
         match after {
@@ -496,7 +538,43 @@ struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let now = self.peers.now();
-        self.peers.machine().ended(self.member, self.how, now);
+        let mut machine = self.peers.machine();
+        let before = machine.condition(self.member);
+        machine.ended(self.member, self.how, now);
+        if before != machine.condition(self.member) {
+            self.peers.tell_conditions(&machine);
+        }
+    }
+}
+
+/// Resolves when the condition of some peer has changed, again and again.
+struct Conditions(BoxFuture<'static, watch::Receiver<bool>>);
+
+impl Conditions {
+    fn of(peers: &Peers) -> Self {
+        Self::next(peers.served.subscribe())
+    }
+
+    fn next(mut served: watch::Receiver<bool>) -> Self {
+        let next = async move {
+            if served.changed().await.is_err() {
+                // The sender lives as long as the stream, whose peers have it.
+                std::future::pending::<()>().await;
+            }
+            served
+        };
+        Self(next.boxed())
+    }
+
+    /// Whether one has changed since the last look.
+    fn poll(&mut self, cx: &mut Context<'_>) -> bool {
+        let Poll::Ready(served) = self.0.poll_unpin(cx) else {
+            return false;
+        };
+        *self = Self::next(served);
+        // Looks for the next one, so that it wakes whoever reads.
+        self.poll(cx);
+        true
     }
 }
 
@@ -519,14 +597,27 @@ pub struct Items {
     deadline: Option<Instant>,
     leg: Leg,
     place: Option<Place>,
+    conditions: Conditions,
 }
 
 impl Items {
+    /// Whether the peer hangs, and the stream can go on elsewhere.
+    fn is_stuck(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(place) = &self.place else {
+            return false;
+        };
+        self.conditions.poll(cx) && self.peers.hangs(place.member) && self.passage.can_move()
+    }
+
     /// The peer gave this error: what the reader is told, unless the stream goes on elsewhere.
     fn failed(&mut self, fault: Fault) -> Option<Fault> {
         let member = self.place.as_ref().map(|place| place.member);
         self.leave(Ended::Failed(fault.reason));
         self.leg = Leg::Over;
+        // One that says nothing may only be slow: where there is no other, its reader is told what it waited for.
+        if fault.reason == Reason::Timeout && !self.peers.machine().is_served(member) {
+            return Some(fault);
+        }
         let fault = self.passage.failed(fault).err();
         if fault.is_none() {
             self.leg = Leg::Next(member);
@@ -556,6 +647,11 @@ impl Stream for Items {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
+        if this.is_stuck(cx)
+            && let Some(fault) = this.failed(lost("the upstream does not answer"))
+        {
+            return Poll::Ready(Some(Err(fault)));
+        }
         loop {
             let fault = match &mut this.leg {
                 Leg::Over => return Poll::Ready(None),
@@ -582,12 +678,20 @@ impl Stream for Items {
                 },
                 Leg::Reading(items) => match ready!(items.poll_next_unpin(cx)) {
                     Some(Ok(mut item)) => {
-                        let again = this.passage.item(&mut item);
-                        if again || item.finish.is_some() {
-                            this.finished();
-                        }
-                        if again {
-                            this.leg = Leg::Next(None);
+                        let passed = this.passage.item(&mut item);
+                        match passed {
+                            Passed::Known => continue,
+                            Passed::Differs(fault) => {
+                                this.leave(Ended::Left);
+                                this.leg = Leg::Over;
+                                return Poll::Ready(Some(Err(fault)));
+                            }
+                            Passed::On if item.finish.is_none() => {}
+                            Passed::On => this.finished(),
+                            Passed::OnAndAgain => {
+                                this.finished();
+                                this.leg = Leg::Next(None);
+                            }
                         }
                         return Poll::Ready(Some(Ok(item)));
                     }

@@ -103,6 +103,7 @@ impl Served {
     }
 
     pub(super) fn heard(&mut self, text: &str) {
+        self.seen.heard.fetch_add(1, Ordering::Relaxed);
         self.machine.handle(text, now(self.origin));
     }
 

@@ -340,7 +340,7 @@ pub(super) fn credential(address: &Address) -> Result<Option<HeaderValue>, Fault
     let Some(key) = &address.key else {
         return Ok(None);
     };
-    let mut value = HeaderValue::try_from(format!("Bearer {key}"))
+    let mut value = HeaderValue::try_from(key.bearer())
         .map_err(|_| bad("the key holds characters that no header can carry"))?;
     value.set_sensitive(true);
     Ok(Some(value))

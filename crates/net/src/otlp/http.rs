@@ -38,7 +38,7 @@ impl Place {
         for (name, value) in &address.headers {
             let wrong = |_| BadAddress::Header(name.clone());
             let key = HeaderName::try_from(name).map_err(|_| BadAddress::Header(name.clone()))?;
-            let mut value = HeaderValue::from_str(value).map_err(wrong)?;
+            let mut value = HeaderValue::from_str(value.expose()).map_err(wrong)?;
             value.set_sensitive(true);
             headers.insert(key, value);
         }

@@ -23,6 +23,7 @@ use object_store::client::{
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::path::Path;
 use object_store::{ClientOptions, ObjectStore, ObjectStoreExt, RetryConfig};
+use sapwood_proto::secret::Secret;
 use url::{Position, Url};
 
 use super::error::{BadConfig, Error};
@@ -136,7 +137,7 @@ impl Place {
 }
 
 /// Options are named as `object_store` names them; one that no store knows is a mistake.
-fn check_options(options: &[(String, String)]) -> Result<(), BadConfig> {
+fn check_options(options: &[(String, Secret)]) -> Result<(), BadConfig> {
     let known = |name: &str| {
         AmazonS3ConfigKey::from_str(name).is_ok()
             || GoogleConfigKey::from_str(name).is_ok()
@@ -151,7 +152,7 @@ fn check_options(options: &[(String, String)]) -> Result<(), BadConfig> {
 
 fn build(
     place: &Place,
-    options: &[(String, String)],
+    options: &[(String, Secret)],
     connector: &Connector,
 ) -> object_store::Result<Arc<dyn ObjectStore>> {
     let retry = RetryConfig {
@@ -199,13 +200,13 @@ fn build(
 
 /// Sets those options that a store knows.
 fn set<B, K: FromStr>(
-    options: &[(String, String)],
+    options: &[(String, Secret)],
     builder: B,
     with: impl Fn(B, K, String) -> B,
 ) -> B {
     let known = options
         .iter()
-        .filter_map(|(name, value)| Some((name.parse().ok()?, value.clone())));
+        .filter_map(|(name, value)| Some((name.parse().ok()?, value.expose().to_owned())));
     known.fold(builder, |builder, (key, value)| with(builder, key, value))
 }
 

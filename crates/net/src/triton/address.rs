@@ -5,9 +5,11 @@
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
+use sapwood_proto::secret::{Secret, masked};
 use url::{Position, Url};
 
 use super::error::Error;
+use crate::connection::is_loopback;
 
 /// Where a server is, and how to be let in.
 #[derive(Clone)]
@@ -17,7 +19,7 @@ pub struct Address {
     /// 80, 443, and 8001 for gRPC.
     pub url: String,
     /// Sent as `authorization: Bearer KEY`; never logged.
-    pub key: Option<String>,
+    pub key: Option<Secret>,
     /// How long connecting may take.
     pub connect_timeout: Duration,
     /// How long a server may say nothing while it answers; then its answer counts as cut.
@@ -40,10 +42,20 @@ impl Address {
     }
 }
 
+impl Address {
+    /// Whether the key would be sent unencrypted to another machine.
+    #[must_use]
+    pub fn exposes_key(&self) -> bool {
+        let place = Place::read(&self.url);
+        let elsewhere = place.is_ok_and(|place| !place.secure && !is_loopback(&place.host));
+        self.key.is_some() && elsewhere
+    }
+}
+
 impl std::fmt::Debug for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Address")
-            .field("url", &self.url)
+            .field("url", &masked(&self.url))
             .field("key", &self.key.is_some())
             .finish()
     }

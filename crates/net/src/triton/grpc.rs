@@ -43,8 +43,7 @@ pub(super) struct Grpc {
 impl Grpc {
     pub(super) async fn connect(place: &Place, address: &Address) -> Result<Self, Error> {
         let key = address.key.as_ref().map(|key| {
-            let mut value =
-                AsciiMetadataValue::try_from(format!("Bearer {key}")).map_err(|_| BAD_KEY)?;
+            let mut value = AsciiMetadataValue::try_from(key.bearer()).map_err(|_| BAD_KEY)?;
             value.set_sensitive(true);
             Ok(value)
         });

@@ -54,7 +54,7 @@ impl Http {
         headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(IDENTITY));
         if let Some(key) = &address.key {
-            let mut value = HeaderValue::try_from(format!("Bearer {key}")).map_err(|_| BAD_KEY)?;
+            let mut value = HeaderValue::try_from(key.bearer()).map_err(|_| BAD_KEY)?;
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }

@@ -28,6 +28,11 @@ pub struct Limits {
     pub max_depth: usize,
     /// Node visits of one read; over it `FLATTEN_LIMIT`.
     pub max_visits: u32,
+    /// Node visits of all reads and searches of a session together, at once; over it readers wait, and searches are left
+    /// to readers (D-27).
+    pub session_visits: u32,
+    /// Node visits that a session may make again with each second.
+    pub session_visits_per_second: u32,
     /// Bytes of one read; over it `FLATTEN_LIMIT`.
     pub max_read_bytes: u64,
     /// Fragments of one node held beyond its contiguous prefix; over it `REORDER_LIMIT`.
@@ -96,6 +101,8 @@ impl Default for Limits {
             max_nodes: 65_536,
             max_depth: 1_024,
             max_visits: 1_048_576,
+            session_visits: 1_048_576,
+            session_visits_per_second: 131_072,
             max_read_bytes: 1 << 30,
             max_early_fragments: 4_096,
             retained_bytes: 256 << 20,

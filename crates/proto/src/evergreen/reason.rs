@@ -170,6 +170,8 @@ reasons! {
     RateLimited = "RATE_LIMITED", RateLimited, Action, 1013;
     /// The server stops.
     GoingAway = "GOING_AWAY", Unavailable, Session, 1001;
+    /// The key with which the session was opened is no longer valid.
+    Revoked = "REVOKED", Unauthenticated, Session, 1008;
     /// A stream ended without its final fragment (EV-972); seen by our readers, never sent.
     Truncated = "TRUNCATED", Truncated, Action, 1011;
     /// Known to the protocol and not built here.

@@ -14,6 +14,7 @@ use super::settings;
 use super::signature::{Input, Signature};
 use super::tensor::{Data, Tensor, fit};
 use crate::generated::inference::InferTensorContents;
+use crate::shown::shown;
 
 /// A request of `infer`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -132,7 +133,11 @@ impl Mapper<'_> {
             );
             return Err(refused(message));
         };
-        let mut infer = Infer::default();
+        // Whoever sends no JSON at all reads none either.
+        let mut infer = Infer {
+            all_binary: true,
+            ..Infer::default()
+        };
         let place = self.signature.input(&input.name).unwrap_or(0);
         let data = Data::Bytes([body].into_iter().collect());
         let shape = fit(&input.shape, 1).ok_or_else(|| Refused::Shape(input.name.clone()))?;
@@ -168,6 +173,13 @@ impl Mapper<'_> {
         ))
     }
 
+    /// A member of an object.
+    fn member<'a>(&self, object: &'a str, name: &str) -> Result<Option<&'a str>, Refused> {
+        let members = json::members(object, self.limits)?;
+        let found = members.into_iter().rfind(|(mine, _)| mine == name);
+        Ok(found.map(|(_, value)| value))
+    }
+
     fn entry<'a>(&self, entry: &'a str) -> Result<Entry<'a>, Refused> {
         let wrong = |member: &str| refused(format!("Unable to parse '{member}' of an input"));
         if !entry.starts_with('{') {
@@ -176,19 +188,20 @@ impl Mapper<'_> {
         let mut given = Entry::default();
         for (name, value) in json::members(entry, self.limits)? {
             match name.as_str() {
-                "name" => given.name = json::string(value).map_err(|_| wrong("name"))?,
+                "name" => given.name = json::string(value).map_err(|_| wrong("name"))?.into(),
                 "datatype" => {
-                    given.datatype = json::string(value).map_err(|_| wrong("datatype"))?
+                    given.datatype = json::string(value).map_err(|_| wrong("datatype"))?.into();
                 }
-                "shape" => given.shape = serde_json::from_str(value).map_err(|_| wrong("shape"))?,
+                "shape" => {
+                    let shape = json::shape(value, self.limits.tensor_rank)?;
+                    given.shape = shape.ok_or_else(|| wrong("shape"))?;
+                }
                 "data" => given.data = Some(value),
                 "parameters" => {
-                    let parameters: Map<String, Value> =
-                        serde_json::from_str(value).map_err(|_| wrong("parameters"))?;
-                    if let Some(size) = parameters.get("binary_data_size") {
-                        let size = size.as_u64().and_then(|size| usize::try_from(size).ok());
-                        given.raw = Some(size.ok_or_else(|| wrong("binary_data_size"))?);
-                    }
+                    let size = self.member(value, "binary_data_size");
+                    let size = size.map_err(|_| wrong("parameters"))?;
+                    let size = size.map(str::parse).transpose();
+                    given.raw = size.map_err(|_| wrong("binary_data_size"))?;
                 }
                 _ => {}
             }
@@ -215,7 +228,7 @@ impl Mapper<'_> {
         }
         if datatype != input.datatype.name() {
             let (wanted, model) = (input.datatype, self.model);
-            let datatype = settings::short(datatype);
+            let datatype = shown(datatype);
             return Err(refused(format!(
                 "[request id: {id}] inference input '{name}' data-type is '{datatype}', but model '{model}' expects \
                  '{wanted}'"
@@ -266,6 +279,10 @@ impl Mapper<'_> {
     /// A shape that was said is one that was declared; the number of its elements. Clients of the union signature may
     /// put ones before it.
     fn elements(&self, input: &Input, shape: &[i64], id: &str) -> Result<usize, Refused> {
+        let rank = self.limits.tensor_rank;
+        if shape.len() > rank {
+            return Err(Refused::Rank(rank));
+        }
         let declared = self.signature.shown(&input.shape);
         let more = shape.len().saturating_sub(declared.len());
         let (ones, rest) = shape.split_at(more);
@@ -280,11 +297,7 @@ impl Mapper<'_> {
             .try_fold(1_i64, |count, size| count.checked_mul(*size));
         let count = count.and_then(|count| usize::try_from(count).ok());
         match count.filter(|_| fits) {
-            Some(count) if count <= self.limits.tensor_elements => Ok(count),
-            Some(_) => Err(Refused::Elements {
-                name: input.name.clone(),
-                max: self.limits.tensor_elements,
-            }),
+            Some(count) => self.limits.admit(input, count).map(|()| count),
             None => Err(refused(format!(
                 "[request id: {id}] unexpected shape for input '{}' for model '{}'. Expected {}, got {}",
                 input.name,
@@ -312,7 +325,7 @@ impl Mapper<'_> {
             (true, from) => scalar(given.datatype, from),
         };
         let Some(value) = value else {
-            let (name, model) = (settings::short(name), self.model);
+            let (name, model) = (shown(name), self.model);
             return Err(refused(format!(
                 "[request id: {id}] unexpected inference input '{name}' for model '{model}'"
             )));
@@ -323,11 +336,18 @@ impl Mapper<'_> {
     /// The place of an output that is asked for by name.
     pub(super) fn output(&self, name: &str, id: &str) -> Result<usize, Refused> {
         self.signature.output(name).ok_or_else(|| {
-            let (name, model) = (settings::short(name), self.model);
+            let (name, model) = (shown(name), self.model);
             refused(format!(
                 "[request id: {id}] unexpected inference output '{name}' for model '{model}'"
             ))
         })
+    }
+
+    pub(super) fn output_twice(&self, name: &str, id: &str) -> Refused {
+        let (name, model) = (shown(name), self.model);
+        refused(format!(
+            "[request id: {id}] output '{name}' is requested twice for model '{model}'"
+        ))
     }
 
     /// TR-804.
@@ -338,16 +358,23 @@ impl Mapper<'_> {
             ));
         }
         let id = infer.mapped.shown_id().to_owned();
-        let mut asked = Vec::new();
+        let most = self.limits.tensors;
+        let mut asked: Vec<usize> = Vec::new();
         json::elements(text, &mut |entry| {
-            let entry: Value = serde_json::from_str(entry).unwrap_or_default();
-            let name = entry
-                .get("name")
-                .and_then(Value::as_str)
-                .unwrap_or_default();
-            let place = self.output(name, &id)?;
+            if asked.len() == most {
+                return Err(Refused::Tensors(most));
+            }
+            let name = self.member(entry, "name").ok().flatten();
+            let name = name.and_then(|name| json::string(name).ok());
+            let name = name.unwrap_or_default();
+            let place = self.output(&name, &id)?;
+            if asked.contains(&place) {
+                return Err(self.output_twice(&name, &id));
+            }
             asked.push(place);
-            if entry.pointer("/parameters/binary_data") == Some(&Value::Bool(true)) {
+            let parameters = self.member(entry, "parameters").ok().flatten();
+            let binary = parameters.and_then(|object| self.member(object, "binary_data").ok()?);
+            if binary == Some("true") {
                 infer.binary.push(place);
             }
             Ok(())
@@ -429,7 +456,7 @@ fn split<'a>(body: &'a [u8], header: Option<&str>) -> Result<(&'a [u8], &'a [u8]
     let length: i64 = header.trim().parse().map_err(|_| {
         refused(format!(
             "Unable to parse Inference-Header-Content-Length, got: {}",
-            settings::short(header)
+            shown(header)
         ))
     })?;
     let at = usize::try_from(length)

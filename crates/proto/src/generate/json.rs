@@ -3,6 +3,8 @@
 //! Owns: reading, and RapidJSON's words for what does not read. Refuses to know: what members mean. A value stays text
 //! until somebody asks for it with a type, so that a large body costs no tree.
 
+use std::borrow::Cow;
+
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
@@ -51,15 +53,56 @@ pub(super) fn members<'a>(object: &'a str, limits: &Limits) -> Result<Vec<Member
     Ok(list)
 }
 
-/// A string's text.
+/// A string's text, which is a part of the JSON's wherever nothing in it is escaped.
 ///
 /// # Errors
 /// `Syntax` for half of a surrogate pair, which is no text.
-pub(super) fn string(text: &str) -> Result<String, Refused> {
-    serde_json::from_str(text).map_err(|error| syntax(text, text.len(), &error))
+pub(super) fn string(text: &str) -> Result<Cow<'_, str>, Refused> {
+    #[derive(serde::Deserialize)]
+    struct Borrowed<'a>(#[serde(borrow)] Cow<'a, str>);
+    let read = serde_json::from_str(text).map(|Borrowed(text)| text);
+    read.map_err(|error| syntax(text, text.len(), &error))
 }
 
-/// Calls `each` with the text of every element of an array; stops where it fails.
+/// The sizes of a shape, at most `max` of them.
+///
+/// # Errors
+/// `Rank`; `None` for what is no array of integers.
+pub(super) fn shape(text: &str, max: usize) -> Result<Option<Vec<i64>>, Refused> {
+    if !text.starts_with('[') {
+        return Ok(None);
+    }
+    let (mut sizes, mut sound) = (Vec::new(), true);
+    elements(text, &mut |size| {
+        if sizes.len() == max {
+            return Err(Refused::Rank(max));
+        }
+        match size.parse() {
+            Ok(size) => sizes.push(size),
+            Err(_) => sound = false,
+        }
+        Ok(())
+    })?;
+    Ok(sound.then_some(sizes))
+}
+
+/// The text of a value without the white space between its parts; the value was read before.
+pub(super) fn compact(text: &str) -> String {
+    let (mut in_string, mut escaped) = (false, false);
+    let keep = |part: &char| {
+        let kept = in_string || !matches!(part, ' ' | '\t' | '\n' | '\r');
+        match part {
+            _ if escaped => escaped = false,
+            '\\' if in_string => escaped = true,
+            '"' => in_string = !in_string,
+            _ => {}
+        }
+        kept
+    };
+    text.chars().filter(keep).collect()
+}
+
+/// Calls `each` with the text of every element of an array; it is not called again where it has failed.
 ///
 /// # Errors
 /// What `each` gives.

@@ -2,6 +2,9 @@
 //!
 //! Owns: the limits and their defaults. Refuses to know: who keeps them; each has a test at the limit and one past it.
 
+use super::refused::Refused;
+use super::signature::{Input, InputRole};
+
 /// The limits of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -13,6 +16,10 @@ pub struct Limits {
     pub json_members: usize,
     /// Bytes of an id (TR-304).
     pub id_bytes: usize,
+    /// Tensors of one request: inputs, and outputs that are asked for.
+    pub tensors: usize,
+    /// Dimensions of one tensor.
+    pub tensor_rank: usize,
     /// Elements of one tensor.
     pub tensor_elements: usize,
     /// Tokens that one request may ask for; what is more is cut to it. 0: the context is the only limit (TR-404).
@@ -34,6 +41,8 @@ impl Default for Limits {
             json_depth: 100,
             json_members: 10_000,
             id_bytes: 1_024,
+            tensors: 1_024,
+            tensor_rank: 16,
             tensor_elements: 16_777_216,
             new_tokens: 4_096,
             stop_words: 64,
@@ -41,5 +50,37 @@ impl Default for Limits {
             choices: 16,
             biases: 1_024,
         }
+    }
+}
+
+impl Limits {
+    /// Whether this input may have so many elements; asked before each of them is stored.
+    ///
+    /// # Errors
+    /// `Field` for stop texts and bad words, of which there may be few; `Elements` for everything else.
+    pub(super) fn admit(&self, input: &Input, elements: usize) -> Result<(), Refused> {
+        if let InputRole::Sampling(field) = &input.role
+            && matches!(field.as_str(), "stop" | "bad_words")
+            && elements > self.stop_words
+        {
+            return Err(Refused::Field {
+                field: field.clone(),
+                range: self.texts_range(),
+                got: "more of them".into(),
+            });
+        }
+        if elements > self.tensor_elements {
+            return Err(Refused::Elements {
+                name: input.name.clone(),
+                max: self.tensor_elements,
+            });
+        }
+        Ok(())
+    }
+
+    /// What stop texts and bad words have to be.
+    pub(super) fn texts_range(&self) -> String {
+        let (most, bytes) = (self.stop_words, self.stop_bytes);
+        format!("at most {most} strings of at most {bytes} bytes")
     }
 }

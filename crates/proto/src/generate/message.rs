@@ -53,9 +53,15 @@ impl Mapper<'_> {
         }
         if !message.outputs.is_empty() {
             let id = mapped.shown_id().to_owned();
-            let names = message.outputs.iter();
-            let places = names.map(|output| self.output(&output.name, &id));
-            mapped.outputs = Some(places.collect::<Result<_, _>>()?);
+            let mut asked = Vec::with_capacity(message.outputs.len());
+            for output in &message.outputs {
+                let place = self.output(&output.name, &id)?;
+                if asked.contains(&place) {
+                    return Err(self.output_twice(&output.name, &id));
+                }
+                asked.push(place);
+            }
+            mapped.outputs = Some(asked);
         }
         self.complete(&mapped)?;
         Ok(mapped)

@@ -78,6 +78,21 @@ pub enum Refused {
         /// Its datatype.
         datatype: Datatype,
     },
+    /// More dimensions than a tensor may have (D-47).
+    #[error("a shape has more than {0} dimensions")]
+    Rank(usize),
+    /// More tensors than a request may have (D-47).
+    #[error("a request has more than {0} inputs or outputs")]
+    Tensors(usize),
+    /// A message that would be too large once it is read (D-47).
+    #[error(
+        "the values of this message take more than the maximum allowed input size of {0} bytes. Use \
+         --http-max-input-size to increase the limit."
+    )]
+    MessageBytes(usize),
+    /// The message is none of its schema.
+    #[error("the message is not what its schema says")]
+    Malformed,
     /// More elements than a tensor may have.
     #[error("input '{name}' has more than {max} elements")]
     Elements {
@@ -103,6 +118,17 @@ pub enum Refused {
          --http-max-input-size to increase the limit."
     )]
     JsonBytes {
+        /// Its length, as far as it was read.
+        bytes: u64,
+        /// The limit.
+        max: usize,
+    },
+    /// TR-315: a body of raw bytes, or of JSON with raw bytes behind it, is too large.
+    #[error(
+        "request body size of {bytes} bytes exceeds the maximum allowed input size of {max} bytes. Use \
+         --http-max-input-size to increase the limit."
+    )]
+    BodyBytes {
         /// Its length, as far as it was read.
         bytes: u64,
         /// The limit.

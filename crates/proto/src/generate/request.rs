@@ -2,8 +2,6 @@
 //!
 //! Owns: [`Mapper`], [`Mapped`], [`Parameter`] and the order of these checks. Refuses to know: what a tensor does.
 
-use serde_json::Value;
-
 use super::datatype::Datatype;
 use super::json::{self, Member};
 use super::limits::Limits;
@@ -11,6 +9,7 @@ use super::refused::Refused;
 use super::settings;
 use super::signature::{Input, InputRole, Signature};
 use super::tensor::{Data, Tensor, fit};
+use crate::shown::{SHOWN_BYTES_MAX, shown};
 
 /// A named value that no input declares.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,7 +58,8 @@ impl Mapped {
     /// The id as refusals show it.
     #[must_use]
     pub fn shown_id(&self) -> &str {
-        self.id.as_deref().unwrap_or("<id_unknown>")
+        let id = self.id.as_deref().unwrap_or("<id_unknown>");
+        &id[..id.floor_char_boundary(SHOWN_BYTES_MAX)]
     }
 
     /// The tensor given for an input.
@@ -170,7 +170,7 @@ impl Mapper<'_> {
         if !settings::is_field(name) && !self.known.iter().any(|known| known == name) {
             if self.strict {
                 return Err(Refused::UnknownParameter {
-                    name: name.into(),
+                    name: shown(name),
                     model: self.model.into(),
                 });
             }
@@ -200,7 +200,7 @@ pub(super) fn id(members: &[Member<'_>], limits: &Limits) -> Result<Option<Strin
     if id.len() > limits.id_bytes {
         return Err(Refused::IdBytes(limits.id_bytes));
     }
-    Ok((!id.is_empty()).then_some(id))
+    Ok((!id.is_empty()).then(|| id.into()))
 }
 
 /// A request that is being filled.
@@ -280,14 +280,14 @@ impl Filling<'_> {
 /// TR-307.
 pub(super) fn parameter(name: &str, value: &str) -> Result<Parameter, Refused> {
     Ok(match value.as_bytes().first() {
-        Some(b'"') => Parameter::Text(json::string(value)?),
+        Some(b'"') => Parameter::Text(json::string(value)?.into()),
         Some(b't') => Parameter::Bool(true),
         Some(b'f') => Parameter::Bool(false),
         Some(b'-' | b'0'..=b'9') => match value.parse() {
             Ok(number) => Parameter::Int(number),
             Err(_) => Parameter::Double(double(value)?),
         },
-        _ => return Err(Refused::ParameterType(name.into())),
+        _ => return Err(Refused::ParameterType(shown(name))),
     })
 }
 
@@ -328,7 +328,7 @@ impl Reading<'_> {
         }
         let mut data = Data::empty(input.datatype);
         let count = if input.accepts_json && !value.starts_with('"') {
-            self.put(&mut data, &compact(value)?)?;
+            self.put(&mut data, &json::compact(value))?;
             1
         } else if value.starts_with('[') {
             let mut outer = 0;
@@ -359,12 +359,7 @@ impl Reading<'_> {
     }
 
     fn element(&self, data: &mut Data, value: &str) -> Result<(), Refused> {
-        if data.len() >= self.limits.tensor_elements {
-            return Err(Refused::Elements {
-                name: self.input.name.clone(),
-                max: self.limits.tensor_elements,
-            });
-        }
+        self.limits.admit(self.input, data.len() + 1)?;
         let wrong = || Refused::Type(self.input.datatype);
         if !value.starts_with('"') {
             return match data {
@@ -437,7 +432,7 @@ impl Reading<'_> {
             .ok()
             .filter(|number| (least..=most).contains(number));
         number.ok_or_else(|| Refused::Range {
-            value: settings::short(text),
+            value: shown(text),
             name: self.input.name.clone(),
             datatype,
         })
@@ -450,14 +445,4 @@ fn rows(declared: &[i64], count: usize) -> Option<(i64, Vec<i64>)> {
     let each: i64 = declared.iter().product();
     let count = i64::try_from(count).ok().filter(|_| fixed)?;
     (count > 0 && count % each == 0).then(|| (count / each, declared.to_vec()))
-}
-
-/// A value's text without white space.
-fn compact(value: &str) -> Result<String, Refused> {
-    let wrong = |_| Refused::Syntax {
-        reason: "Invalid value.",
-        offset: 0,
-    };
-    let value: Value = serde_json::from_str(value).map_err(wrong)?;
-    Ok(value.to_string())
 }

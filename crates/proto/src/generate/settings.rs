@@ -12,6 +12,8 @@ use super::refused::Refused;
 use super::request::Mapped;
 use super::signature::{InputRole, Signature};
 use super::tensor::{Data, Tensor};
+use crate::bounded_json::{self, Bounds, Unread};
+use crate::shown::shown;
 
 /// What a request of a text model asks for; what is not set is the model's to decide.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -102,15 +104,6 @@ pub(super) fn is_field(name: &str) -> bool {
     FIELDS.contains(&name)
 }
 
-/// Text of a client as messages show it.
-pub(super) fn short(text: &str) -> String {
-    const SHOWN: usize = 64;
-    if text.chars().nth(SHOWN).is_none() {
-        return text.into();
-    }
-    text.chars().take(SHOWN).chain(['…']).collect()
-}
-
 impl Settings {
     /// Puts everything together that a request says.
     ///
@@ -118,7 +111,7 @@ impl Settings {
     /// The field that is wrong, with its range.
     pub fn of(signature: &Signature, mapped: &Mapped, limits: &Limits) -> Result<Self, Refused> {
         let mut settings = Self::default();
-        let fields = fields(signature, mapped, &mut settings)?;
+        let fields = fields(signature, mapped, &mut settings, limits)?;
         // In the order of the names, so that which one wins depends on nothing else.
         for name in FIELDS {
             if let Some(value) = fields.get(*name).filter(|value| !value.is_null()) {
@@ -204,6 +197,7 @@ fn fields(
     signature: &Signature,
     mapped: &Mapped,
     settings: &mut Settings,
+    limits: &Limits,
 ) -> Result<BTreeMap<String, Value>, Refused> {
     let mut fields = BTreeMap::new();
     let mut declared = Vec::new();
@@ -231,7 +225,7 @@ fn fields(
         }
     }
     match json {
-        Some(tensor) => fields.extend(sampling_json(tensor)?),
+        Some(tensor) => fields.extend(sampling_json(tensor, limits)?),
         None => fields.extend(
             mapped
                 .parameters
@@ -266,7 +260,7 @@ fn does_something(tensor: &Tensor) -> bool {
 }
 
 /// TR-403.
-fn sampling_json(tensor: &Tensor) -> Result<Map<String, Value>, Refused> {
+fn sampling_json(tensor: &Tensor, limits: &Limits) -> Result<Map<String, Value>, Refused> {
     let Data::Bytes(list) = &tensor.data else {
         return Ok(Map::new());
     };
@@ -277,10 +271,15 @@ fn sampling_json(tensor: &Tensor) -> Result<Map<String, Value>, Refused> {
     else {
         return Ok(Map::new());
     };
-    match serde_json::from_slice(text) {
+    let bounds = Bounds {
+        values: limits.json_members,
+        entries: limits.json_members,
+    };
+    match bounded_json::read(text, bounds) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(_) => Err(Refused::SamplingJson("it is another value".into())),
-        Err(error) => Err(Refused::SamplingJson(error.to_string())),
+        Err(Unread::Syntax(error)) => Err(Refused::SamplingJson(error.to_string())),
+        Err(unread) => Err(Refused::SamplingJson(unread.to_string())),
     }
 }
 
@@ -296,7 +295,7 @@ impl Field<'_> {
         Refused::Field {
             field: self.name.into(),
             range: range.into(),
-            got: short(&self.value.to_string()),
+            got: shown(self.value),
         }
     }
 
@@ -364,12 +363,7 @@ impl Field<'_> {
 
     /// Empty texts are dropped: a client sends `[""]`.
     fn texts(self, limits: &Limits) -> Result<Vec<String>, Refused> {
-        let range = || {
-            format!(
-                "at most {} strings of at most {} bytes",
-                limits.stop_words, limits.stop_bytes
-            )
-        };
+        let range = || limits.texts_range();
         let list = match self.value {
             Value::String(one) => vec![one.clone()],
             Value::Array(list) => {
@@ -403,10 +397,14 @@ impl Field<'_> {
         );
         let wrong = || self.wrong(&range);
         // A parameter can only be text.
+        let bounds = Bounds {
+            values: limits.biases + 1,
+            entries: limits.biases,
+        };
         let read = self
             .value
             .as_str()
-            .and_then(|text| serde_json::from_str(text).ok());
+            .and_then(|text| bounded_json::read(text.as_bytes(), bounds).ok());
         let object = read.as_ref().unwrap_or(self.value).as_object();
         let object = object
             .filter(|object| object.len() <= limits.biases)

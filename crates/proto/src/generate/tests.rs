@@ -6,6 +6,8 @@ use super::fuzz::every_datatype;
 use super::*;
 use crate::corpus;
 
+mod bounds;
+
 fn parrot() -> Signature {
     let input = |name: &str, datatype, shape: &[i64], role| Input {
         name: name.into(),

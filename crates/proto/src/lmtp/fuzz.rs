@@ -19,7 +19,8 @@ use super::{
 use crate::steer::Token;
 use crate::time::Time;
 
-/// The models `tiny`, and `bare` without tokenizer, BOS and EOS; the key may not use `secret`.
+/// The models `tiny`, `bare` without tokenizer, BOS and EOS, and `far`, of which nothing is known but its name; the key may
+/// not use `secret`.
 #[derive(Debug)]
 pub struct Shelf;
 
@@ -28,8 +29,8 @@ impl Models for Shelf {
         let tiny = Model {
             constructor: "sapwood:mock tokens".to_owned(),
             model_type: "mock".to_owned(),
-            vocab_size: 258,
-            max_context: 4_096,
+            vocab_size: Some(258),
+            max_context: Some(4_096),
             bos: Some(256),
             eos: vec![257],
             tokenizer: Some(Tokenizer {
@@ -45,6 +46,14 @@ impl Models for Shelf {
         match name {
             "tiny" => Ok(Arc::new(tiny)),
             "bare" => Ok(Arc::new(Model {
+                bos: None,
+                eos: Vec::new(),
+                tokenizer: None,
+                ..tiny
+            })),
+            "far" => Ok(Arc::new(Model {
+                vocab_size: None,
+                max_context: None,
                 bos: None,
                 eos: Vec::new(),
                 tokenizer: None,

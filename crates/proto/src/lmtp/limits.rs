@@ -38,6 +38,10 @@ pub struct Limits {
     pub max_scored_many: usize,
     /// Bytes of a text that becomes tokens, `messages` included; over it `invalid_value` (version 2).
     pub max_text_bytes: usize,
+    /// Entries of `messages`; over it `invalid_value` (D-47).
+    pub max_messages: usize,
+    /// JSON values of which they are made; over it `invalid_value` (D-47).
+    pub max_message_values: usize,
     /// Buffers of a connection; over it the least recently used goes (version 2).
     pub max_buffers: usize,
     /// Their tokens together, in contexts of their model; over it the same.
@@ -101,6 +105,8 @@ impl Default for Limits {
             max_samples: 64,
             max_scored_many: 256,
             max_text_bytes: 1 << 20,
+            max_messages: 4_096,
+            max_message_values: 262_144,
             max_buffers: 64,
             max_buffer_contexts: 8,
             buffer_ttl: Duration::from_secs(60),

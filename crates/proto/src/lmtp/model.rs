@@ -17,10 +17,10 @@ pub struct Model {
     pub constructor: String,
     /// Its architecture.
     pub model_type: String,
-    /// Ids are below this number.
-    pub vocab_size: u32,
-    /// A prompt has to be shorter than this (D-23).
-    pub max_context: usize,
+    /// Ids are below this number. `None`: whoever computes the model does not say, and judges ids itself (LM-712).
+    pub vocab_size: Option<u32>,
+    /// A prompt has to be shorter than this (D-23); `None` as above.
+    pub max_context: Option<usize>,
     /// The token that begins a text, if it has one.
     pub bos: Option<Token>,
     /// The tokens that end one.
@@ -29,6 +29,21 @@ pub struct Model {
     pub tokenizer: Option<Tokenizer>,
     /// The server's version.
     pub version: String,
+}
+
+impl Model {
+    /// Whether there is a token of this id, as far as that is known.
+    #[must_use]
+    pub fn has_token(&self, id: Token) -> bool {
+        self.vocab_size.is_none_or(|size| id < size)
+    }
+
+    /// Whether so many forbidden tokens are all that there are.
+    #[must_use]
+    pub fn is_all(&self, forbidden: usize) -> bool {
+        self.vocab_size
+            .is_some_and(|size| size as usize == forbidden)
+    }
 }
 
 /// Which tokenizer a model has.

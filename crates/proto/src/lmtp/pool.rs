@@ -20,7 +20,7 @@ use crate::steer::Token;
 use crate::time::Time;
 use affinity::Affinity;
 
-pub use passage::Passage;
+pub use passage::{Passage, Passed};
 
 /// How a pool behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +37,8 @@ pub struct Options {
     pub engine_errors: u32,
     /// Blocks of prompts whose upstream is remembered (LM-802).
     pub blocks: usize,
-    /// Whether a stream with a seed may go on elsewhere, where it is not the same any more (LM-806).
+    /// Whether a stream with a seed may go on elsewhere: it is computed again there from its beginning, and fails if anything of it
+    /// comes out otherwise (LM-806).
     pub seeded: bool,
 }
 
@@ -215,7 +216,7 @@ impl Pool {
         let upstream = &mut self.upstreams[at.0];
         upstream.open = upstream.open.saturating_sub(1);
         match how {
-            Ended::Failed(Reason::EngineError | Reason::EngineDead) => {
+            Ended::Failed(Reason::EngineError | Reason::EngineDead | Reason::Timeout) => {
                 upstream.engine_errors += 1;
                 if upstream.engine_errors >= self.options.engine_errors {
                     self.lost(at, now);
@@ -266,6 +267,8 @@ impl Pool {
             (Probe::Missed, Condition::Away) => self.postpone(at, now),
             (Probe::Missed, Condition::Serving | Condition::Draining) => {
                 upstream.missed += 1;
+                // Whether it hangs is not to be found out a whole interval later.
+                upstream.probe_at = now + self.options.back_off;
                 if upstream.missed >= self.options.probes_missed {
                     self.lost(at, now);
                 }
@@ -319,6 +322,13 @@ impl Pool {
     #[must_use]
     pub fn open(&self, at: Member) -> u64 {
         self.upstreams[at.0].open
+    }
+
+    /// Whether any upstream can be asked; with `but`, any other.
+    #[must_use]
+    pub fn is_served(&self, but: Option<Member>) -> bool {
+        self.members()
+            .any(|member| Some(member) != but && self.serves(member))
     }
 
     fn serves(&self, at: Member) -> bool {

@@ -392,11 +392,8 @@ pub(super) fn generate(
         return Err(Fault::new(Reason::UnknownParameter, message));
     }
     // D-23.
-    fits(
-        generate.prompt.len() < model.max_context,
-        generate.prompt.len(),
-        model,
-    )?;
+    let length = generate.prompt.len();
+    fits(model, length, |context| length < context)?;
     Ok(generate)
 }
 
@@ -421,7 +418,7 @@ impl Score {
             return Err(out_of_range("scored", "a list with at least one token id"));
         }
         let length = self.prompt.len() + self.scored.len();
-        fits(length <= model.max_context, length, model)?;
+        fits(model, length, |context| length <= context)?;
         Ok(self)
     }
 }
@@ -458,14 +455,13 @@ pub(super) fn token_lists(
 pub(super) fn ranges(
     members: &Members<'_>,
     name: &str,
-    model: &Model,
+    size: u32,
 ) -> Result<impl Iterator<Item = Token> + use<>, Fault> {
     let wrong = || wrong_type(name, "a list of [first, last]");
     let lists = members
         .value(name)
         .and_then(Value::elements)
         .ok_or_else(wrong)?;
-    let size = model.vocab_size;
     let mut changes = vec![0_i32; size as usize + 1];
     for list in lists {
         let ends: Option<Vec<_>> = list
@@ -521,14 +517,13 @@ fn opened(prompt: Vec<Token>, model: &Model) -> Result<Vec<Token>, Fault> {
     Ok(vec![first])
 }
 
-fn fits(does: bool, length: usize, model: &Model) -> Result<(), Fault> {
-    if does {
+/// What no context is known of, its server judges.
+fn fits(model: &Model, length: usize, does: impl FnOnce(usize) -> bool) -> Result<(), Fault> {
+    let Some(context) = model.max_context.filter(|context| !does(*context)) else {
         return Ok(());
-    }
-    let message = format!(
-        "{length} tokens do not fit the context of {} tokens; shorten the prompt",
-        model.max_context
-    );
+    };
+    let message =
+        format!("{length} tokens do not fit the context of {context} tokens; shorten the prompt");
     Err(Fault::new(Reason::ContextLengthExceeded, message))
 }
 
@@ -558,7 +553,7 @@ fn biases(
             .number()
             .filter(|bias| !bias.is_nan() && *bias < f64::INFINITY)
             .ok_or_else(|| refused("'logit_bias' has a value that is no number below Infinity"))?;
-        if let Some(token) = key.parse().ok().filter(|token| *token < model.vocab_size) {
+        if let Some(token) = key.parse().ok().filter(|token| model.has_token(*token)) {
             // What only f64 can hold is as good as the largest f32.
             biases.push((token, (bias as f32).min(f32::MAX)));
         }
@@ -573,7 +568,7 @@ fn biases(
         same
     });
     let forbidden = biases.iter().filter(|(_, bias)| *bias == f32::NEG_INFINITY);
-    if forbidden.count() == model.vocab_size as usize {
+    if model.is_all(forbidden.count()) {
         let message = "'logit_bias' forbids every token; allow at least one";
         return Err(Fault::new(Reason::ConstraintFailed, message));
     }
@@ -668,8 +663,10 @@ fn token(name: &str, index: usize, value: Value<'_>, model: &Model) -> Result<To
     };
     let id = integer(value).ok_or_else(wrong)?.ok();
     let id = id.and_then(|id| Token::try_from(id).ok());
-    id.filter(|id| *id < model.vocab_size).ok_or_else(|| {
-        let last = model.vocab_size.saturating_sub(1);
+    id.filter(|id| model.has_token(*id)).ok_or_else(|| {
+        let last = model
+            .vocab_size
+            .map_or(Token::MAX, |size| size.saturating_sub(1));
         let message = format!("'{name}' must hold ids of 0 to {last}; index {index} is none");
         Fault::new(Reason::InvalidValue, message)
     })

@@ -72,6 +72,9 @@ impl Store {
         }
         // Before any look at the content, so that a retry is never worse than the first try (EV-204).
         if node.has(seq) {
+            if node.repeated.is_none() && differs(node, seq, &fragment) {
+                node.repeated = Some(seq);
+            }
             return Ok(Accepted::Duplicate);
         }
         check_end(node, seq, fragment.last)?;
@@ -246,6 +249,18 @@ impl Node {
             other => other,
         }
     }
+}
+
+/// Whether a fragment is another one than that which has come with its seq, as far as its length and its end show. A retry
+/// is the same; who numbers fragments wrongly sends another.
+fn differs(node: &Node, seq: u32, fragment: &Fragment) -> bool {
+    let chunk = fragment.chunk.as_ref();
+    let payload = chunk.and_then(|chunk| chunk.payload.as_ref());
+    let bytes = match (payload, node.piece(seq)) {
+        (Some(Payload::Data(data)), Some(held)) => data.len() != held.len(),
+        _ => false,
+    };
+    bytes || fragment.last != (node.last == Some(seq))
 }
 
 /// EV-206: nothing stands after the final fragment, whichever came first.

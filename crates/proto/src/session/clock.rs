@@ -47,6 +47,7 @@ impl Session {
             return None;
         }
         self.anchor(now);
+        self.refill_work(now);
         let limits = &self.config.limits;
         let after = |since: Option<Time>, span: Duration| since.map(|since| since + span);
         let times = [
@@ -56,6 +57,7 @@ impl Session {
             self.config.deadline,
             self.ttls.next(),
             self.resume_until(),
+            self.work_at(now),
         ];
         times.into_iter().flatten().min()
     }
@@ -93,8 +95,10 @@ impl Session {
         if self.is_closed() {
             return;
         }
-        self.search.refill(&self.config.limits);
+        self.refill_work(now);
+        self.search.refill(&self.config.limits, &self.work);
         self.expire(now);
+        self.search.settle(&mut self.work);
         let limits = &self.config.limits;
         let past =
             |since: Option<Time>, span: Duration| since.is_some_and(|since| now >= since + span);

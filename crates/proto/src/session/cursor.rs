@@ -16,6 +16,7 @@ use super::reference::Referenced;
 use super::release::released;
 use super::slice::{Meant, Slices};
 use super::store::{Owner, Piece, Reference, Store};
+use super::work::{Refused, Work};
 use crate::evergreen::{Limits, Metadata, Reason, Status, mimetype, protobuf};
 use crate::log::At;
 
@@ -35,6 +36,8 @@ pub(super) struct Cursor {
     pub(super) reader: Option<ActionKey>,
     /// Where it waits.
     pub(super) parked: Option<NodeKey>,
+    /// Whether it waits for the session's budget of visits.
+    pub(super) starved: bool,
     /// How it ended, if it failed.
     pub(super) failed: Option<Arc<Status>>,
     /// Whether dropped nodes are kept for it (EV-911).
@@ -65,6 +68,8 @@ pub(super) enum Step {
     Reference(Referenced),
     /// Nothing more until this node grows.
     Park(NodeKey),
+    /// It would go on, and others have their turn.
+    Pause(Refused),
     End,
     /// The read fails; the session may live on.
     Fail(Arc<Status>),
@@ -78,6 +83,7 @@ impl Cursor {
             root,
             reader,
             parked: None,
+            starved: false,
             failed: None,
             holds: false,
             ours: false,
@@ -101,15 +107,10 @@ impl Cursor {
         store: &mut Store,
         limits: &Limits,
         cycles: bool,
+        work: &mut Work,
     ) -> Step {
-        self.me = Some(me);
-        if !self.begun {
-            self.begun = true;
-            let entered = self.enter(self.root, store, limits, cycles);
-            store.unbind_reader(self.root);
-            if let Err(stop) = entered {
-                return stop;
-            }
+        if let Err(stop) = self.begin(me, store, limits, cycles) {
+            return stop;
         }
         while let Some(&frame) = self.path.last() {
             if self.slices.is_over() {
@@ -130,6 +131,11 @@ impl Cursor {
                 }
                 At::Item(piece) => piece,
             };
+            if visits(piece, frame)
+                && let Err(refused) = work.visit()
+            {
+                return Step::Pause(refused);
+            }
             match piece {
                 Piece::Children(children) => {
                     if let Some(&child) = children.get(frame.child as usize) {
@@ -162,7 +168,11 @@ impl Cursor {
                 Piece::Begin(_, _) | Piece::Data(_) | Piece::Status(None) => {
                     match self.give(frame, store, limits) {
                         Some(step) => return step,
-                        None => continue,
+                        // Nothing of it is meant, which is a visit like that of an empty piece.
+                        None => match work.visit() {
+                            Ok(()) => continue,
+                            Err(refused) => return Step::Pause(refused),
+                        },
                     }
                 }
             }
@@ -170,6 +180,24 @@ impl Cursor {
             self.advance(1, 0);
         }
         Step::End
+    }
+
+    /// Enters the root before the first step: a cursor is made before its node may be read.
+    fn begin(
+        &mut self,
+        me: CursorId,
+        store: &mut Store,
+        limits: &Limits,
+        cycles: bool,
+    ) -> Result<(), Step> {
+        self.me = Some(me);
+        if self.begun {
+            return Ok(());
+        }
+        self.begun = true;
+        let entered = self.enter(self.root, store, limits, cycles);
+        store.unbind_reader(self.root);
+        entered
     }
 
     /// Yields the piece at `frame`, if anything of it is meant; with metadata it begins an item.
@@ -393,6 +421,16 @@ impl Cursor {
         while !self.path.is_empty() {
             self.leave(store);
         }
+    }
+}
+
+/// Whether the next step is a visit: of a child, or of a piece that gives nothing.
+fn visits(piece: &Piece, frame: Frame) -> bool {
+    match piece {
+        Piece::Children(children) => (frame.child as usize) < children.len(),
+        Piece::Slice(_) => frame.child == 0,
+        Piece::Empty => true,
+        Piece::Begin(..) | Piece::Data(_) | Piece::Ref(_) | Piece::Status(_) => false,
     }
 }
 

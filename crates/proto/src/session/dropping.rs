@@ -173,6 +173,15 @@ impl Store {
         (batch, bytes)
     }
 
+    /// A node that nobody but a dropped one lists goes with it.
+    pub(super) fn drop_with(&mut self, batch: Key, node: NodeKey) {
+        self.unlist(node);
+        if let Some(known) = self.drops.get_mut(batch) {
+            known.nodes.push(node);
+            self.get_mut(node).fate = Fate::Dropped(batch);
+        }
+    }
+
     fn batch_nodes(&self, batch: Key) -> &[NodeKey] {
         self.drops.get(batch).map_or(&[], |batch| &batch.nodes)
     }

@@ -309,6 +309,7 @@ impl<'a> Play<'a> {
                 Read::Piece(piece) => reader.bytes += piece.data.len(),
                 Read::Reference(_) => self.server.end_reference(reader.id),
                 Read::Pending => reader.pending = true,
+                Read::Busy => self.server.begin_turn(),
                 Read::End | Read::Failed(_) => return,
             }
         }

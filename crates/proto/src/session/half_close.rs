@@ -32,8 +32,11 @@ impl Session {
             .filter_map(|(key, cursor)| Some((CursorId(key), cursor.parked?, cursor.root)))
             .filter(|(_, node, _)| self.can_never_grow(*node))
             .collect();
+        // Any number of readers of one graph learn the same, which is looked for once.
+        let mut known: HashMap<NodeKey, Arc<Status>> = HashMap::new();
         for (id, node, root) in stuck {
-            let status = self.incomplete(root);
+            let status = known.entry(root).or_insert_with(|| self.incomplete(root));
+            let status = Arc::clone(status);
             self.fail_parked(id, node, status);
         }
     }
@@ -65,6 +68,12 @@ impl Session {
         for item in &missing {
             let _ = write!(message, " {item}");
         }
+        if let Some((node, seq)) = self.repeated(root) {
+            let _ = write!(
+                message,
+                "; of two different fragments of node {node:?} with seq {seq} the first counts: number them 0, 1, 2 …"
+            );
+        }
         let status = Status::new(reason, message);
         let first = missing.into_iter().next().unwrap_or_default();
         Arc::new(
@@ -72,6 +81,15 @@ impl Session {
                 .with("node", &self.store.get(root).id)
                 .with("value", first),
         )
+    }
+
+    /// The first node below `root` of which two different fragments bore the same number.
+    fn repeated(&self, root: NodeKey) -> Option<(&str, u32)> {
+        let mut nodes = Closure::new(&self.store, [root]).take(MISSING_VISITS);
+        nodes.find_map(|key| {
+            let node = self.store.get(key);
+            Some((&*node.id, node.repeated?))
+        })
     }
 
     /// Up to 16 missing `id` or `id@seq` below a node, in reading order as far as it is known.

@@ -57,7 +57,9 @@ impl Session {
             // The quota or the number of nodes: these end sessions.
             Err(status) => return Some(Err(status)),
         };
-        self.store.get_mut(node).referenced = true;
+        let known = self.store.get_mut(node);
+        known.referenced = true;
+        known.transient |= !matches!(wanted, Wanted::Ttl(_));
         if let Some(entry) = action.and_then(|action| self.actions.get_mut(action)) {
             entry.inputs.push(node);
         }
@@ -87,7 +89,10 @@ impl Session {
                 (None, Some(Err(status))) => {
                     self.abort(status);
                 }
-                (None, Some(Ok(_))) => self.send_again(None),
+                (None, Some(Ok(_))) => {
+                    self.hello_is_answered();
+                    self.send_again(None);
+                }
                 (_, None) => {}
             }
         }
@@ -130,6 +135,11 @@ impl Session {
                     }
                     leaf.text.extend_from_slice(&piece.data);
                 }
+                Read::Busy => {
+                    self.leaves.push(leaf);
+                    self.pause_leaves();
+                    return None;
+                }
                 Read::Pending => {
                     let action = leaf.action;
                     self.leaves.push(leaf);
@@ -161,8 +171,13 @@ impl Session {
 
     /// Nothing more is read, and the copy of the text, which the quota counts, goes.
     fn leaf_is_done(&mut self, leaf: &Leaf) {
+        let root = self.cursors.get(leaf.cursor.0).map(|cursor| cursor.root);
         self.close(leaf.cursor);
         self.store.give_back(leaf.text.len() as u64);
+        if let Some(root) = root.filter(|_| leaf.is_of_resume()) {
+            // What was said once for coming back is not kept for ever.
+            self.drop_nodes(&[(root, false)]);
+        }
     }
 }
 

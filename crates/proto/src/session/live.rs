@@ -33,6 +33,8 @@ pub struct Live {
     machine: Session,
     readers: HashMap<CursorId, Waker, RandomState>,
     producers: Vec<Waker>,
+    /// Those who wait for the end.
+    enders: Vec<Waker>,
     transport: Option<Waker>,
     owner: Option<Waker>,
     /// Waits until nothing is left to send.
@@ -60,6 +62,7 @@ impl Live {
             // Ids of cursors are made by the machine, so nobody outside can choose them to collide.
             readers: HashMap::with_hasher(RandomState::with_seeds(1, 2, 3, 4)),
             producers: Vec::new(),
+            enders: Vec::new(),
             transport: None,
             owner: None,
             emptied: None,
@@ -101,13 +104,7 @@ impl Live {
         if self.closed.is_some() || self.machine.has_room() {
             return Poll::Ready(());
         }
-        if !self
-            .producers
-            .iter()
-            .any(|waker| waker.will_wake(cx.waker()))
-        {
-            self.producers.push(cx.waker().clone());
-        }
+        keep_among(&mut self.producers, cx);
         Poll::Pending
     }
 
@@ -116,8 +113,7 @@ impl Live {
         if let Some(closed) = &self.closed {
             return Poll::Ready(closed.clone());
         }
-        // Producers are woken by the end as well; being woken for room besides does no harm.
-        self.producers.push(cx.waker().clone());
+        keep_among(&mut self.enders, cx);
         Poll::Pending
     }
 
@@ -260,6 +256,14 @@ impl Live {
         self.flush();
     }
 
+    /// The machine has panicked: ends the session, unless it is over.
+    pub fn fail(&mut self) {
+        if self.closed.is_none() && !self.machine.is_closed() {
+            let message = "the session ended unexpectedly";
+            self.machine.abort(Status::new(Reason::Function, message));
+        }
+    }
+
     /// How the session ended, once it has.
     #[must_use]
     pub const fn closed(&self) -> Option<&Option<Arc<Status>>> {
@@ -279,6 +283,7 @@ impl Live {
                     self.woken
                         .extend(self.readers.drain().map(|(_, waker)| waker));
                     self.woken.extend(self.producers.drain(..));
+                    self.woken.extend(self.enders.drain(..));
                     self.woken.extend(self.worker.take());
                     self.chores.push_back(Output::Close(status));
                 }
@@ -316,5 +321,12 @@ fn keep(place: &mut Option<Waker>, cx: &Context<'_>) {
     match place {
         Some(waker) if waker.will_wake(cx.waker()) => {}
         place => *place = Some(cx.waker().clone()),
+    }
+}
+
+/// One waker for each task, however often it polls.
+fn keep_among(wakers: &mut Vec<Waker>, cx: &Context<'_>) {
+    if !wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+        wakers.push(cx.waker().clone());
     }
 }

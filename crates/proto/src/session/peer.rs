@@ -63,6 +63,7 @@ impl Peer {
                 peer: self.clone(),
                 key,
             },
+            ended: false,
         })
     }
 
@@ -173,10 +174,12 @@ impl fmt::Debug for Node {
     }
 }
 
-/// Writes a node of ours: a leaf, or a tree.
+/// Writes a node of ours: a leaf, or a tree. Dropped before [`Writer::end`], it ends the node as aborted: whoever reads
+/// it fails with that.
 #[derive(Debug)]
 pub struct Writer {
     node: Node,
+    ended: bool,
 }
 
 impl Writer {
@@ -232,14 +235,34 @@ impl Writer {
     ///
     /// # Errors
     /// The session is over.
-    pub fn end(self, metadata: &Arc<Metadata>) -> Result<Node, WriteError> {
+    pub fn end(mut self, metadata: &Arc<Metadata>) -> Result<Node, WriteError> {
+        self.ended = true;
         self.with(|live, node| live.machine().end(node, metadata))?;
-        Ok(self.node)
+        Ok(self.node.clone())
+    }
+
+    /// Ends the node with why there is no more of it (EV-931).
+    pub fn fail(mut self, status: impl Into<Arc<Status>>) {
+        self.fail_with(status.into());
+    }
+
+    fn fail_with(&mut self, status: Arc<Status>) {
+        self.ended = true;
+        self.with(|live, node| live.machine().abandon_node(node, status));
     }
 
     fn with<R>(&self, act: impl FnOnce(&mut Live, NodeKey) -> R) -> R {
         let Node { peer, key } = &self.node;
         peer.shared.with_flushed(|live| act(live, *key))
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if !self.ended {
+            let message = "whoever wrote this node has stopped before its end";
+            self.fail_with(Arc::new(Status::new(Reason::Cancelled, message)));
+        }
     }
 }
 
@@ -303,7 +326,10 @@ impl Reader {
         if self.over {
             return Poll::Ready(None);
         }
-        let read = |live: &mut Live| live.poll_read(self.cursor, cx);
+        let read = |live: &mut Live| {
+            live.machine().begin_turn();
+            live.poll_read(self.cursor, cx)
+        };
         Poll::Ready(match ready!(self.peer.shared.with_flushed(read)) {
             Read::Piece(piece) => Some(Ok(piece)),
             Read::Failed(status) => {
@@ -316,6 +342,11 @@ impl Reader {
                 let refusal = Status::new(Reason::RefDenied, message);
                 let fail = |live: &mut Live| live.machine().fail_reference(self.cursor, &refusal);
                 Some(Err(self.peer.shared.with_flushed(fail)))
+            }
+            Read::Busy => {
+                // A graph that is large and gives little: others have their turn.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
             }
             Read::End | Read::Pending => {
                 self.over = true;

@@ -45,6 +45,15 @@ impl CursorId {
     }
 }
 
+/// How an action came to the end of a leaf that it wrote (D-51).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// By itself, as far as anybody has said.
+    Whole,
+    /// At a limit: there would have been more.
+    Cut,
+}
+
 /// Which end of the connection this machine is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
@@ -193,6 +202,9 @@ pub enum Read {
     Reference(Referenced),
     /// Nothing yet; [`Output::Ready`] will tell.
     Pending,
+    /// There is more, but this turn has made visits enough: read again in the next one, after
+    /// [`super::Session::begin_turn`].
+    Busy,
     /// The end of the content.
     End,
     /// The content cannot be read further, now or ever.

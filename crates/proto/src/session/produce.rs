@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::dropping::Fate;
-use super::port::{ActionKey, NodeKey, WriteError};
+use super::port::{ActionKey, NodeKey, WriteError, Written};
 use super::resume::Line;
 use super::store::{Kind, Owner, Piece};
 use super::{Phase, Session};
@@ -147,6 +147,33 @@ impl Session {
         Ok(())
     }
 
+    /// Makes `count` children of a tree, below the outputs of `action`, and announces them in one fragment. All or none:
+    /// what cannot be announced now is not made either.
+    ///
+    /// # Errors
+    /// As [`Self::write`]; [`WriteError::Refused`] if the session has no room for so many nodes.
+    pub fn grow(
+        &mut self,
+        tree: NodeKey,
+        count: usize,
+        action: ActionKey,
+    ) -> Result<Vec<NodeKey>, WriteError> {
+        if !self.is_dropped(tree) {
+            self.check_writable(tree, Kind::Tree)?;
+            if !self.has_room() {
+                return Err(WriteError::Full);
+            }
+        }
+        if !self.store.has_place_for(count, &self.config.limits) {
+            return Err(WriteError::Refused);
+        }
+        // A session without room for the bytes of ids is over for this action; only then are some made and not listed.
+        let made = (0..count).map(|_| self.make(Some(action)).map_err(|_| WriteError::Refused));
+        let made = made.collect::<Result<Vec<_>, _>>()?;
+        self.list(tree, &made)?;
+        Ok(made)
+    }
+
     /// Ends a node. A leaf that was never written is sent as one empty fragment with `metadata` (EV-404). Needs no
     /// room: an end must never wait.
     ///
@@ -218,6 +245,10 @@ impl Session {
                 self.store.get_mut(child).kind = Kind::Leaf;
                 self.adopt(node, &[child]);
                 self.append(node, Piece::Children([child].into()))?;
+                if let Fate::Dropped(batch) = self.store.get(node).fate {
+                    // It goes with its tree: nobody else names it.
+                    self.store.drop_with(batch, child);
+                }
                 self.append_last(child, Piece::Status(status))?;
                 self.append_last(node, Piece::Empty)
             }
@@ -225,6 +256,32 @@ impl Session {
                 self.check_writable(node, Kind::Leaf)?;
                 self.append_last(node, Piece::Status(status))
             }
+        }
+    }
+
+    /// What an action writes to this leaf was stopped at a limit: it may be continued (D-51). To be said before its end.
+    pub fn note_cut(&mut self, node: NodeKey) {
+        if self.store.has(node) {
+            self.store.get_mut(node).cut = true;
+        }
+    }
+
+    /// How a leaf that an action has written came to its end; `None` for one that its sender wrote itself.
+    #[must_use]
+    pub fn written(&self, node: NodeKey) -> Option<Written> {
+        let known = self.store.get(node);
+        match known.owner {
+            Owner::Local(Some(_)) | Owner::Peer(Some(_)) if known.cut => Some(Written::Cut),
+            Owner::Local(Some(_)) | Owner::Peer(Some(_)) => Some(Written::Whole),
+            Owner::Local(None) | Owner::Peer(None) | Owner::Unclaimed => None,
+        }
+    }
+
+    /// Nobody writes a node of ours any more: it ends with this status, unless it has ended (EV-931).
+    pub fn abandon_node(&mut self, node: NodeKey, status: Arc<Status>) {
+        if !self.is_closed() && self.store.has(node) && !self.store.get(node).is_complete() {
+            // What does not take an end has one, or is the peer's.
+            let _ = self.end_with(node, Some(status));
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::cursor::{Cursor, Step};
 use super::port::{ActionKey, CursorId, NodeKey, Read};
+use super::work::{Refused, Work};
 use super::{Phase, Session};
 use crate::evergreen::Status;
 
@@ -21,7 +22,8 @@ impl Session {
         CursorId(self.cursors.insert(Cursor::new(node, reader)))
     }
 
-    /// The next piece. After [`Read::Pending`] wait for [`super::Output::Ready`]; after the end or a failure the
+    /// The next piece. After [`Read::Pending`] wait for [`super::Output::Ready`], after [`Read::Busy`] for the next turn
+    /// ([`Session::begin_turn`]); after the end or a failure the
     /// answer stays the same. Reading may abort the session (`DEPTH_LIMIT`, `CYCLE`, `ACTION_CYCLE`).
     pub fn read(&mut self, id: CursorId) -> Read {
         if let Phase::Aborted(status) = &self.phase {
@@ -33,15 +35,23 @@ impl Session {
         if let Some(status) = &cursor.failed {
             return Read::Failed(Arc::clone(status));
         }
-        if cursor.parked.is_some() {
+        let over = self.phase == Phase::Finished;
+        if cursor.parked.is_some() || cursor.starved && !over {
             return Read::Pending;
         }
+        // Of a session that is over the rest is read at once: no time passes for it any more.
+        let mut unbounded = Work::unlimited(self.work.turn());
+        let work = if over { &mut unbounded } else { &mut self.work };
         let step = cursor.step(
             id,
             &mut self.store,
             &self.config.limits,
             self.search.incomplete,
+            work,
         );
+        if over {
+            self.work.set_turn(unbounded.turn());
+        }
         match step {
             Step::Piece(piece) => {
                 self.bytes_were_read();
@@ -49,6 +59,8 @@ impl Session {
             }
             Step::Reference(reference) => Read::Reference(reference),
             Step::Park(node) => self.park(id, node),
+            Step::Pause(Refused::Turn) => Read::Busy,
+            Step::Pause(Refused::Budget) => self.starve(id),
             Step::End => {
                 self.bytes_were_read();
                 Read::End
@@ -64,6 +76,9 @@ impl Session {
         let Some(cursor) = self.cursors.remove(id.0) else {
             return;
         };
+        if cursor.starved {
+            self.starved.retain(|starved| *starved != id);
+        }
         if let Some(node) = cursor.parked {
             self.parked -= 1;
             self.store

@@ -119,7 +119,14 @@ impl Session {
             Ok(result) => {
                 let node = self.write_result(key, result);
                 self.send_again(node);
+                let entry = self.actions.get(key);
+                let resumes = entry.filter(|entry| &*entry.name == RESUME);
+                let said: Vec<NodeKey> = resumes.map_or_else(Vec::new, |entry| {
+                    let statuses = entry.status.iter().chain(&entry.dispatch);
+                    entry.outputs.iter().chain(statuses).copied().collect()
+                });
                 self.finish(key);
+                self.forget_when_sent(&said);
             }
             // Of a session that is over nothing is told any more.
             Err(_) if self.is_closed() => {}

@@ -51,6 +51,8 @@ pub(super) struct Resume {
     received: u64,
     /// What goes out first on a new connection.
     hello: Option<Message>,
+    /// The node of ours in it.
+    said: Option<NodeKey>,
     /// What the other side has, learnt and still to be acted upon.
     theirs: Option<Have>,
     /// Whether we have said that we send nothing more: it has to be said again.
@@ -65,6 +67,7 @@ impl Resume {
             known: 0,
             received: 0,
             hello: None,
+            said: None,
             theirs: None,
             half_closed: false,
         }
@@ -225,8 +228,10 @@ impl Session {
 
     fn say_hello(&mut self, now: Time) -> Result<(), Status> {
         let limits = Arc::clone(&self.config.limits);
+        self.hello_is_answered();
         let (ours, theirs) = (self.store.make(&limits)?, self.store.make(&limits)?);
-        self.store.get_mut(ours).owner = Owner::Local(None);
+        let known = self.store.get_mut(ours);
+        (known.owner, known.transient) = (Owner::Local(None), true);
         let (have, answer) = (
             self.store.get(ours).id.clone(),
             self.store.get(theirs).id.clone(),
@@ -255,11 +260,31 @@ impl Session {
             ..Action::default()
         });
         if let Some(resume) = &mut self.resume {
-            resume.hello = Some(message);
+            (resume.hello, resume.said) = (Some(message), Some(ours));
         }
         self.store.get_mut(theirs).owner = Owner::Peer(None);
         let _ = self.read_leaf(None, &answer, Wanted::Answer, now);
         Ok(())
+    }
+
+    /// What we have said that we have is of no use any more, as it was read or the connection was lost.
+    pub(super) fn hello_is_answered(&mut self) {
+        let said = self.resume.as_mut().and_then(|resume| resume.said.take());
+        if let Some(node) = said {
+            self.store.is_gone(node);
+        }
+    }
+
+    /// What RESUME was answered with goes when it is sent, or with the connection that it was meant for.
+    pub(super) fn forget_when_sent(&mut self, nodes: &[NodeKey]) {
+        if nodes.is_empty() || self.is_closed() {
+            return;
+        }
+        for &node in nodes {
+            self.store.get_mut(node).transient = true;
+        }
+        let named: Vec<(NodeKey, bool)> = nodes.iter().map(|&node| (node, false)).collect();
+        self.drop_nodes(&named);
     }
 
     /// Takes in RESUME (EV-942). `None`: what the client has is still to be read.
@@ -363,7 +388,12 @@ impl Store {
             // What was dropped since cannot be sent again.
             let held = u32::try_from(node.log.released()).unwrap_or(u32::MAX);
             let has = theirs.nodes.get(&*node.id).copied().unwrap_or(0);
-            let has = u32::try_from(has).unwrap_or(u32::MAX);
+            // What answered another RESUME is of no use now.
+            let has = if node.transient {
+                u32::MAX
+            } else {
+                u32::try_from(has).unwrap_or(u32::MAX)
+            };
             if let Some(producer) = &mut node.producer {
                 **producer = Producer {
                     sent: has.min(next).max(held),

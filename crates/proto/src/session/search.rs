@@ -7,6 +7,7 @@
 use super::actions::Actions;
 use super::port::{ActionKey, NodeKey};
 use super::store::{Kind, Owner, Store};
+use super::work::Work;
 use crate::evergreen::{Limits, Reason, Status};
 
 #[derive(Debug, Default)]
@@ -16,14 +17,23 @@ pub(super) struct Search {
     epoch: u32,
     stack: Vec<NodeKey>,
     pub(super) edges_left: u32,
+    /// Edges that this message was given.
+    granted: u32,
     /// Whether any search was cut short, so that readers have to look out themselves.
     pub(super) incomplete: bool,
 }
 
 impl Search {
-    /// A new message: a new budget.
-    pub(super) fn refill(&mut self, limits: &Limits) {
-        self.edges_left = limits.cycle_edges_per_message;
+    /// A new message: a new budget, as far as the session's own reaches.
+    pub(super) fn refill(&mut self, limits: &Limits, work: &Work) {
+        self.granted = limits.cycle_edges_per_message.min(work.left());
+        self.edges_left = self.granted;
+    }
+
+    /// What was followed for this message counts against the session's budget.
+    pub(super) fn settle(&mut self, work: &mut Work) {
+        work.charge(self.granted - self.edges_left);
+        self.granted = self.edges_left;
     }
 
     /// Looks at the new edges from `parent` to `children`.

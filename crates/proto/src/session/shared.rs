@@ -3,7 +3,7 @@
 //! Owns: [`Shared`], how everybody of a session reaches its machine, for shells on either side. Refuses to know: clocks
 //! and tasks, and what anybody wants of the machine. The lock is never held while a waker is called, nor across an await.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::Waker;
 
 use super::{Live, Session};
@@ -23,8 +23,13 @@ impl Shared {
     /// Does something to the machine, then wakes whom that concerns; not the transport, so that a shell can write many
     /// fragments and wake once (D-6).
     pub fn with<R>(&self, act: impl FnOnce(&mut Live) -> R) -> R {
-        // The machine does not panic on input; were it to, the state would still be the session's own.
-        let mut live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // The machine does not panic on input. Were it to, what it was about to do is half done: the session ends, and
+        // everybody who waits for it learns that.
+        let mut live = self.0.lock().unwrap_or_else(|poisoned| {
+            let mut live = poisoned.into_inner();
+            live.fail();
+            live
+        });
         let result = act(&mut live);
         live.settle();
         let woken = live.take_woken();

@@ -182,6 +182,12 @@ pub(super) struct Node {
     /// Who has still to pass it, where that decides what is kept (EV-955).
     pub(super) readers: Option<Box<Readers>>,
     pub(super) fate: Fate,
+    /// It serves one RESUME: nothing refers to it later, so that its id goes with it and its place is given out anew.
+    pub(super) transient: bool,
+    /// Whoever wrote it was stopped before the end, and says so (D-51).
+    pub(super) cut: bool,
+    /// The first seq that came twice and not the same: of the two the first counts, and what waits for the rest is told so.
+    pub(super) repeated: Option<u32>,
     /// Which of those it is that had its place.
     tenant: u32,
 }
@@ -206,6 +212,9 @@ impl Node {
             listed: 0,
             readers: None,
             fate: Fate::Kept,
+            transient: false,
+            cut: false,
+            repeated: None,
         }
     }
 
@@ -445,15 +454,24 @@ impl Store {
         NodeKey { index, tenant: 0 }
     }
 
-    fn live(&self) -> usize {
+    /// Whether so many more nodes can be made.
+    pub(super) fn has_place_for(&self, count: usize, limits: &Limits) -> bool {
+        self.live().saturating_add(count) <= limits.max_nodes
+    }
+
+    pub(super) fn live(&self) -> usize {
         self.nodes.len() - self.vacant.len()
     }
 
     /// Nothing is left of a node but its id. Where that may be forgotten it will be, once enough others have gone the same
     /// way: what still comes for it is ignored until then.
     pub(super) fn is_gone(&mut self, key: NodeKey) {
-        self.get_mut(key).fate = Fate::Gone;
-        if self.forgets && self.has(key) {
+        let before = std::mem::replace(&mut self.get_mut(key).fate, Fate::Gone);
+        if self.get(key).transient {
+            self.vacate(key);
+            return;
+        }
+        if self.forgets && self.has(key) && before != Fate::Gone {
             self.gone.push_back(key);
             if self.gone.len() > GONE_KNOWN {
                 self.forget();
@@ -463,9 +481,16 @@ impl Store {
 
     /// Forgets the node that has been gone for the longest.
     fn forget(&mut self) {
-        let Some(key) = self.gone.pop_front() else {
+        if let Some(key) = self.gone.pop_front() {
+            self.vacate(key);
+        }
+    }
+
+    /// Gives out the place of a node that is gone anew. A key whose place has had another tenant since names nothing.
+    pub(super) fn vacate(&mut self, key: NodeKey) {
+        if !self.has(key) {
             return;
-        };
+        }
         let node = self.get_mut(key);
         let next = Node {
             fate: Fate::Gone,

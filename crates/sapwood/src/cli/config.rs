@@ -5,10 +5,10 @@ use serde_json::{Map, Value, json};
 
 use super::serve::load_tls;
 use super::{Common, PlaceFlags};
+use crate::config::keys;
 use crate::config::layers::{Flags, Layers};
-use crate::config::{is_secret, keys};
 use crate::failure::{Exit, Failure};
-use crate::output;
+use crate::output::{self, Style};
 
 #[derive(Debug, Args)]
 pub(super) struct Command {
@@ -39,7 +39,9 @@ impl Command {
                 show(&common.layers(flags)?, *json)
             }
             Sub::Check => {
-                let config = common.config(Flags::default())?;
+                let layers = common.layers(Flags::default())?;
+                let config = layers.config()?;
+                warn_of_strangers(&layers);
                 keys::load(&config.auth)?;
                 load_tls(&config)?;
                 config.trace.collector()?;
@@ -51,14 +53,24 @@ impl Command {
     }
 }
 
+fn warn_of_strangers(layers: &Layers) {
+    for stranger in layers.strangers() {
+        output::say(format!(
+            "{} {stranger}",
+            output::paint(Style::Yellow, "warning:")
+        ));
+    }
+}
+
 fn show(layers: &Layers, as_json: bool) -> Result<Exit, Failure> {
     let config = layers.config()?;
+    warn_of_strangers(layers);
     let mut leaves = Vec::new();
     let tree = serde_json::to_value(&config).map_err(|error| Failure::new(error.to_string()))?;
     flatten("", tree, &mut leaves);
     let rows = leaves.into_iter().map(|(key, value)| {
         let origin = layers.origin(&key);
-        (mask(&key, value), origin.to_string(), key)
+        (value, origin.to_string(), key)
     });
     if as_json {
         let all: Map<String, Value> = rows
@@ -88,23 +100,5 @@ fn flatten(prefix: &str, value: Value, leaves: &mut Vec<(String, Value)>) {
             }
         }
         leaf => leaves.push((prefix.into(), leaf)),
-    }
-}
-
-fn mask(key: &str, value: Value) -> Value {
-    match (key, value) {
-        (_, Value::Null) => Value::Null,
-        // Which headers there are is no secret.
-        ("trace.headers", Value::Array(lines)) => {
-            let lines = lines.iter().filter_map(Value::as_str);
-            lines
-                .map(|line| match line.split_once(':') {
-                    Some((name, _)) => json!(format!("{name}: ***")),
-                    None => json!("***"),
-                })
-                .collect()
-        }
-        (key, _) if is_secret(key) => json!("***"),
-        (_, value) => value,
     }
 }

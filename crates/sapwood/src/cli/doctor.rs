@@ -13,6 +13,7 @@ use crate::config::ports::Port;
 use crate::config::{Backend, Config};
 use crate::failure::{Exit, Failure};
 use crate::output::{self, Style, paint};
+use sapwood_proto::secret::SecretUrl;
 use sapwood_server::descriptors::{Descriptors, RESERVE};
 
 #[derive(Debug, Args)]
@@ -119,8 +120,8 @@ fn examine(config: &Config) -> Vec<Finding> {
         config
             .client
             .server
-            .as_deref()
-            .filter(|url| *url != "here")
+            .as_ref()
+            .filter(|url| url.expose() != "here")
             .map(server),
     );
     findings
@@ -236,35 +237,14 @@ fn port(Port { address, flag, .. }: &Port) -> Finding {
 
 fn file(path: &Path) -> Finding {
     let shown = path.display();
-    let magic = std::fs::File::open(path).and_then(|mut file| {
-        let mut magic = [0; 4];
-        std::io::Read::read_exact(&mut file, &mut magic)?;
-        Ok(magic)
-    });
-    match magic {
-        Ok(magic) if &magic == b"GGUF" => Finding::new(
-            "model file",
-            Verdict::Ok,
-            format!("{shown} is a GGUF file"),
-            "",
-        ),
-        Ok(_) => {
-            let hint = "convert it, or download the GGUF variant of the model";
-            Finding::new(
-                "model file",
-                Verdict::Fail,
-                format!("{shown} is no GGUF file"),
-                hint,
-            )
+    match crate::models::is_gguf(path) {
+        Ok(()) => {
+            let found = format!("{shown} is a GGUF file");
+            Finding::new("model file", Verdict::Ok, found, "")
         }
-        Err(error) => {
-            let found = format!("{shown}: {error}");
-            Finding::new(
-                "model file",
-                Verdict::Fail,
-                found,
-                "check the path and its permissions",
-            )
+        Err(why) => {
+            let hint = "check the path and its permissions; a model in another format has to be converted to GGUF";
+            Finding::new("model file", Verdict::Fail, format!("{shown}: {why}"), hint)
         }
     }
 }
@@ -298,11 +278,10 @@ fn models(config: &Config) -> Finding {
 }
 
 /// Only whether something listens there: what it is shows `sapwood models --server URL`.
-fn server(url: &str) -> Finding {
-    let authority = url
-        .split_once("://")
-        .map_or(url, |(_, rest)| rest)
-        .trim_end_matches('/');
+fn server(url: &SecretUrl) -> Finding {
+    let whole = url.expose();
+    let rest = whole.split_once("://").map_or(whole, |(_, rest)| rest);
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let address = std::net::ToSocketAddrs::to_socket_addrs(authority).map(|mut all| all.next());
     let answer = match address {
         Ok(Some(address)) => std::net::TcpStream::connect_timeout(&address, CONNECT_TIMEOUT),

@@ -9,11 +9,13 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use sapwood_net::lmtp::{Address, Bridged, Options, bridge};
 use sapwood_proto::lmtp::Fault;
+use sapwood_proto::secret::SecretUrl;
 use sapwood_server::lmtp::{Ended, Lmtp as Spoken};
 use sapwood_server::{Server, drain};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Common, ModelFlags, log_filter};
+use crate::client::warn_of_plain_text;
 use crate::config::Config;
 use crate::config::layers::Flags;
 use crate::failure::{Exit, Failure};
@@ -24,7 +26,7 @@ use crate::{models, serving};
 pub(super) struct Lmtp {
     /// Speak to a server elsewhere in place of models here: HOST:PORT, ws://HOST:PORT/lmtp, wss://.., unix:PATH
     #[arg(long, value_name = "URL")]
-    connect: Option<String>,
+    connect: Option<SecretUrl>,
     /// What becomes of running streams when the input has ended
     #[arg(long, value_enum, default_value_t = OnEof::Finish, value_name = "WHAT")]
     on_eof: OnEof,
@@ -45,8 +47,10 @@ impl Lmtp {
     pub(super) async fn run(self, common: &Common) -> Result<Exit, Failure> {
         let mut flags = Flags::default();
         self.models.set(&mut flags)?;
-        let config = common.config(flags)?;
-        Logs::start(log_filter(&config, common.log.as_deref()))?;
+        let layers = common.layers(flags)?;
+        let config = layers.config()?;
+        Logs::serve(log_filter(&config, common.log.as_deref()))?;
+        layers.tell_strangers();
         if let Some(url) = &self.connect {
             return self.bridge(&config, url).await;
         }
@@ -96,17 +100,18 @@ impl Lmtp {
 
 impl Lmtp {
     /// Lines here, a server there.
-    async fn bridge(&self, config: &Config, url: &str) -> Result<Exit, Failure> {
+    async fn bridge(&self, config: &Config, url: &SecretUrl) -> Result<Exit, Failure> {
         let wrong = |fault: Fault| Failure::usage(format!("--connect {url}: {}", fault.message));
-        let mut address = Address::parse(url).map_err(wrong)?;
-        if let Some(key) = &config.client.key {
+        let mut address = Address::parse(url.expose()).map_err(wrong)?;
+        let access = config.client.access()?;
+        if let Some(key) = access.key.filter(|_| !address.has_own_key()) {
             address = address.with_key(key);
         }
-        if let Some(path) = &config.client.ca {
-            let pem = std::fs::read(path).map_err(|error| {
-                Failure::usage(format!("client.ca {}: {error}", path.display()))
-            })?;
+        if let Some(pem) = access.authorities {
             address = address.with_authorities(pem);
+        }
+        if address.exposes_key() {
+            warn_of_plain_text(&url.to_string());
         }
         let (input, output) = (tokio::io::stdin(), tokio::io::stdout());
         let cancel = self.on_eof == OnEof::Cancel;

@@ -37,7 +37,11 @@ impl Models {
             }))?;
             return Ok(Exit::Ok);
         }
-        output::whisper(&place.description);
+        let place = match &place.url {
+            Some(url) => format!("At {url}:"),
+            None => "In this process:".to_owned(),
+        };
+        output::whisper(place);
         let models = models
             .iter()
             .map(|spec| format!("model     {}\n", spec.name));

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use clap::Args;
 use futures::{StreamExt, stream};
 use sapwood_kernel::{Chunk, Kernel, Mime, Node, Port};
-use serde_json::json;
+use serde_json::{Map, json};
 use tokio::io::AsyncReadExt;
 
 use super::{Common, PlaceFlags};
 use crate::client::{self, Place, told};
 use crate::failure::{Exit, Failure};
-use crate::output;
+use crate::{output, sampling};
 
 #[derive(Debug, Args)]
 pub(super) struct Run {
@@ -22,6 +22,9 @@ pub(super) struct Run {
     /// An input: NAME=TEXT, NAME=@FILE, or NAME=- for standard input; may be repeated
     #[arg(long, short, value_name = "NAME=VALUE")]
     input: Vec<String>,
+    /// Which model is to answer, for functions that take a target, such as GENERATE
+    #[arg(long, value_name = "MODEL")]
+    target: Option<String>,
     /// Which output to write; the main one if not given
     #[arg(long, value_name = "NAME")]
     port: Option<String>,
@@ -38,15 +41,49 @@ pub(super) struct Run {
 impl Run {
     pub(super) async fn run(self, common: &Common) -> Result<Exit, Failure> {
         let config = self.place.begin(common)?;
-        let inputs = self
+        let mut inputs = self
             .input
             .iter()
             .map(|given| input(given))
             .collect::<Result<Vec<_>, _>>()?;
+        if let Some(target) = &self.target {
+            if inputs.iter().any(|(name, _)| name == TARGET) {
+                return Err(Failure::usage("--target: the inputs name a target already"));
+            }
+            inputs.push((TARGET.to_owned(), Given::Text(target.clone())));
+        }
         let place = client::open(&config).await?;
+        let inputs = self.sampled(&place, inputs);
         let ended = self.call(&place, inputs).await;
         place.close().await;
         ended
+    }
+
+    /// The inputs, with how to sample where the user says nothing of it (D-53): in calls of GENERATE and of models, unless their
+    /// config comes from where it cannot be looked at.
+    fn sampled(&self, place: &Place, mut inputs: Vec<(String, Given)>) -> Vec<(String, Node)> {
+        let text = |inputs: &[(String, Given)], wanted: &str| {
+            let given = inputs.iter().find(|(name, _)| name == wanted);
+            given.map(|(_, given)| given.text().map(str::to_owned))
+        };
+        let target = match text(&inputs, TARGET) {
+            None if self.name == GENERATE => Some(place.model(None)),
+            Some(Some(target)) if self.name == GENERATE => Some(Some(target)),
+            _ if place.models().contains(&self.name) => Some(Some(self.name.clone())),
+            _ => None,
+        };
+        let config = match text(&inputs, CONFIG) {
+            None => Some(Map::new()),
+            Some(text) => text.and_then(|text| serde_json::from_str(&text).ok()),
+        };
+        if let (Some(model), Some(mut config)) = (target, config) {
+            sampling::fill(&mut config, place.recommended(model.as_deref()));
+            inputs.retain(|(name, _)| name != CONFIG);
+            let config = serde_json::Value::Object(config);
+            inputs.push((CONFIG.to_owned(), Given::Node(Node::from(config))));
+        }
+        let node = |(name, given): (String, Given)| (name, given.into_node());
+        inputs.into_iter().map(node).collect()
     }
 
     /// Calls and writes. Returning drops the run, which is what cancels it.
@@ -123,7 +160,32 @@ fn piece(chunk: &Chunk) -> serde_json::Value {
     line
 }
 
-fn input(given: &str) -> Result<(String, Node), Failure> {
+/// An input, as far as it can be looked at.
+enum Given {
+    Text(String),
+    /// The text of a `.json` file.
+    Json(String),
+    Node(Node),
+}
+
+impl Given {
+    fn text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) | Self::Json(text) => Some(text),
+            Self::Node(_) => None,
+        }
+    }
+
+    fn into_node(self) -> Node {
+        match self {
+            Self::Text(text) => Node::from(text),
+            Self::Json(text) => Node::from(Chunk::text(text).with_mime(Mime::JSON)),
+            Self::Node(node) => node,
+        }
+    }
+}
+
+fn input(given: &str) -> Result<(String, Given), Failure> {
     let Some((name, value)) = given.split_once('=') else {
         return Err(Failure::usage(format!(
             "--input {given}: write NAME=TEXT, NAME=@FILE or NAME=-"
@@ -131,20 +193,20 @@ fn input(given: &str) -> Result<(String, Node), Failure> {
     };
     let node = match value.strip_prefix('@') {
         Some(path) => file(path)?,
-        None if value == "-" => standard_input(),
-        None => Node::from(value),
+        None if value == "-" => Given::Node(standard_input()),
+        None => Given::Text(value.to_owned()),
     };
     Ok((name.to_owned(), node))
 }
 
-fn file(path: &str) -> Result<Node, Failure> {
+fn file(path: &str) -> Result<Given, Failure> {
     let bytes = std::fs::read(path)
         .map_err(|error| Failure::usage(format!("--input: cannot read {path}: {error}")))?;
     let json = path.ends_with(".json");
     Ok(match String::from_utf8(bytes) {
-        Ok(text) if json => Node::from(Chunk::text(text).with_mime(Mime::JSON)),
-        Ok(text) => Node::from(text),
-        Err(error) => Node::from(Chunk::bytes(error.into_bytes())),
+        Ok(text) if json => Given::Json(text),
+        Ok(text) => Given::Text(text),
+        Err(error) => Given::Node(Node::from(Chunk::bytes(error.into_bytes()))),
     })
 }
 
@@ -163,6 +225,10 @@ fn standard_input() -> Node {
     });
     Node::new(pieces)
 }
+
+const GENERATE: &str = "GENERATE";
+const CONFIG: &str = "config";
+const TARGET: &str = "target";
 
 /// Where the data goes.
 enum Sink {

@@ -11,9 +11,11 @@ use clap::Args;
 use sapwood_kernel::Kernel;
 use sapwood_net::references::References;
 use sapwood_proto::evergreen::Limits;
+use sapwood_proto::secret::{Secret, SecretUrl};
 use sapwood_server::allowance::Charging;
 use sapwood_server::auth::Key;
 use sapwood_server::counting::Counting;
+use sapwood_server::descriptors::{Descriptors, LEAST};
 use sapwood_server::generate::Explicit;
 use sapwood_server::lmtp::Lmtp;
 use sapwood_server::purpose::Purpose;
@@ -36,7 +38,7 @@ use crate::models::Planned;
 use crate::repository::Models;
 use crate::telling::Telling;
 use crate::upstreams::{Pools, Upstreams};
-use crate::{listening, models, output, serving};
+use crate::{listening, logs, models, output, serving};
 
 #[derive(Debug, Args)]
 pub(super) struct Serve {
@@ -55,10 +57,10 @@ pub(super) struct Serve {
     /// Serve the functions of another server too, whenever it is there: evergreen+http://HOST:PORT, triton+http://HOST:PORT,
     /// triton+grpc://HOST:PORT, lmtp://HOST:PORT/MODEL?tokenizer=PATH; may be repeated
     #[arg(long, value_name = "URL")]
-    upstream: Vec<String>,
-    /// Callers must present this key
+    upstream: Vec<SecretUrl>,
+    /// Callers must present this key [env: SAPWOOD_API_KEY]
     #[arg(long, value_name = "KEY")]
-    api_key: Option<String>,
+    api_key: Option<Secret>,
     /// Callers must present a key of this file, made with `sapwood key new`
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
@@ -89,12 +91,13 @@ impl Serve {
             ("listen_grpc", "--listen-grpc", &self.listen_grpc),
             ("listen_metrics", "--listen-metrics", &self.listen_metrics),
             ("preset", "--preset", &self.preset),
-            ("auth.key", "--api-key", &self.api_key),
         ] {
             flags.set(key, flag, said.clone());
         }
+        let key = self.api_key.as_ref().map(Secret::expose);
+        flags.set("auth.key", "--api-key", key);
         if !self.upstream.is_empty() {
-            let urls = self.upstream.iter().map(|url| url.as_str().into());
+            let urls = self.upstream.iter().map(|url| url.expose().into());
             flags.set("upstreams", "--upstream", Some(list(urls)));
         }
         flags.set(
@@ -118,21 +121,33 @@ impl Serve {
         common.layers(flags)
     }
 
+    /// The configuration, and the log, from where on nothing waits for its reader.
+    fn begin(&self, common: &Common) -> Result<(Config, Logs), Failure> {
+        let layers = self.layers(common)?;
+        let config = layers.config()?;
+        let logs = Logs::serve(&config.log)?;
+        layers.tell_strangers();
+        enough_descriptors(&config)?;
+        Ok((config, logs))
+    }
+
     pub(super) async fn run(self, common: Common) -> Result<Exit, Failure> {
-        let config = self.layers(&common)?.config()?;
+        // First of all: who starts the server may stop it at any time.
+        let signals = Signals::install()?;
+        let (config, logs) = self.begin(&common)?;
         let planned = models::plan(&config)?;
         let keys = keys::load(&config.auth)?;
         let tls = load_tls(&config)?;
         let references = config.references.clients()?;
-        let logs = Logs::start(&config.log)?;
         let ports = open(&config, &keys).await?;
         let local = ports.common.is_local()?;
         let broken = |error: sapwood_server::server::BuildError| Failure::new(error.to_string());
         let settings = server_config(&config, local, tls.clone());
         let builder = Server::builder(settings, keys).map_err(broken)?;
         let shared = builder.shared().clone();
+        shared.metrics.watch_log(logs::dropped());
         let kernel = serving::kernel(&config, &planned)?;
-        let upstreams = Upstreams::join(&kernel, &config, &shared.metrics).await?;
+        let (mut upstreams, mut failures) = Upstreams::plan(&kernel, &config, &shared)?;
         shared.metrics.watch_kernel(kernel.clone());
         kernel.layer(Charging);
         let telling = Telling::begin(&config, &shared, &kernel)?;
@@ -157,8 +172,8 @@ impl Serve {
             tls,
             pools: upstreams.pools(),
         };
-        let signals = Signals::install()?;
         announce(&ports, &config, &planned);
+        upstreams.begin();
         let Ports { common, own } = ports;
         let server = own.into_iter().fold(server, |server, (port, purpose)| {
             server.also(port.socket, purpose)
@@ -184,6 +199,7 @@ impl Serve {
                 Ok(if outcome.cut > 0 { Exit::Cut } else { Exit::Ok })
             }
             failure = load(loading, planned) => Err(failure),
+            Some(failure) = failures.recv() => Err(failure),
             failure = signals.watch(reload, stop) => Err(failure),
         }
     }
@@ -196,6 +212,20 @@ async fn open(config: &Config, keys: &[Key]) -> Result<Ports, Failure> {
         Some(name) if keys.is_empty() && is_open(config) => Err(open_to_all(name)),
         _ => Ok(ports),
     }
+}
+
+/// # Errors
+/// [`Failure::usage`] where a server could not even open its files.
+fn enough_descriptors(config: &Config) -> Result<(), Failure> {
+    let found = Descriptors::raise_for(config.limits.connections);
+    if found.suffice() {
+        return Ok(());
+    }
+    let soft = found.soft.unwrap_or_default();
+    Err(Failure::usage(format!(
+        "this process may open {soft} files, and a server needs {LEAST} at least: raise the limit (`ulimit -n`, \
+         LimitNOFILE= of systemd, --ulimit nofile= of Docker)"
+    )))
 }
 
 /// Whether nothing but keys keeps strangers out, and nobody has said that this is meant.
@@ -355,6 +385,7 @@ struct Reload {
 }
 
 impl Reload {
+    /// Reads everything before anything is put in force: after a mistake in any part all of them are as they were.
     fn run(&self) -> Result<(), Failure> {
         let config = self.serve.layers(&self.common)?.config()?;
         let keys = keys::load(&config.auth)?;
@@ -364,18 +395,25 @@ impl Reload {
                 "the configuration holds no key any more; the old ones stay",
             ));
         }
-        if let Some(tls) = &self.tls {
-            tls.reload()
-                .map_err(|error| Failure::usage(format!("tls: {error}")))?;
+        let read = |tls: &Arc<Tls>| {
+            let read = tls.prepare();
+            read.map_err(|error| Failure::usage(format!("tls: {error}")))
+        };
+        let certificates = self.tls.as_ref().map(read).transpose()?.flatten();
+        let filter = logs::parse(&config.log)?;
+        let pools = self.pools.prepare(&config)?;
+        // From here on nothing fails.
+        if let (Some(tls), Some(certificates)) = (&self.tls, certificates) {
+            tls.apply(certificates);
         }
-        self.logs.replace(&config.log)?;
+        self.logs.replace(filter);
         self.auth.replace(keys);
-        self.pools.reload(&config);
+        pools.apply();
         Ok(())
     }
 }
 
-/// The signals of OA-904. Installed before the port is announced: whoever knows of the server may stop it.
+/// The signals of OA-904. Installed before anything else: what comes while the server starts is there when it serves.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,

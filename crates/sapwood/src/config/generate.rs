@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use sapwood_proto::generate::{Datatype, Input, InputRole, Limits, Output, OutputRole, Signature};
+use sapwood_proto::secret::Secret;
 use sapwood_server::generate::{self, Category, Forwarded, Restriction};
 use serde::{Deserialize, Serialize};
 
@@ -49,7 +50,7 @@ pub(crate) struct Generate {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Restricted {
     pub(crate) header: String,
-    pub(crate) value: String,
+    pub(crate) value: Secret,
 }
 
 /// Whether requests may load and unload models.
@@ -133,7 +134,7 @@ impl Generate {
                 let known = Category::ALL.map(|(known, _)| known).join(", ");
                 wrong(format!(": there are: {known}"))
             })?;
-            let restriction = Restriction::new(&said.header, &said.value);
+            let restriction = Restriction::new(&said.header, said.value.expose());
             let restriction =
                 restriction.ok_or_else(|| wrong(".header: no header has such a name".into()))?;
             Ok((category, restriction))

@@ -27,7 +27,11 @@ struct KeyFile {
 #[serde(deny_unknown_fields)]
 struct Entry {
     name: String,
-    sha256: String,
+    #[serde(default)]
+    sha256: Option<String>,
+    /// The subject of a client certificate that stands for this key.
+    #[serde(default)]
+    certificate: Option<String>,
     #[serde(default)]
     scopes: Option<Vec<String>>,
     /// Names of the models that it may call; without them, all.
@@ -53,12 +57,9 @@ struct Limits {
 pub(crate) fn load(auth: &Auth) -> Result<Vec<Key>, Failure> {
     let mut keys = Vec::new();
     if let Some(secret) = &auth.key {
-        let fingerprint = Fingerprint::of(secret);
         keys.push(Key {
-            name: DEFAULT.into(),
-            fingerprint,
-            scopes: Scopes::ALL,
             allowance: Some(Arc::new(Allowance::new(allowance::Limits::default()))),
+            ..Key::new(DEFAULT, secret.expose(), Scopes::ALL)
         });
     }
     if let Some(path) = &auth.key_file {
@@ -81,6 +82,14 @@ fn read(path: &Path, keys: &mut Vec<Key>) -> Result<(), Failure> {
             };
             return Err(wrong(format!(
                 "two keys are called `{name}`: give each a name of its own{ours}"
+            )));
+        }
+        let named =
+            |other: &&Key| key.certificate.is_some() && other.certificate == key.certificate;
+        if let Some(other) = keys.iter().find(named) {
+            let (one, two) = (&other.name, &key.name);
+            return Err(wrong(format!(
+                "`{one}` and `{two}` name the same certificate: it can stand for one of them"
             )));
         }
         keys.push(key);
@@ -113,8 +122,24 @@ impl Entry {
                 )
             })
         });
-        let fingerprint = Fingerprint::from_hex(&self.sha256)
-            .ok_or_else(|| format!("key `{}`: sha256 must be 64 hex digits", self.name))?;
+        if RESERVED.contains(&self.name.as_str()) {
+            return Err(format!(
+                "no key may be called `{}`: the log means nobody by it",
+                self.name
+            ));
+        }
+        let hex = |digits: &String| {
+            Fingerprint::from_hex(digits)
+                .ok_or_else(|| format!("key `{}`: sha256 must be 64 hex digits", self.name))
+        };
+        let fingerprint = self.sha256.as_ref().map(hex).transpose()?;
+        let certificate = self.certificate.filter(|subject| !subject.is_empty());
+        if fingerprint.is_none() && certificate.is_none() {
+            return Err(format!(
+                "key `{}`: it needs sha256, certificate, or both",
+                self.name
+            ));
+        }
         let scopes = scopes.collect::<Result<_, _>>()?;
         let limits = allowance::Limits {
             models: self
@@ -127,6 +152,7 @@ impl Entry {
         Ok(Key {
             name: self.name.into(),
             fingerprint,
+            certificate: certificate.map(Into::into),
             scopes,
             allowance: Some(Arc::new(Allowance::new(limits))),
         })
@@ -159,6 +185,8 @@ pub(crate) fn new(name: &str, scopes: &[String]) -> Result<(String, String), Fai
 
 /// What the key of `auth.key` is called.
 const DEFAULT: &str = "default";
+/// How the log calls those who have no key.
+const RESERVED: [&str; 2] = ["anonymous", "-"];
 
 #[cfg(test)]
 mod tests {
@@ -168,11 +196,20 @@ mod tests {
     fn oa_905_a_new_key_reads_back_and_wrong_entries_say_why() {
         let (secret, entry) = new("anna", &["infer".into(), "metrics".into()]).unwrap();
         let keys = parse(&entry).unwrap();
-        assert_eq!(keys[0].fingerprint, Fingerprint::of(&secret));
+        assert_eq!(keys[0].fingerprint, Some(Fingerprint::of(&secret)));
         assert!(keys[0].scopes.has(Scope::Metrics) && !keys[0].scopes.has(Scope::Admin));
         assert!(new("an\"na", &[]).is_err());
         for (text, why) in [
             ("", "no [[keys]]"),
+            ("[[keys]]\nname = \"a\"", "certificate, or both"),
+            (
+                "[[keys]]\nname = \"a\"\ncertificate = \"\"",
+                "certificate, or both",
+            ),
+            (
+                "[[keys]]\nname = \"anonymous\"\ncertificate = \"x\"",
+                "no key may be called",
+            ),
             ("[[keys]]\nname = \"a\"\nsha256 = \"12\"", "64 hex digits"),
             (
                 "[[keys]]\nname = \"a\"\nsha256 = \"12\"\nsecret = \"x\"",
@@ -189,6 +226,32 @@ mod tests {
             let error = parse(text).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
+    }
+
+    #[test]
+    fn d_45_an_entry_names_the_certificate_that_stands_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys.toml");
+        let auth = Auth {
+            key_file: Some(path.clone()),
+            ..Auth::default()
+        };
+        let entry = |name: &str, subject: &str| {
+            format!("[[keys]]\nname = \"{name}\"\ncertificate = \"{subject}\"\n")
+        };
+        std::fs::write(&path, entry("ops", "monitor") + &entry("robot", "robot-7")).unwrap();
+        let keys = load(&auth).unwrap();
+        let named = keys
+            .iter()
+            .map(|key| (key.certificate.as_deref(), key.fingerprint));
+        let expect = [(Some("monitor"), None), (Some("robot-7"), None)];
+        assert_eq!(named.collect::<Vec<_>>(), expect);
+        std::fs::write(&path, entry("ops", "monitor") + &entry("robot", "monitor")).unwrap();
+        let failure = load(&auth).unwrap_err();
+        assert!(
+            failure.message.contains("the same certificate"),
+            "{failure}"
+        );
     }
 
     #[test]

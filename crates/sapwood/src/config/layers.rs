@@ -1,19 +1,18 @@
-//! Where configuration comes from: defaults < file < environment < flags, merged once (OA-912).
-//!
-//! Owns: the order of the layers, the names of the environment's variables, and which layer a value came from. Refuses
-//! to know: what the values mean.
+//! Where configuration comes from: defaults < file < environment < flags, merged once (OA-912), and which layer a value came
+//! from. The names of the environment's variables are in [`environment`](super::environment).
 
 use std::path::{Path, PathBuf};
 
-use figment::providers::{Env, Format, Serialized, Toml};
+use figment::providers::{Format, Serialized, Toml};
 use figment::value::{Dict, Map, Tag, Value};
 use figment::{Figment, Metadata, Profile, Provider, Source};
 
-use super::{Config, is_secret};
+use super::environment::{Environment, SOURCE};
+use super::{Config, may_hold_secret};
 use crate::failure::Failure;
 
-/// The values that flags set, by dotted key.
-#[derive(Clone, Debug, Default)]
+/// The values that flags set, by dotted key. Not to be shown: some are secrets.
+#[derive(Clone, Default)]
 pub(crate) struct Flags(Vec<(&'static str, &'static str, Value)>);
 
 impl Flags {
@@ -56,7 +55,7 @@ impl Provider for Flags {
     }
 }
 
-fn merge(mut into: Dict, from: Dict) -> Dict {
+pub(super) fn merge(mut into: Dict, from: Dict) -> Dict {
     for (key, value) in from {
         let merged = match (into.remove(&key), value) {
             (Some(Value::Dict(tag, old)), Value::Dict(_, new)) => Value::Dict(tag, merge(old, new)),
@@ -87,11 +86,12 @@ impl std::fmt::Display for Origin {
     }
 }
 
-/// The merged layers.
-#[derive(Clone, Debug)]
+/// The merged layers. Not to be shown: they hold secrets as they were written.
+#[derive(Clone)]
 pub(crate) struct Layers {
     figment: Figment,
     flags: Flags,
+    environment: Environment,
 }
 
 impl Layers {
@@ -114,11 +114,28 @@ impl Layers {
                 toml: Toml::string(&text),
             });
         }
-        let figment = figment
-            .merge(environment())
-            .merge(server_key())
-            .merge(flags.clone());
-        Ok(Self { figment, flags })
+        let environment = Environment::read();
+        let figment = figment.merge(environment.clone()).merge(flags.clone());
+        Ok(Self {
+            figment,
+            flags,
+            environment,
+        })
+    }
+
+    /// Variables of the environment that look like ours and are not: what to say of each.
+    pub(crate) fn strangers(&self) -> &[String] {
+        self.environment.strangers()
+    }
+
+    /// Logs them.
+    pub(crate) fn tell_strangers(&self) {
+        for stranger in self.strangers() {
+            tracing::warn!("{stranger}");
+        }
+        for name in self.environment.passed_over() {
+            tracing::debug!(name, "a variable of a Kubernetes service is passed over");
+        }
     }
 
     /// The effective configuration, checked.
@@ -148,7 +165,9 @@ impl Layers {
             _ if metadata.name == FLAGS => {
                 Origin::Flag(self.flags.name_of(key).unwrap_or("on the command line"))
             }
-            _ if metadata.name.contains(PREFIX) => Origin::Environment(variable(key)),
+            _ if metadata.name == SOURCE => {
+                Origin::Environment(self.environment.name_of(key).unwrap_or_default().to_owned())
+            }
             _ => Origin::Default,
         }
     }
@@ -178,7 +197,7 @@ impl Layers {
         let what = match &first.kind {
             figment::error::Kind::UnknownField(name, known) => unknown(name, known),
             // Others show what they have found.
-            _ if is_secret(&path.join(".")) => NOT_SHOWN.to_owned(),
+            _ if may_hold_secret(&path.join(".")) => NOT_SHOWN.to_owned(),
             other => unquoted(&other.to_string()),
         };
         let origin = origin.unwrap_or_default();
@@ -188,15 +207,18 @@ impl Layers {
 
 /// What to write instead of a key that there is not.
 fn unknown(name: &str, known: &[&str]) -> String {
-    let near = |known: &&&str| strsim::damerau_levenshtein(name, known);
-    match known
-        .iter()
-        .min_by_key(near)
-        .filter(|best| near(best) <= 1 + name.len() / 4)
-    {
+    match nearest(name, known.iter().copied()) {
         Some(best) => format!("unknown field; did you mean `{best}`?"),
         None => format!("unknown field; there are: {}", known.join(", ")),
     }
+}
+
+/// The known name that `name` most likely means.
+pub(super) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let near = |known: &&str| strsim::damerau_levenshtein(name, known);
+    known
+        .min_by_key(near)
+        .filter(|best| near(best) <= 1 + name.len() / 4)
 }
 
 /// What is wrong with a file, without the line that it stands in: there may be a secret in that.
@@ -225,54 +247,6 @@ impl Provider for File {
     }
 }
 
-/// `SAPWOOD_ENGINE__THREADS=2` is `engine.threads = 2`; two names are shorter.
-fn environment() -> Env {
-    Env::prefixed(PREFIX)
-        .ignore(&["config", "commit"])
-        .map(|name| match name.as_str().to_ascii_lowercase().as_str() {
-            "server" => "client.server".into(),
-            "api_key" => "client.key".into(),
-            other => other.replace("__", ".").into(),
-        })
-}
-
-/// `SAPWOOD_API_KEY` is the key that a client presents and a server asks for, so that both work in one shell.
-fn server_key() -> Env {
-    Env::prefixed(PREFIX)
-        .only(&["api_key"])
-        .map(|_| "auth.key".into())
-}
-
-/// The variable that sets a key.
-fn variable(key: &str) -> String {
-    match key {
-        "client.server" => "SAPWOOD_SERVER".into(),
-        "client.key" | "auth.key" => "SAPWOOD_API_KEY".into(),
-        _ => format!("{PREFIX}{}", key.replace('.', "__").to_uppercase()),
-    }
-}
-
-/// Whether the user wants no colours (the custom of `NO_COLOR`).
-pub(crate) fn no_colour() -> bool {
-    Env::raw()
-        .only(&["no_color"])
-        .iter()
-        .any(|(_, value)| !value.is_empty())
-}
-
-/// What the environment says of clouds, by the names that their own tools read. Only listed stores are asked with it.
-pub(crate) fn of_clouds() -> Vec<(String, String)> {
-    let of_cloud = |name: &str| {
-        let clouds = ["aws_", "google_", "azure_"];
-        clouds.iter().any(|cloud| name.starts_with(cloud))
-    };
-    Env::raw()
-        .iter()
-        .map(|(name, value)| (name.as_str().to_ascii_lowercase(), value))
-        .filter(|(name, _)| of_cloud(name))
-        .collect()
-}
-
 /// A list value for [`Flags::set`].
 pub(crate) fn list(values: impl IntoIterator<Item = Value>) -> Value {
     Value::Array(Tag::Default, values.into_iter().collect())
@@ -281,4 +255,3 @@ pub(crate) fn list(values: impl IntoIterator<Item = Value>) -> Value {
 const FLAGS: &str = "command line";
 /// What is said of a secret that cannot be read.
 const NOT_SHOWN: &str = "it cannot be read like this; write it as config.example.toml does";
-const PREFIX: &str = "SAPWOOD_";

@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use sapwood_net::references;
+use sapwood_proto::secret::Secret;
 use serde::{Deserialize, Serialize};
 
-use super::layers;
+use super::environment;
 use crate::failure::Failure;
 
 /// Lists of what may be read. By default they are empty, and nothing is but what stands in the reference itself.
@@ -29,7 +30,7 @@ pub(crate) struct References {
     /// Buckets with a prefix that may be read with this server's credentials.
     pub(crate) stores: Vec<String>,
     /// How the stores are reached; wins over the environment.
-    pub(crate) store_options: BTreeMap<String, String>,
+    pub(crate) store_options: BTreeMap<String, Secret>,
 }
 
 impl References {
@@ -46,7 +47,7 @@ impl References {
         let environment = if self.stores.is_empty() {
             Vec::new()
         } else {
-            layers::of_clouds()
+            environment::of_clouds()
         };
         let config = references::Config {
             files: self.files.clone(),

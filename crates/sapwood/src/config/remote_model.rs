@@ -35,6 +35,12 @@ impl RemoteModel {
                 }
                 (TOKENIZER, path) => tokenizer = Some(decoded(path)?),
                 ("key", _) => theirs.push(pair),
+                // A word alone may be a key whose name was forgotten.
+                _ if !pair.contains('=') => {
+                    return Err(bad(
+                        "its query has a word without a value; write ?tokenizer=PATH or ?key=KEY",
+                    ));
+                }
                 (unknown, _) => {
                     return Err(bad(&format!(
                         "nobody knows '{unknown}' of its query; there are 'tokenizer' (a tokenizer.json, or the folder that \

@@ -30,7 +30,7 @@ fn oa_912_file_environment_and_flags_win_in_this_order_and_are_remembered() {
         jail.set_env("SAPWOOD_ENGINE__THREADS", "3");
         jail.set_env("SAPWOOD_ENGINE__PARALLEL", "4");
         jail.set_env("SAPWOOD_SERVER", "http://x:1");
-        jail.set_env("SAPWOOD_API_KEY", "12345678");
+        jail.set_env("SAPWOOD_API_KEY", "01234567");
         let mut flags = Flags::default();
         flags.set("engine.parallel", "--parallel", Some(5_u32));
         flags.set("engine.ctx", "--ctx", None::<u32>);
@@ -48,11 +48,14 @@ fn oa_912_file_environment_and_flags_win_in_this_order_and_are_remembered() {
             ),
             (1, 3, 5)
         );
-        assert_eq!(config.client.server.as_deref(), Some("http://x:1"));
         assert_eq!(
-            config.client.key.as_deref(),
-            Some("12345678"),
-            "digits stay text"
+            config.client.server.as_ref().map(SecretUrl::expose),
+            Some("http://x:1")
+        );
+        assert_eq!(
+            config.client.key.as_ref().map(Secret::expose),
+            None,
+            "the server's own key is no client's"
         );
         for (key, origin) in [
             ("listen", "file sapwood.toml"),
@@ -67,6 +70,11 @@ fn oa_912_file_environment_and_flags_win_in_this_order_and_are_remembered() {
         ] {
             assert_eq!(layers.origin(key).to_string(), origin, "{key}");
         }
+        assert_eq!(
+            config.auth.key.as_ref().map(Secret::expose),
+            Some("01234567"),
+            "digits stay text"
+        );
         assert_eq!(layers.origin("models"), Origin::Default);
     });
 }
@@ -176,46 +184,86 @@ fn oa_912_unknown_keys_and_wrong_types_name_key_and_place() {
         });
     }
     in_jail(|jail| {
-        jail.set_env("SAPWOOD_LISEN", "a:1");
-        let failure = Layers::read(None, Flags::default())
-            .unwrap()
-            .config()
-            .unwrap_err();
-        assert!(
-            failure.message.contains("environment SAPWOOD_LISEN"),
-            "{failure}"
-        );
-        let missing = Layers::read(Some(Path::new("nowhere.toml")), Flags::default()).unwrap_err();
-        assert!(missing.message.contains("nowhere.toml"), "{missing}");
+        jail.set_env("SAPWOOD_ENGINE__CTX", "many");
+        let failure = Layers::read(None, Flags::default()).and_then(|layers| layers.config());
+        let message = failure.unwrap_err().message;
+        let origin = "environment SAPWOOD_ENGINE__CTX";
+        assert!(message.contains(origin), "{message}");
+        let missing = Layers::read(Some(Path::new("nowhere.toml")), Flags::default());
+        let message = missing.err().unwrap().message;
+        assert!(message.contains("nowhere.toml"), "{message}");
     });
 }
+
+/// A file, a variable, and what is said about them.
+type WrongSecret = (
+    &'static str,
+    Option<(&'static str, &'static str)>,
+    [&'static str; 2],
+);
+const WRONG_SECRETS: &[WrongSecret] = &[
+    (
+        "[trace]\nheaders = \"x: hush\"",
+        None,
+        ["trace.headers", "sapwood.toml"],
+    ),
+    (
+        "",
+        Some(("SAPWOOD_TRACE__HEADERS", "authorization: Bearer hush")),
+        ["trace.headers", "environment SAPWOOD_TRACE__HEADERS"],
+    ),
+    (
+        "[auth]\nkey = [\"hush\"]",
+        None,
+        ["auth.key", "sapwood.toml"],
+    ),
+    (
+        "[references]\nstore_options = { aws_token = [\"hush\"] }",
+        None,
+        ["references.store_options", "sapwood.toml"],
+    ),
+    ("[auth]\nkey = \"hush", None, ["line 2", "sapwood.toml"]),
+    (
+        "upstreams = \"lmtp://h/m?key=hush\"",
+        None,
+        ["upstreams", "sapwood.toml"],
+    ),
+    (
+        "upstreams = [\"x://h?key=hush\"]",
+        None,
+        ["upstreams", "key=***"],
+    ),
+    (
+        "upstreams = [\"lmtp://h/m?key=hush&hush\"]",
+        None,
+        ["upstreams", "without a value"],
+    ),
+    (
+        "[[upstreams]]\nurl = \"x://h\"\nkey = \"hush\"",
+        None,
+        ["upstreams", "`x://h`"],
+    ),
+    (
+        "[[upstreams]]\nurl = \"lmtp://h/m\"\nkey = 123\nkeyfile = \"hush\"",
+        None,
+        ["upstreams", "sapwood.toml"],
+    ),
+    (
+        "[[models]]\nname = \"m\"\nbackend = \"upstream\"\nupstream = { endpoints = \"h?key=hush\" }",
+        None,
+        ["endpoints", "sapwood.toml"],
+    ),
+    (
+        "",
+        Some(("SAPWOOD_CLIENT", "{server=[\"http://hush@h\"]}")),
+        ["client.server", "environment SAPWOOD_CLIENT"],
+    ),
+];
 
 /// What stands in a file or a variable that cannot be read may be a secret.
 #[test]
 fn oa_912_what_is_said_of_a_wrong_secret_does_not_hold_it() {
-    for (text, variable, parts) in [
-        (
-            "[trace]\nheaders = \"x: hush\"",
-            None,
-            ["trace.headers", "sapwood.toml"],
-        ),
-        (
-            "",
-            Some(("SAPWOOD_TRACE__HEADERS", "authorization: Bearer hush")),
-            ["trace.headers", "environment SAPWOOD_TRACE__HEADERS"],
-        ),
-        (
-            "[auth]\nkey = [\"hush\"]",
-            None,
-            ["auth.key", "sapwood.toml"],
-        ),
-        (
-            "[references]\nstore_options = { aws_token = [\"hush\"] }",
-            None,
-            ["references.store_options", "sapwood.toml"],
-        ),
-        ("[auth]\nkey = \"hush", None, ["line 2", "sapwood.toml"]),
-    ] {
+    for (text, variable, parts) in WRONG_SECRETS.iter().copied() {
         in_jail(|jail| {
             jail.create_file("sapwood.toml", text).unwrap();
             if let Some((name, value)) = variable {
@@ -252,6 +300,12 @@ fn the_example_file_holds_every_key_with_its_default() {
         ..Config::default()
     };
     full.models[0].name = "x".into();
+    full.upstreams = vec![Endpoint {
+        key: Some("k".into()),
+        key_file: Some("f".into()),
+        ca: Some("c".into()),
+        ..Endpoint::new("u")
+    }];
     let mut keys = Vec::new();
     names(&serde_json::to_value(&full).unwrap(), &mut keys);
     assert!(keys.len() > 25);
@@ -278,4 +332,42 @@ fn names(value: &serde_json::Value, into: &mut Vec<String>) {
         serde_json::Value::Array(list) => list.iter().for_each(|value| names(value, into)),
         _ => {}
     }
+}
+
+/// D-46: whatever is written of a configuration, its secrets are not in it.
+#[test]
+fn d_46_no_secret_is_in_what_is_shown_of_a_configuration() {
+    let text = r#"
+        [[upstreams]]
+        url = "lmtp://h:1/m?key=hush1"
+        [[upstreams]]
+        url = "evergreen+http://h:2"
+        key = "hush2"
+        [auth]
+        key = "hush3"
+        [client]
+        server = "http://hush4@h"
+        key = "hush5"
+        [trace]
+        endpoint = "http://h/?api-key=hush6"
+        headers = ["x-key: hush7", "hush8"]
+        [references]
+        store_options = { aws_token = "hush9" }
+        [generate]
+        restricted = { trace = { header = "x", value = "hush10" } }
+        [[models]]
+        name = "m"
+        backend = "upstream"
+        upstream = { endpoints = ["ws://h/?key=hush11", { url = "h:1", key = "hush12", weight = 2 }] }
+    "#;
+    in_jail(|jail| {
+        jail.create_file("sapwood.toml", text).unwrap();
+        let layers = Layers::read(None, Flags::default()).unwrap();
+        let config = layers.config().unwrap();
+        let shown = format!("{config:?} {}", serde_json::to_string(&config).unwrap());
+        assert!(!shown.contains("hush"), "{shown}");
+        for part in ["lmtp://h:1/m?key=***", "x-key: ***", "evergreen+http://h:2"] {
+            assert!(shown.contains(part), "{part} is missing in {shown}");
+        }
+    });
 }

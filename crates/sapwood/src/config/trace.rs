@@ -5,8 +5,9 @@
 use std::time::Duration;
 
 use sapwood_net::otlp::{Address, Collector, Protocol};
+use sapwood_proto::secret::{Secret, SecretUrl};
 use sapwood_server::telemetry;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::span::Span;
 use crate::failure::Failure;
@@ -16,11 +17,11 @@ use crate::failure::Failure;
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Trace {
     /// `http://HOST:PORT` or `https://HOST:PORT` of a collector of OpenTelemetry.
-    pub(crate) endpoint: Option<String>,
+    pub(crate) endpoint: Option<SecretUrl>,
     /// How it is spoken to.
     pub(crate) protocol: Wire,
     /// Sent along, each as `name: value`; may hold credentials.
-    pub(crate) headers: Vec<String>,
+    pub(crate) headers: Vec<Header>,
     /// Prompts and outputs are part of spans.
     pub(crate) content: bool,
     /// How often histograms are sent.
@@ -48,6 +49,27 @@ pub(crate) enum Wire {
     Http,
 }
 
+/// A line of `headers`; only the name is shown.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Header(Secret);
+
+impl Header {
+    fn parts(&self) -> Option<(&str, &str)> {
+        let (name, value) = self.0.expose().split_once(':')?;
+        Some((name.trim(), value.trim()))
+    }
+}
+
+impl Serialize for Header {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self.parts() {
+            Some((name, _)) => to.collect_str(&format_args!("{name}: {}", self.0)),
+            None => self.0.serialize(to),
+        }
+    }
+}
+
 impl Trace {
     /// The collector, if one is named. Must be called within a runtime.
     ///
@@ -57,15 +79,15 @@ impl Trace {
         let Some(url) = &self.endpoint else {
             return Ok(None);
         };
-        let header = |line: &String| {
-            let (name, value) = line.split_once(':').ok_or_else(|| {
+        let header = |header: &Header| {
+            let (name, value) = header.parts().ok_or_else(|| {
                 // What stands there may be a credential.
                 Failure::usage("trace.headers: write each as \"name: value\"")
             })?;
-            Ok::<_, Failure>((name.trim().to_owned(), value.trim().to_owned()))
+            Ok::<_, Failure>((name.to_owned(), Secret::from(value)))
         };
         let address = Address {
-            url: url.clone(),
+            url: url.expose().to_owned(),
             protocol: match self.protocol {
                 Wire::Grpc => Protocol::Grpc,
                 Wire::Http => Protocol::Http,
@@ -73,6 +95,12 @@ impl Trace {
             headers: self.headers.iter().map(header).collect::<Result<_, _>>()?,
             timeout: DELIVERY,
         };
+        if address.exposes_headers() {
+            tracing::warn!(
+                endpoint = %url,
+                "trace.headers are sent unencrypted to another machine: use https:// if they hold a credential"
+            );
+        }
         let collector = Collector::new(&address);
         let wrong = |error| Failure::usage(format!("trace.endpoint: {error}"));
         collector.map(Some).map_err(wrong)

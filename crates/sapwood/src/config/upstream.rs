@@ -9,6 +9,7 @@ use sapwood_net::lmtp::pool;
 use sapwood_proto::lmtp::{Fault, Reason};
 use serde::{Deserialize, Serialize};
 
+use super::endpoint::Endpoint;
 use super::remote_model::RemoteModel;
 use crate::failure::Failure;
 
@@ -46,18 +47,6 @@ pub(crate) enum Kind {
     Lmtp,
 }
 
-/// One of them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub(crate) enum Endpoint {
-    Plain(String),
-    Weighted {
-        url: String,
-        /// How much it takes beside the others.
-        weight: u32,
-    },
-}
-
 /// What becomes of streams whose server is lost after they have given tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -73,17 +62,15 @@ impl Default for Failover {
 }
 
 impl Upstream {
-    /// The peers of the model that is called `name` here.
+    /// The peers of the model that is called `name` here, each with the entry that it stands in.
     ///
     /// # Errors
     /// An address cannot be used.
-    pub(crate) fn peers(&self, name: &str) -> Result<Vec<pool::Endpoint>, Fault> {
+    pub(crate) fn peers(&self, name: &str) -> Result<Vec<(pool::Endpoint, &Endpoint)>, Fault> {
         let mut peers = Vec::new();
         for endpoint in &self.endpoints {
-            let (url, weight) = match endpoint {
-                Endpoint::Plain(url) => (url, 1),
-                Endpoint::Weighted { url, weight } => (url, *weight),
-            };
+            let url = endpoint.url.expose();
+            let weight = endpoint.weight.unwrap_or(1);
             let (addresses, model) = if url.starts_with("lmtp://") {
                 let named = RemoteModel::read(url)?;
                 if named.tokenizer.is_some() {
@@ -95,10 +82,14 @@ impl Upstream {
                 let model = self.model.as_deref().unwrap_or(name);
                 (vec![Address::parse(url)?], model.to_owned())
             };
-            peers.extend(addresses.into_iter().map(|address| pool::Endpoint {
-                address,
-                model: model.clone(),
-                weight,
+            peers.extend(addresses.into_iter().map(|address| {
+                let model = model.clone();
+                let peer = pool::Endpoint {
+                    address,
+                    model,
+                    weight,
+                };
+                (peer, endpoint)
             }));
         }
         Ok(peers)
@@ -114,9 +105,12 @@ impl Upstream {
                 "models.upstream.endpoints: the model `{name}`: {why}"
             ))
         };
+        for endpoint in &self.endpoints {
+            endpoint.check("models.upstream.endpoints")?;
+        }
         match self.peers(name) {
             Ok(peers) if peers.is_empty() => Err(wrong("at least one server must compute it")),
-            Ok(peers) if peers.iter().any(|peer| peer.weight == 0) => {
+            Ok(peers) if peers.iter().any(|(peer, _)| peer.weight == 0) => {
                 Err(wrong("a weight is at least 1"))
             }
             Ok(_) => Ok(()),

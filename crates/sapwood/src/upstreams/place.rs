@@ -8,11 +8,13 @@ mod triton;
 use futures::FutureExt;
 use sapwood_net::evergreen::Address;
 use sapwood_net::triton::Address as TritonAddress;
+use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
 
 pub(super) use self::lmtp::let_in;
 use super::{Dial, Link, Watchers};
 use crate::client;
+use crate::config::endpoint::{Access, Endpoint};
 use crate::config::upstream::Upstream;
 use crate::config::{Config, Model};
 
@@ -25,19 +27,25 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// The place that `url` names.
+    /// The place that an entry of `upstreams` names.
     ///
     /// # Errors
-    /// The address cannot be used, or the authorities to trust cannot be read.
-    pub(super) fn read(url: &str, config: &Config, watchers: &Watchers) -> Result<Self, Status> {
-        if url.starts_with("triton+") {
-            let address = client::triton_address(url, config, client::CONNECT_TIMEOUT);
-            return address.map(Self::Triton);
-        }
-        let address = client::address(url, config, client::CONNECT_TIMEOUT)?;
+    /// The address, the key or the authorities to trust cannot be used.
+    pub(super) fn read(
+        upstream: &Endpoint,
+        config: &Config,
+        watchers: &Watchers,
+    ) -> Result<Self, Status> {
+        let access = access(upstream, config)?;
+        let url = upstream.url.expose();
         if url.starts_with("lmtp:") {
-            return lmtp::read(url, &address, watchers);
+            return lmtp::read(url, &access, watchers);
         }
+        if url.starts_with("triton+") {
+            let address = client::triton_address(url, access, client::CONNECT_TIMEOUT);
+            return Ok(Self::Triton(address));
+        }
+        let address = client::address(url, access, client::CONNECT_TIMEOUT);
         Ok(Self::Evergreen(address))
     }
 
@@ -51,9 +59,18 @@ impl Place {
         config: &Config,
         watchers: &Watchers,
     ) -> Result<Self, Status> {
-        let known = client::address("", config, client::CONNECT_TIMEOUT)?;
-        lmtp::configured(model, upstream, &known, watchers)
+        lmtp::configured(model, upstream, config, watchers)
     }
+}
+
+/// How we are let in at a server.
+///
+/// # Errors
+/// A file that holds the key or the authorities cannot be read.
+pub(super) fn access(server: &Endpoint, config: &Config) -> Result<Access, Status> {
+    server
+        .access(&config.client)
+        .map_err(|failure| Status::other(Code::InvalidRequest, "", failure.message))
 }
 
 impl Dial for Place {
@@ -68,13 +85,14 @@ impl Dial for Place {
 
 /// One session, for as long as it lasts.
 async fn evergreen(address: &Address) -> Result<Link, Status> {
-    let (session, functions) = client::join(address).await?;
+    let (session, listing) = client::join(address).await?;
     let watched = session.clone();
     Ok(Link {
-        functions,
+        functions: listing.functions,
         worn: session.worn().boxed(),
         // Why it ended, its calls have been told.
         over: async move { drop(watched.closed().await) }.boxed(),
         leave: client::leave(session).boxed(),
+        served: None,
     })
 }

@@ -5,11 +5,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sapwood_net::lmtp::pool::{Endpoint, Pool};
+use sapwood_proto::evergreen::Status;
 
 use super::place;
-use crate::client;
 use crate::config::Config;
 use crate::config::remote_model::RemoteModel;
+use crate::failure::Failure;
 
 /// The pools by the names of their models. Clones share them.
 #[derive(Clone, Default)]
@@ -25,23 +26,32 @@ impl Pools {
 
     /// Servers that are not configured any more are drained, those that are again are taken back, and new ones join. A model that
     /// is new or gone needs a restart.
-    pub(crate) fn reload(&self, config: &Config) {
-        let known = match client::address("", config, client::CONNECT_TIMEOUT) {
-            Ok(known) => known,
-            Err(status) => {
-                tracing::error!(why = status.message, "upstreams stay as they were");
-                return;
-            }
-        };
+    ///
+    /// # Errors
+    /// [`Failure::usage`] if the servers of one cannot be used; nothing is changed.
+    pub(crate) fn prepare(&self, config: &Config) -> Result<Prepared, Failure> {
         let pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut prepared = Vec::new();
         for (model, pool) in &*pools {
-            let endpoints = endpoints(config, model);
-            if endpoints.is_empty() {
-                continue;
+            let endpoints = endpoints(config, model).map_err(|status| {
+                Failure::usage(format!("upstreams of `{model}`: {}", status.message))
+            })?;
+            if !endpoints.is_empty() {
+                prepared.push((model.clone(), pool.clone(), endpoints));
             }
-            let endpoints = endpoints.into_iter();
-            let endpoints = endpoints.map(|endpoint| place::let_in(endpoint, &known));
-            for upstream in pool.keep(endpoints.collect()) {
+        }
+        Ok(Prepared(prepared))
+    }
+}
+
+/// What pools will consist of.
+pub(crate) struct Prepared(Vec<(String, Pool, Vec<Endpoint>)>);
+
+impl Prepared {
+    /// Has them consist of that.
+    pub(crate) fn apply(self) {
+        for (model, pool, endpoints) in self.0 {
+            for upstream in pool.keep(endpoints) {
                 tracing::info!(model, upstream, "an upstream joins a pool");
             }
         }
@@ -49,25 +59,31 @@ impl Pools {
 }
 
 /// Where the servers of a model are; nothing if it has none any more. The configuration was checked.
-fn endpoints(config: &Config, model: &str) -> Vec<Endpoint> {
+///
+/// # Errors
+/// A key or the authorities to trust cannot be read.
+fn endpoints(config: &Config, model: &str) -> Result<Vec<Endpoint>, Status> {
     let mut configured = config.models.iter().filter(|one| one.name == model);
     if let Some(upstream) = configured.find_map(|one| one.upstream.as_ref()) {
-        return upstream.peers(model).unwrap_or_default();
+        let peers = upstream.peers(model).unwrap_or_default().into_iter();
+        let let_in = |(peer, server)| Ok(place::let_in(peer, &place::access(server, config)?));
+        return peers.map(let_in).collect();
     }
-    let named = config
-        .upstreams
-        .iter()
-        .filter_map(|url| RemoteModel::read(url).ok());
-    let named = named.filter(|named| named.model == model);
-    let peers = named.flat_map(|named| {
-        let name = named.model;
-        let peers = named.peers.into_iter();
-        peers.map(move |peer| (peer, name.clone()))
-    });
-    let peers = peers.map(|(address, model)| Endpoint {
-        address,
-        model,
-        weight: 1,
-    });
-    peers.collect()
+    let mut endpoints = Vec::new();
+    for server in &config.upstreams {
+        let named = RemoteModel::read(server.url.expose());
+        let Some(named) = named.ok().filter(|named| named.model == model) else {
+            continue;
+        };
+        let access = place::access(server, config)?;
+        endpoints.extend(named.peers.into_iter().map(|address| {
+            let endpoint = Endpoint {
+                address,
+                model: named.model.clone(),
+                weight: 1,
+            };
+            place::let_in(endpoint, &access)
+        }));
+    }
+    Ok(endpoints)
 }

@@ -4,6 +4,8 @@ use std::sync::Mutex;
 
 use futures::FutureExt;
 use sapwood_kernel::{Chunk, Mime, Output, Port};
+use sapwood_server::drain::Drain;
+use sapwood_server::health::Health;
 use tokio::task::JoinHandle;
 
 use super::*;
@@ -48,6 +50,7 @@ impl Dial for Fake {
             }
             .boxed(),
             leave: async move { *left.lock().unwrap() = true }.boxed(),
+            served: None,
         })
     }
 }
@@ -86,8 +89,11 @@ impl Bench {
             ended: ends,
             mute: muted,
         };
-        let upstream = Upstream::new("evergreen+http://there:1", fake, kernel.clone());
-        let task = tokio::spawn(upstream.keep(None, jitter, stopped));
+        let health = Arc::new(Health::new(Drain::default(), Duration::from_secs(30)));
+        let standing = Standing::of_server(&health, 1);
+        let upstream = Upstream::new("evergreen+http://there:1", fake, kernel.clone(), standing);
+        let (failed, _) = mpsc::channel(1);
+        let task = tokio::spawn(upstream.keep(failed, jitter, stopped));
         Self {
             kernel,
             serves,
@@ -122,7 +128,8 @@ async fn waits_double_up_to_a_bound_and_are_spread() {
     for jitter in [1, 1, 2] {
         let (bench, began) = (Bench::start(jitter), Instant::now());
         sleep(Duration::from_secs(200)).await;
-        let waits = bench.waits(began);
+        let mut waits = bench.waits(began);
+        assert_eq!(waits.remove(0), 0.0, "it is tried at once");
         assert!(waits.len() >= 8, "{waits:?}");
         for (wait, base) in waits
             .iter()

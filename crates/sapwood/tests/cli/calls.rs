@@ -53,6 +53,37 @@ fn a_call_without_a_server_runs_in_the_process() {
 }
 
 #[test]
+fn a_target_is_a_flag_as_well() {
+    let more = "default_model = \"cat\"\n[[models]]\nname = \"cat\"\nbackend = \"scripted\"\n\
+                scripted = { script = \"text\", text = \"miaow\" }\n";
+    let here = with_echo("run-target", more);
+    let call = ["run", "GENERATE", "--input", "prompt=straight"];
+    for (target, code, says) in [
+        (&[][..], 0, "miaow"),
+        (&["--target", "parrot"], 0, "straight"),
+        (
+            &[
+                "--target",
+                "parrot",
+                "--input",
+                "config={\"max_tokens\": 4}",
+            ],
+            0,
+            "stra",
+        ),
+        (&["--target", "dog"], 1, ""),
+        (&["--target", "cat", "--input", "target=cat"], 2, ""),
+    ] {
+        let ended = run(&here, &[&call[..], target].concat());
+        assert_eq!(
+            (ended.code, &*ended.out),
+            (code, says),
+            "{target:?}: {ended:?}"
+        );
+    }
+}
+
+#[test]
 fn a_call_in_json_ends_with_what_it_cost() {
     let here = with_echo("run-json", "");
     let ended = run(

@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::process::{interrupt, run_with, sapwood};
+use crate::process::{Serving, interrupt, run_with, sapwood};
 use crate::server::{with_echo, with_slow_echo};
 
 #[test]
@@ -23,7 +23,7 @@ fn a_conversation_goes_line_by_line_in_the_process() {
         "{ended:?}"
     );
     assert!(
-        ended.err.contains("/system TEXT") && ended.err.contains("There is no /nonsense"),
+        ended.err.contains("/system [TEXT]") && ended.err.contains("There is no /nonsense"),
         "{ended:?}"
     );
 }
@@ -148,4 +148,109 @@ fn questions_are_remembered_unless_that_is_unwanted_or_impossible() {
     assert!(code == 0 && out.contains("all the same"), "{out}{err}");
     let warnings = err.lines().filter(|line| line.contains("--no-history"));
     assert_eq!(warnings.count(), 1, "{err}");
+}
+
+#[test]
+fn commands_see_and_change_the_conversation() {
+    let more = "[[models]]\nname = \"cat\"\nbackend = \"scripted\"\nscripted = { script = \"text\", text = \"miaow\" }\n";
+    let here = with_echo(
+        "chat-commands",
+        &format!("default_model = \"parrot\"\n{more}"),
+    );
+    let lines = "/system\n/retry\nHello!\n/retry\n/system Be brief.\n/system\n/model\n/model dog\n/model cat\nAnd you?\n\
+                 /save said.json\n/save said.txt\n/save no/such/folder\n/temperature 0.2\n";
+    let ended = run_with(sapwood(&here, &["chat"]), lines);
+    assert_eq!(
+        (ended.code, &*ended.out),
+        (0, "Hello!\nHello!\nmiaow\n"),
+        "{ended:?}"
+    );
+    for part in [
+        "There is no system message.",
+        "Nothing has been asked yet.",
+        "\nBe brief.\n",
+        "* parrot\n",
+        "  cat\n",
+        "There is no model dog",
+        "Talking to cat in this process.",
+        "cannot write no/such/folder",
+        "The temperature is 0.2.",
+    ] {
+        assert!(ended.err.contains(part), "{part} is missing in {ended:?}");
+    }
+    let saved: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(here.join("said.json")).unwrap()).unwrap();
+    assert_eq!(
+        saved[2]["content"], "Hello!",
+        "the question was asked again, not twice"
+    );
+    assert_eq!(saved[4]["content"], "miaow");
+    let saved = std::fs::read_to_string(here.join("said.txt")).unwrap();
+    assert!(
+        saved.starts_with("system: Be brief.\n\nuser: Hello!\n"),
+        "{saved}"
+    );
+}
+
+/// D-52: wherever it runs. Ctrl-C while nothing is answered ends at once, as a key and as a signal.
+#[test]
+fn d_52_the_greeting_names_the_model_and_an_idle_ctrl_c_ends() {
+    let here = with_echo("chat-greeting", "");
+    let mut serving = Serving::start(&here, &[]);
+    serving.wait_for("loaded");
+    let there = format!("Talking to parrot at {}. /help", serving.url);
+    for (server, term, greeting) in [
+        ("here", "dumb", "Talking to parrot in this process. /help"),
+        (&*serving.url, "xterm", &*there),
+    ] {
+        let (mut ours, theirs) = terminal();
+        let mut command = sapwood(&here, &["chat", "--no-history", "--server", server]);
+        command.env("TERM", term).stdin(theirs);
+        let mut child = command.spawn().unwrap();
+        let mut err = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        err.read_line(&mut line).unwrap();
+        assert!(line.contains(greeting), "{line}");
+        // The prompt: from here on the terminal is in the editor's hands, and signals are watched.
+        let mut out = child.stdout.take().unwrap();
+        out.read_exact(&mut [0; 2]).unwrap();
+        if term == "dumb" {
+            interrupt(&child, Signal::INT);
+        } else {
+            ours.write_all(&[3]).unwrap();
+        }
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{term}");
+    }
+}
+
+/// What is typed meanwhile would stand in the middle of the answer.
+#[test]
+fn a_terminal_does_not_echo_while_an_answer_is_written() {
+    use rustix::termios::{LocalModes, tcgetattr};
+    let here = with_slow_echo("chat-echo", "");
+    let (mut ours, theirs) = terminal();
+    let mut command = sapwood(&here, &["chat", "--no-history"]);
+    command.env("TERM", "dumb").stdin(theirs);
+    let echoes = |terminal: &File| {
+        tcgetattr(terminal)
+            .unwrap()
+            .local_modes
+            .contains(LocalModes::ECHO)
+    };
+    assert!(echoes(&ours));
+    let mut child = command.spawn().unwrap();
+    ours.write_all(b"velvet\n").unwrap();
+    let mut out = child.stdout.take().unwrap();
+    let mut seen = String::new();
+    while !seen.ends_with('v') {
+        let mut letter = [0];
+        out.read_exact(&mut letter).unwrap();
+        seen.push(char::from(letter[0]));
+    }
+    assert!(!echoes(&ours), "{seen}");
+    ours.write_all(b"/quit\n").unwrap();
+    out.read_to_string(&mut seen).unwrap();
+    assert!(seen.contains("velvet\n"), "{seen}");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(echoes(&ours));
 }

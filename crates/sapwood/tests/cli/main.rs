@@ -10,6 +10,7 @@ mod chat;
 mod mock;
 mod process;
 mod remote;
+mod secrets;
 mod server;
 mod sockets;
 mod traces;

@@ -85,3 +85,34 @@ fn tr_1108_what_is_wrong_in_a_file_is_named() {
         );
     }
 }
+
+/// Every setting of a scripted model is in the page, and its example makes sense.
+#[test]
+fn tr_1108_the_settings_of_scripted_models_are_documented() {
+    let page = include_str!("../../../../docs/cli.md");
+    let here = folder("mock-docs");
+    let (_, example) = page.split_once("```toml\n").unwrap();
+    let (example, _) = example.split_once("```").unwrap();
+    std::fs::write(here.join("m.toml"), example).unwrap();
+    let ended = run(&here, &["mock", "check", "m.toml"]);
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert!(ended.out.contains("moody  steps"), "{ended:?}");
+    // Whoever misspells one is told all of them.
+    std::fs::write(
+        here.join("m.toml"),
+        example.replace("tokens_per_s", "qqqqqq"),
+    )
+    .unwrap();
+    let ended = run(&here, &["mock", "check", "m.toml"]);
+    assert_eq!(ended.code, 2, "{ended:?}");
+    let (_, known) = ended.err.split_once("expected").unwrap();
+    let is_name = |part: &&str| {
+        let mut letters = part.chars();
+        !part.is_empty() && letters.all(|letter| letter.is_ascii_lowercase() || letter == '_')
+    };
+    let known: Vec<&str> = known.split('`').filter(is_name).collect();
+    assert!(known.len() > 15, "{ended:?}");
+    for setting in known {
+        assert!(page.contains(&format!("`{setting}`")), "{setting}");
+    }
+}

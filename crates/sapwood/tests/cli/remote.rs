@@ -331,6 +331,7 @@ fn an_upstream_s_models_and_functions_are_served_here_too() {
     std::fs::write(here.join("sapwood.toml"), "drain.grace = \"0s\"\n").unwrap();
     let upstream = format!("evergreen+{}", back.url);
     let mut front = Serving::start(&here, &["--upstream", &upstream]);
+    front.wait_for("joined an upstream");
     let url = front.url.clone();
     let call = [
         "run",
@@ -383,6 +384,7 @@ fn an_upstream_s_models_and_functions_are_served_here_too() {
     drop(front);
     let front = Serving::start(&here, &["--upstream", &upstream]);
     assert!(front.get("/livez", "").contains("\"ok\""));
+    assert!(front.get("/readyz", "").contains("upstream_away"));
     front.signal(Signal::TERM);
     let (code, log) = front.end();
     assert_eq!(code, 0, "{log}");
@@ -402,4 +404,172 @@ fn an_upstream_that_does_not_let_us_in_keeps_a_server_from_starting() {
         ended.code == 1 && ended.err.contains("does not let us in"),
         "{ended:?}"
     );
+}
+
+/// A folder whose configuration says where its server listens, and has a model of its own.
+fn beside(name: &str, serving: &Serving) -> std::path::PathBuf {
+    let here = folder(name);
+    let text = format!(
+        "listen = \"{}\"\n[[models]]\nname = \"near\"\nbackend = \"scripted\"\n",
+        serving.address()
+    );
+    std::fs::write(here.join("sapwood.toml"), text).unwrap();
+    here
+}
+
+/// The server of a folder is the one that its configuration starts.
+#[test]
+fn d_52_flags_that_name_an_engine_mean_one_in_this_process() {
+    let mut serving = Serving::start(&with_echo("flags-back", ""), &[]);
+    serving.wait_for("loaded");
+    let here = beside("flags-front", &serving);
+    let listed = |arguments: &[&str]| {
+        let ended = run(&here, &[&["models", "--json"], arguments].concat());
+        let listed: Value = serde_json::from_str(&ended.out).unwrap_or_default();
+        (ended, listed["models"].clone())
+    };
+    let (ended, models) = listed(&[]);
+    assert_eq!(models, serde_json::json!(["parrot"]), "{ended:?}");
+    for flags in [
+        &["--ctx", "64"][..],
+        &["--threads", "1"],
+        &["--parallel", "1"],
+        &["--default-model", "near"],
+        &["--server", "here"],
+        &["--server", "here", "--ctx", "64"],
+    ] {
+        let (ended, models) = listed(flags);
+        assert_eq!(models, serde_json::json!(["near"]), "{flags:?}: {ended:?}");
+    }
+    for flag in ["--model", "--ctx", "--threads", "--parallel"] {
+        for command in [&["models"][..], &["chat"], &["run", "GENERATE"]] {
+            let server = ["--server", &serving.url, flag, "1"];
+            let ended = run(&here, &[command, &server].concat());
+            assert_eq!((ended.code, &*ended.out), (2, ""), "{ended:?}");
+            assert!(
+                ended.err.contains(flag) && ended.err.contains("--server"),
+                "{ended:?}"
+            );
+        }
+    }
+}
+
+/// D-53: the temperature that is shown is the one that is asked for.
+#[test]
+fn d_53_a_model_of_a_server_recommends_how_to_sample() {
+    let recommends = "echo\", sampling = { temperature = 0.25, top_k = 40 }, text = \"";
+    let here = with_echo("recommends", "");
+    let text = std::fs::read_to_string(here.join("sapwood.toml")).unwrap();
+    std::fs::write(here.join("sapwood.toml"), text.replace("echo", recommends)).unwrap();
+    let mut serving = Serving::start(&here, &[]);
+    serving.wait_for("loaded");
+    // Through another server as well.
+    let front = folder("recommends-front");
+    let upstream = format!("evergreen+{}", serving.url);
+    let mut front = Serving::start(&front, &["--upstream", &upstream]);
+    front.wait_for("joined an upstream");
+    let away = folder("recommends-client");
+    for (url, expect) in [(&serving.url, "0.25"), (&front.url, "0.25")] {
+        let command = sapwood(&away, &["chat", "--server", url]);
+        let ended = run_with(
+            command,
+            "/temperature\n/temperature 0.5\n/temperature -\n/temperature x\nhello\n",
+        );
+        assert_eq!((ended.code, &*ended.out), (0, "hello\n"), "{ended:?}");
+        let told = format!("The temperature is {expect}.");
+        let lines: Vec<&str> = ended.err.lines().take(3).collect();
+        assert_eq!(
+            lines,
+            [&*told, "The temperature is 0.5.", &*told],
+            "{ended:?}"
+        );
+    }
+    let command = sapwood(
+        &away,
+        &["chat", "--server", &serving.url, "--temperature", "1.5"],
+    );
+    let ended = run_with(command, "/temperature\n");
+    assert!(ended.err.contains("The temperature is 1.5."), "{ended:?}");
+    let usual = with_echo("recommends-not", "");
+    let ended = run_with(sapwood(&usual, &["chat"]), "/temperature\n");
+    assert!(ended.err.contains("The temperature is 0.7."), "{ended:?}");
+}
+
+/// Names of files in `folder`: a certificate for `localhost` of its own making, and its key.
+fn certificate(folder: &std::path::Path) {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(folder.join("cert.pem"), made.cert.pem()).unwrap();
+    std::fs::write(folder.join("key.pem"), made.signing_key.serialize_pem()).unwrap();
+}
+
+#[test]
+fn a_certificate_that_is_not_trusted_is_told_so_with_the_remedy() {
+    let here = with_echo("untrusted", "");
+    certificate(&here);
+    let tls = ["--tls-cert", "cert.pem", "--tls-key", "key.pem"];
+    let serving = Serving::start(&here, &tls);
+    let port = serving.url.rsplit(':').next().unwrap();
+    let plain = Serving::start(&with_echo("untrusted-plain", ""), &[]);
+    let trusted = ["--ca", "cert.pem"];
+    for (url, more, code, why) in [
+        (format!("https://localhost:{port}"), &trusted[..], 0, ""),
+        (
+            format!("https://localhost:{port}"),
+            &[],
+            4,
+            "nobody that is trusted here",
+        ),
+        (
+            format!("wss://localhost:{port}"),
+            &[],
+            4,
+            "nobody that is trusted here",
+        ),
+        (
+            format!("https://127.0.0.1:{port}"),
+            &trusted,
+            4,
+            "for another name",
+        ),
+        (
+            format!("https://{}", plain.address()),
+            &[],
+            4,
+            "does not speak TLS",
+        ),
+    ] {
+        let ended = run(&here, &[&["models", "--server", &url], more].concat());
+        assert_eq!(ended.code, code, "{url}: {ended:?}");
+        assert!(ended.err.contains(why), "{url}: {ended:?}");
+        assert_eq!(
+            ended.err.contains("--ca FILE"),
+            code != 0,
+            "{url}: {ended:?}"
+        );
+        assert!(!ended.err.contains("start one"), "{url}: {ended:?}");
+    }
+}
+
+/// It takes connections and says nothing: the server serves all the same, says that it is not ready, and ends when it is told to.
+#[test]
+fn oa_902_an_upstream_that_says_nothing_keeps_nobody_waiting() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = silent.local_addr().unwrap();
+    let here = folder("upstream-silent");
+    for upstream in [
+        format!("evergreen+http://{at}"),
+        format!("evergreen+ws://{at}"),
+        format!("triton+http://{at}"),
+        format!("lmtp://{at}/far"),
+    ] {
+        let front = Serving::start(&here, &["--upstream", &upstream]);
+        // It is connected to, and so its turn has come.
+        let connection = silent.accept().unwrap();
+        assert!(front.get("/livez", "").contains("\"ok\""), "{upstream}");
+        assert!(front.get("/readyz", "").contains("upstream_away"));
+        front.signal(Signal::TERM);
+        let (code, log) = front.end();
+        assert_eq!(code, 0, "{upstream}: {log}");
+        drop(connection);
+    }
 }

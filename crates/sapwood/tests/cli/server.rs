@@ -95,6 +95,7 @@ fn what_cannot_start_says_why_in_one_line() {
 #[test]
 fn a_binary_without_an_engine_says_how_to_get_one() {
     let here = folder("no-engine");
+    std::fs::write(here.join("x.gguf"), "GGUF").unwrap();
     for arguments in [
         &["serve", "--model", "x.gguf"][..],
         &["serve"],
@@ -106,6 +107,32 @@ fn a_binary_without_an_engine_says_how_to_get_one() {
             ended.err.contains("cargo xtask serve") && ended.err.lines().count() == 1,
             "{ended:?}"
         );
+    }
+}
+
+/// Before anything listens, and at every command.
+#[test]
+fn d_52_a_model_file_that_is_not_there_is_told_at_once() {
+    let here = with_echo("no-file", "");
+    std::fs::write(here.join("odd.gguf"), "no").unwrap();
+    for (file, why) in [
+        ("nowhere.gguf", "No such file"),
+        ("odd.gguf", "no GGUF file"),
+    ] {
+        for command in [
+            &["serve", "--listen", "127.0.0.1:0"][..],
+            &["chat"],
+            &["models"],
+            &["run", "GENERATE", "--input", "prompt=x"],
+        ] {
+            let ended = run(&here, &[command, &["--model", file]].concat());
+            assert_eq!((ended.code, &*ended.out), (5, ""), "{command:?}: {ended:?}");
+            assert!(
+                ended.err.contains(file) && ended.err.contains(why),
+                "{ended:?}"
+            );
+            assert_eq!(ended.err.lines().count(), 1, "{command:?}: {ended:?}");
+        }
     }
 }
 
@@ -192,6 +219,21 @@ fn oa_905_keys_change_on_sighup_and_never_vanish() {
         401,
         "an emptied file must not open the server"
     );
+}
+
+/// A mistake in one part leaves every part as it was, whichever is read first.
+#[test]
+fn oa_904_a_reload_that_fails_changes_nothing() {
+    let here = with_echo("halves", "[auth]\nkey = \"one\"");
+    let mut serving = Serving::start(&here, &[]);
+    let asks = |serving: &Serving, key: &str| {
+        let answer = serving.get("/version", &format!("authorization: Bearer {key}\r\n"));
+        answer[9..12].parse::<u16>().unwrap()
+    };
+    write_config(&here, "log = \"=\"\n[auth]\nkey = \"two\"");
+    serving.signal(Signal::HUP);
+    serving.wait_for("not reloaded");
+    assert_eq!((asks(&serving, "one"), asks(&serving, "two")), (200, 401));
 }
 
 /// EV-914: what there is can be read without a session.

@@ -29,7 +29,8 @@ fn lm_712_a_model_of_a_server_is_asked_in_text_like_one_that_is_here() {
     let here = folder("lmtp-front");
     // Beside one that is not there.
     let upstream = format!("lmtp://127.0.0.1:9,{}/parrot", back.address());
-    let front = Serving::start(&here, &["--upstream", &upstream]);
+    let mut front = Serving::start(&here, &["--upstream", &upstream]);
+    front.wait_for("joined an upstream");
     let said = asked(&here, &front.url, "h\u{e4}lt es?");
     assert_eq!(said, (0, "h\u{e4}lt es?".into()));
     // Whoever is a client of ours finds the file here, too.
@@ -69,7 +70,8 @@ fn lm_712_a_configured_tokenizer_has_to_be_there_and_the_servers_own_is_taken() 
     );
     // What the server has itself is right, whatever was configured.
     config(&back.address().to_string(), "tokenizer.json");
-    let front = Serving::start(&here, &[]);
+    let mut front = Serving::start(&here, &[]);
+    front.wait_for("joined an upstream");
     assert_eq!(asked(&here, &front.url, "x"), (0, "x".into()));
 }
 
@@ -94,7 +96,8 @@ fn lm_712_the_address_of_a_model_names_its_tokenizer() {
         assert!(ended.code != 0 && ended.err.contains(says), "{ended:?}");
     }
     let named = format!("tokenizer={}/its%20files", here.display());
-    let front = Serving::start(&here, &["--upstream", &upstream(&named)]);
+    let mut front = Serving::start(&here, &["--upstream", &upstream(&named)]);
+    front.wait_for("joined an upstream");
     assert_eq!(asked(&here, &front.url, "x"), (0, "<x>".into()));
 }
 
@@ -112,6 +115,7 @@ fn lm_805_a_server_that_is_named_later_takes_the_place_of_another() {
     };
     names(&first);
     let mut front = Serving::start(&here, &[]);
+    front.wait_for("joined an upstream");
     assert_eq!(asked(&here, &front.url, "one"), (0, "one".into()));
     names(&second);
     front.signal(Signal::HUP);

@@ -49,7 +49,7 @@ fn kernel() -> Kernel {
 fn trail(limits: Limits) -> (Trail, Arc<Allowance>) {
     let (request, ()) = http::Request::new(()).into_parts();
     let allowance = Arc::new(Allowance::new(limits));
-    let entry = Entry::new(RequestId::fresh(), "anna".into(), &request);
+    let entry = Entry::new(RequestId::fresh(), None, &request);
     (Trail::new(entry, Some(Arc::clone(&allowance))), allowance)
 }
 

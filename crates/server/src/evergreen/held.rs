@@ -7,7 +7,8 @@ use sapwood_kernel::session::{Back, Incoming, Outgoing};
 use sapwood_proto::evergreen::{Dialect, Reason, Status};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::held::{self, Kind, Visitor};
+use crate::caller::Identity;
+use crate::held::{self, Kind};
 
 /// The way back to a session, and its task, which is aborted with the server.
 pub(super) struct Kept {
@@ -36,7 +37,7 @@ pub(super) fn held(most: usize, most_each: usize) -> Held {
 pub(super) fn connect(
     held: &Held,
     token: &str,
-    visitor: &Visitor,
+    visitor: &Identity,
     dialect: Dialect,
     incoming: Incoming,
 ) -> Result<Outgoing, Status> {

@@ -12,14 +12,15 @@ use sapwood_proto::evergreen::{Dialect, Reason, Status};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::Config;
 use super::held::{self, Held, Kept, Stay};
 use super::options::Options;
 use super::tally::Tally;
+use super::{Config, known_models};
 use crate::drain::{Drain, Phase};
 use crate::held::Token;
+use crate::revocation;
 use crate::shared::Shared;
-use crate::trail;
+use crate::trail::{self, Trail};
 
 /// Shared by everything that opens sessions.
 pub(super) struct House {
@@ -73,6 +74,8 @@ impl House {
             self.config.retained_bytes,
         );
         let mut options = self.config.session(dialect, options);
+        let allowance = Trail::present().and_then(|trail| trail.allowance());
+        options.models = allowance.and_then(|allowance| known_models(&allowance));
         options.token = token.map(|token| session::Token(token.text().into()));
         session::open(self.kernel.clone(), options, tally)
     }
@@ -98,9 +101,11 @@ impl House {
         outgoing
     }
 
-    /// What the drain asks of a live session (EV-960, D-31).
+    /// What the drain asks of a live session (EV-960, D-31), and the end of its caller's key (D-45). Ask for them where the
+    /// session's request is worked for.
     pub(super) fn orders(&self) -> impl Stream<Item = Order> + Send + use<> {
-        orders(self.shared.drain.clone())
+        let revoked = stream::once(revocation::reached()).map(|()| Order::Revoke);
+        stream::select(revoked, orders(self.shared.drain.clone()))
     }
 }
 
@@ -111,6 +116,8 @@ fn orders(drain: Drain) -> impl Stream<Item = Order> + Send {
             match order {
                 Order::Finish => drain.reached(Phase::Refusing).await,
                 Order::Leave => drain.cutting().await,
+                // That is no drain's.
+                Order::Revoke => return order,
             }
             order
         }

@@ -23,7 +23,7 @@ pub(crate) struct Options {
     /// `evergreen-partial-failure` (EV-930).
     pub(crate) partial_failure: bool,
     /// `evergreen-retain` (EV-955).
-    pub(crate) retain: Retain,
+    pub(crate) retain: Option<Retain>,
     /// `evergreen-resume` (EV-940).
     pub(crate) resume: bool,
     /// `evergreen-session-token`: it wants its earlier session back (EV-941). As good as a key, so it is never shown.
@@ -109,7 +109,7 @@ impl Options {
         Ok(Self {
             metadata,
             partial_failure: partial_failure.unwrap_or(false),
-            retain: retain.unwrap_or_default(),
+            retain,
             resume: resume.unwrap_or(false),
             // What cannot be read is no token of ours, which is answered as any other that is unknown.
             token: headers
@@ -257,7 +257,8 @@ mod tests {
             (&b"session"[..], Retain::Session),
             (b"unread", Retain::Unread),
         ] {
-            assert_eq!(read("evergreen-retain", value).unwrap().retain, expect);
+            let read = read("evergreen-retain", value).unwrap();
+            assert_eq!(read.retain, Some(expect));
         }
         assert_eq!(
             read("evergreen-from-the-future", b"\xff"),

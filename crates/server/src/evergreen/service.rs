@@ -13,14 +13,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::body::Body;
-use axum::response::IntoResponse;
 use futures::future::{BoxFuture, Ready, ready};
 use futures::{Stream, StreamExt};
-use http::header::CONTENT_TYPE;
-use http::{HeaderMap, StatusCode};
+use http::HeaderMap;
 use sapwood_kernel::session::{self, Incoming, Lost};
 use sapwood_net::evergreen::grpc::{self, Wire};
-use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Dialect, Message, Reason, Status};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::codec::CompressionEncoding;
@@ -31,7 +28,7 @@ use tonic::{Request, Response, Streaming};
 use super::held;
 use super::house::House;
 use super::options::{Malformed, Options, TOKEN};
-use crate::held::Visitor;
+use crate::caller::Caller;
 use crate::refusal::Refusal;
 use crate::trail;
 
@@ -50,9 +47,6 @@ impl tower::Service<http::Request<Body>> for Service {
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let service = self.clone();
-        if !is_grpc(request.headers()) {
-            return Box::pin(ready(Ok(not_grpc().into_response())));
-        }
         Box::pin(async move {
             let most = service.0.config.limits.max_message_bytes;
             let mut grpc = Grpc::new(Wire)
@@ -61,19 +55,6 @@ impl tower::Service<http::Request<Body>> for Service {
             Ok(grpc.streaming(service, request).await.map(Body::new))
         })
     }
-}
-
-/// Whether a request says that it is one of gRPC, of whatever encoding.
-fn is_grpc(headers: &HeaderMap) -> bool {
-    let kind = headers.get(CONTENT_TYPE);
-    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
-}
-
-/// As the protocol of gRPC wants it: whoever speaks something else cannot read its trailers.
-fn not_grpc() -> Refusal {
-    let message = "This address speaks gRPC: send application/grpc over HTTP/2.";
-    Refusal::new(Code::InvalidRequest, "not_grpc", message)
-        .with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE)
 }
 
 impl StreamingService<Message> for Service {
@@ -94,7 +75,8 @@ fn start(
     let (metadata, extensions, incoming) = request.into_parts();
     let headers: HeaderMap = metadata.into_headers();
     let options = Options::read(&headers).map_err(|malformed| refused(&malformed))?;
-    let visitor = Visitor::of(&extensions);
+    let caller = Caller::of(&extensions).map_err(unchecked)?;
+    let visitor = caller.identity.clone();
     let most = house.config.limits.max_message_bytes;
     if let Some(token) = &options.token {
         let incoming = following(incoming, most);
@@ -162,6 +144,10 @@ fn answer(
         response.metadata_mut().insert(TOKEN, token);
     }
     Ok(response)
+}
+
+fn unchecked(refusal: Refusal) -> Status {
+    Status::other(refusal.code, "UNCHECKED_CALLER", refusal.message)
 }
 
 /// An option that cannot be read: `BAD_CONFIG`, naming the option as the field.

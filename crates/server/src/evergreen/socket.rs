@@ -26,8 +26,9 @@ use self::conversation::Wire;
 use super::held::{Stay, connect, gone};
 use super::house::House;
 use super::options::{Options, TOKEN};
+use crate::caller::{Caller, Identity};
 use crate::drain::Phase;
-use crate::held::{Token, Visitor};
+use crate::held::Token;
 use crate::metrics;
 use crate::reception::{Invited, Protocol};
 use crate::refusal::Refusal;
@@ -75,7 +76,7 @@ impl Protocol for Sockets {
                 malformed.to_string(),
             )
         })?;
-        let visitor = Visitor::of(request.extensions());
+        let visitor = Caller::of(request.extensions())?.identity.clone();
         let chosen = chosen.and_then(Dialect::of_subprotocol);
         let entry = match &options.token {
             Some(token) => Entry::Back(Arc::clone(token)),
@@ -112,7 +113,7 @@ impl Protocol for Sockets {
 
 /// Who has come, and for what.
 struct Guest {
-    visitor: Visitor,
+    visitor: Identity,
     options: Options,
     entry: Entry,
 }

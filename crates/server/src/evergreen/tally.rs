@@ -182,6 +182,7 @@ fn early(status: &Status) -> Option<&'static str> {
     match status.known() {
         Some(Reason::SlowReader) => Some("stall"),
         Some(Reason::GoingAway) => Some("drain"),
+        Some(Reason::Revoked) => Some("revoked"),
         _ if status.reason == "queue_timeout" => Some("timeout"),
         _ => match status.code {
             Code::DeadlineExceeded => Some("timeout"),

@@ -37,6 +37,18 @@ pub(super) struct Upload {
 pub(super) enum Style {
     Generate,
     Infer,
+    /// [`Style::Infer`] with raw bytes behind its JSON, or in its place.
+    Raw,
+}
+
+impl Style {
+    /// A body of so many bytes is larger than allowed.
+    pub(super) fn too_large(self, bytes: u64, max: usize) -> Failure {
+        match self {
+            Self::Generate | Self::Infer => Refused::JsonBytes { bytes, max }.into(),
+            Self::Raw => Refused::BodyBytes { bytes, max }.into(),
+        }
+    }
 }
 
 impl Upload {
@@ -72,13 +84,12 @@ impl Upload {
     ) -> Result<Bytes, Failure> {
         let coding = Coding::of(headers, style, config)?;
         let max = config.limits.input_bytes;
-        let too_large = |bytes| Failure::from(Refused::JsonBytes { bytes, max });
         if let Some(length) = self.length
             && length > max as u64
         {
-            return Err(too_large(length));
+            return Err(style.too_large(length, max));
         }
-        let bytes = self.collect(max, config).await?;
+        let bytes = self.collect(style, max, config).await?;
         match coding {
             Coding::Identity => Ok(bytes),
             coding if bytes.len() <= DECODED_HERE => coding.decode(&bytes, max),
@@ -90,7 +101,12 @@ impl Upload {
         }
     }
 
-    async fn collect(&mut self, max: usize, config: &Config) -> Result<Bytes, Failure> {
+    async fn collect(
+        &mut self,
+        style: Style,
+        max: usize,
+        config: &Config,
+    ) -> Result<Bytes, Failure> {
         let chunks_max = config.http_chunks;
         let mut all = BytesMut::new();
         let mut first = Bytes::new();
@@ -116,8 +132,7 @@ impl Upload {
             if all.len().max(first.len()) > max {
                 // How much there was is known at its end.
                 self.drain(config).await;
-                let bytes = self.read;
-                return Err(Refused::JsonBytes { bytes, max }.into());
+                return Err(style.too_large(self.read, max));
             }
         }
         // Nearly every body is one piece.

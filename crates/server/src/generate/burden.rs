@@ -2,12 +2,14 @@
 //!
 //! Owns: the two headers. Refuses to know: who counts; models that are computed elsewhere have nothing to tell.
 
+use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use sapwood_engine::Engine;
 use sapwood_kernel::Name;
 
 use super::catalogue::Catalogue;
 use super::path::Route;
+use crate::caller::Caller;
 
 const ASKED: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
 const TOLD: HeaderName = HeaderName::from_static("endpoint-load-metrics");
@@ -27,8 +29,8 @@ pub(super) struct Burden {
 
 impl Burden {
     /// What is to be told of the model that a request is for, if that is asked for and known.
-    pub(super) fn of(catalogue: &Catalogue, route: &Route, asked: &HeaderMap) -> Option<Self> {
-        let form = match asked.get(ASKED)?.as_bytes() {
+    pub(super) fn of(catalogue: &Catalogue, route: &Route, asked: &Parts) -> Option<Self> {
+        let form = match asked.headers.get(ASKED)?.as_bytes() {
             b"text" => Form::Text,
             b"json" => Form::Json,
             _ => return None,
@@ -38,7 +40,8 @@ impl Burden {
         else {
             return None;
         };
-        let function: Name = catalogue.known(&target.model).ok()?.function;
+        let caller = Caller::of(&asked.extensions).ok()?;
+        let function: Name = catalogue.known(caller, &target.model).ok()?.function;
         let mut engines = catalogue.shared.metrics.engines().into_iter();
         let engine = engines.find(|engine| engine.info().name == *function)?;
         Some(Self { form, engine })

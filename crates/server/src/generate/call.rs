@@ -16,6 +16,7 @@ use super::catalogue::{Catalogue, Found};
 use super::ending::Early;
 use super::failure::Failure;
 use super::{batch, function, scripted, text};
+use crate::revocation;
 
 /// Responses as they come; the end is the final flag. Dropping it ends the work.
 pub(super) type Responses = BoxStream<'static, Result<Response, Failure>>;
@@ -41,6 +42,7 @@ impl Call {
         Ok(Cuttable {
             responses: self.responses(catalogue, pieces)?,
             cutting: cutting.boxed(),
+            revoked: revocation::reached(),
             over: false,
         }
         .boxed())
@@ -69,10 +71,11 @@ impl Call {
     }
 }
 
-/// Responses that a drain may cut: what they end with then is an error of this face (OA-904).
+/// Responses that a drain may cut, or a revoked key: what they end with then is an error of this face (OA-904, D-45).
 struct Cuttable {
     responses: Responses,
     cutting: BoxFuture<'static, ()>,
+    revoked: BoxFuture<'static, ()>,
     over: bool,
 }
 
@@ -86,14 +89,26 @@ impl Stream for Cuttable {
         if let Poll::Ready(next) = self.responses.poll_next_unpin(cx) {
             return Poll::Ready(next);
         }
-        ready!(self.cutting.poll_unpin(cx));
+        let failure = if self.revoked.poll_unpin(cx).is_ready() {
+            revoked()
+        } else {
+            ready!(self.cutting.poll_unpin(cx));
+            let message = "The server is shutting down: try another one.";
+            Failure::new(Code::Unavailable, message).because(Early::Drain)
+        };
         self.over = true;
         // The work ends here, and not when its reader has gone.
         self.responses = stream::empty().boxed();
-        let message = "The server is shutting down: try another one.";
-        let failure = Failure::new(Code::Unavailable, message).because(Early::Drain);
         Poll::Ready(Some(Err(failure)))
     }
+}
+
+/// What a request ends with whose key is good no more.
+pub(super) fn revoked() -> Failure {
+    let message = "revoked: the key of this request is no longer valid";
+    Failure::new(Code::Unauthenticated, message)
+        .late()
+        .because(Early::Revoked)
 }
 
 /// What the request gives for the first input with this role.

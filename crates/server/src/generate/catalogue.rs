@@ -17,6 +17,7 @@ use super::options::{Config, Model};
 use super::path::Target;
 use super::running::Running;
 use super::stats::Stats;
+use crate::caller::Caller;
 use crate::health;
 use crate::shared::Shared;
 
@@ -57,6 +58,8 @@ pub(super) enum State {
     Loading,
     Unloading,
     Unavailable,
+    /// Nobody answers where it is computed. It can be asked, and says so itself.
+    Away,
 }
 
 impl State {
@@ -65,7 +68,7 @@ impl State {
             Self::Ready => "READY",
             Self::Loading => "LOADING",
             Self::Unloading => "UNLOADING",
-            Self::Unavailable => "UNAVAILABLE",
+            Self::Unavailable | Self::Away => "UNAVAILABLE",
         }
     }
 }
@@ -90,10 +93,12 @@ impl Catalogue {
         }
     }
 
-    /// Every model: its name, its versions, its state.
-    pub(super) fn all(&self) -> Vec<(Name, Arc<Model>, State)> {
+    /// Every model that `caller` may know of: its name, its versions, its state.
+    pub(super) fn all(&self, caller: &Caller) -> Vec<(Name, Arc<Model>, State)> {
         let specs = self.kernel.specs();
-        let models = specs.iter().filter(|spec| spec.model);
+        let models = specs
+            .iter()
+            .filter(|spec| spec.model && caller.may_use(&spec.name));
         models
             .map(|spec| {
                 (
@@ -120,6 +125,7 @@ impl Catalogue {
     pub(super) fn state(&self, name: &str) -> State {
         match self.shared.health.state(name) {
             None | Some(health::State::Ok) => State::Ready,
+            Some(health::State::Away) => State::Away,
             Some(health::State::Loading) => State::Loading,
             Some(health::State::Unloading) => State::Unloading,
             Some(health::State::Stuck | health::State::Failed | health::State::Unloaded) => {
@@ -129,11 +135,11 @@ impl Catalogue {
     }
 
     /// The model of a request, in a version that is ready (TR-204).
-    pub(super) fn find(&self, target: &Target) -> Result<Found, Failure> {
+    pub(super) fn find(&self, caller: &Caller, target: &Target) -> Result<Found, Failure> {
         let version = target.version.as_deref().map(version).transpose()?;
-        let found = self.known(&target.model)?;
+        let found = self.known(caller, &target.model)?;
         let name = &target.model;
-        let ready = self.state(&found.function) == State::Ready;
+        let ready = matches!(self.state(&found.function), State::Ready | State::Away);
         let versions = &found.model.versions;
         match version {
             Some(version) if !versions.contains(&version) => Err(missing(format!(
@@ -153,16 +159,21 @@ impl Catalogue {
         }
     }
 
-    /// The model of this name, in its highest version, whether it is ready or not.
-    pub(super) fn known(&self, name: &str) -> Result<Found, Failure> {
+    /// The model of this name, in its highest version, whether it is ready or not. A key for some models learns nothing of
+    /// others, not even whether they are there.
+    pub(super) fn known(&self, caller: &Caller, name: &str) -> Result<Found, Failure> {
         let bare = name.strip_prefix(FUNCTION);
         let spec = |name: &str| self.kernel.get(name).ok();
         let function = match (spec(name), bare.and_then(spec)) {
             (Some(function), _) => function,
             (None, Some(function)) if !function.spec().model => function,
+            _ if !caller.may_use(&Name::shared(name)) => return Err(foreign()),
             _ => return Err(self.unknown(name)),
         };
         let spec = function.spec();
+        if spec.model && !caller.may_use(&spec.name) {
+            return Err(foreign());
+        }
         let model = self.said(&spec.name);
         let signature = match &model.signature {
             Some(signature) => Arc::new(signature.clone()),
@@ -206,6 +217,12 @@ pub(super) fn version(text: &str) -> Result<u64, Failure> {
         );
         Failure::new(Code::InvalidRequest, message)
     })
+}
+
+/// OA-905.
+fn foreign() -> Failure {
+    let message = "insufficient_scope: this key may not use this model";
+    Failure::new(Code::PermissionDenied, message)
 }
 
 fn missing(text: String) -> Failure {

@@ -57,7 +57,7 @@ impl Coding {
                 let shown: String = given.chars().take(64).collect();
                 Err(refuse(Encoding::Unknown(shown)))
             }
-            (None, Style::Infer) => {
+            (None, Style::Infer | Style::Raw) => {
                 let failure = refuse(Encoding::UnknownCompression);
                 let read = HeaderValue::from_static("gzip, deflate, zstd");
                 Err(failure

@@ -13,7 +13,8 @@ use sapwood_proto::code::Code;
 use super::catalogue::Catalogue;
 use super::failure::Failure;
 use super::options::Model;
-use crate::auth::{Caller, Scope};
+use crate::auth::Scope;
+use crate::caller::Caller;
 
 /// Whoever loads and unloads models. Both wait until it is done; dropping the future does not undo what has begun.
 pub trait Repository: Send + Sync {
@@ -86,9 +87,7 @@ pub(super) fn allowed<'a>(
     catalogue: &'a Catalogue,
     extensions: &Extensions,
 ) -> Result<&'a Explicit, Failure> {
-    let caller = extensions.get::<Caller>();
-    let checked = caller.map_or(Ok(()), |caller| caller.require(Scope::Admin));
-    checked.map_err(|refusal| Failure::new(refusal.code, refusal.message))?;
+    Caller::of(extensions)?.require(Scope::Admin)?;
     catalogue.config.repository.as_ref().ok_or_else(|| {
         let message = "explicit model load / unload is not allowed if polling is enabled";
         Failure::new(Code::Unavailable, message)

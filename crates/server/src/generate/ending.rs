@@ -24,6 +24,7 @@ pub(super) enum Early {
     Timeout,
     Drain,
     Delete,
+    Revoked,
 }
 
 impl Early {
@@ -34,6 +35,7 @@ impl Early {
             Self::Timeout => "timeout",
             Self::Drain => "drain",
             Self::Delete => "delete",
+            Self::Revoked => "revoked",
         }
     }
 }

@@ -21,11 +21,11 @@ use super::catalogue::{Catalogue, Found};
 use super::compression::Packing;
 use super::failure::{Failure, JSON};
 use super::path::{Route, Target};
-use super::running::caller;
 use super::stats::Counting;
 use super::told::Told;
 use super::wishes::Wishes;
 use super::{events, infer, metadata, repository, resume};
+use crate::caller::Caller;
 use crate::patience::Deadline;
 
 /// JSON of more than this is read where it holds up nobody.
@@ -41,7 +41,7 @@ pub(super) async fn serve(catalogue: Arc<Catalogue>, request: Request<Body>) -> 
     };
     match answered {
         Ok(route) => {
-            let burden = Burden::of(&catalogue, &route, &parts.headers);
+            let burden = Burden::of(&catalogue, &route, &parts);
             let mut answered = to(route, &catalogue, &parts, upload).await;
             if let (Ok(answer), Some(burden)) = (&mut answered, burden) {
                 burden.tell(answer.headers_mut());
@@ -113,14 +113,16 @@ pub(super) fn begin(
 ) -> Result<Responses, Failure> {
     let id = call.mapped.id.clone();
     let responses = call.begin(catalogue, pieces)?;
-    let caller = caller(&parts.extensions);
-    let responses = catalogue.running.list(caller, id.as_deref(), responses);
+    let caller = Caller::of(&parts.extensions)?;
+    let running = &catalogue.running;
+    let responses = running.list(&caller.identity, id.as_deref(), responses);
     Ok(counting.watch(responses))
 }
 
 /// TR-1311.
 fn cancel(catalogue: &Catalogue, parts: &Parts, id: &str) -> Result<Response<Body>, Failure> {
-    if !catalogue.running.cancel(caller(&parts.extensions), id) {
+    let caller = Caller::of(&parts.extensions)?;
+    if !catalogue.running.cancel(&caller.identity, id) {
         let message = "no request of this id is running";
         return Err(Failure::new(Code::NotFound, message));
     }
@@ -146,7 +148,8 @@ async fn read(
         Ok(wishes) => wishes,
         Err(failure) => return Err(upload.refuse(failure, config).await),
     };
-    let found = match catalogue.find(target) {
+    let caller = Caller::of(&parts.extensions)?;
+    let found = match catalogue.find(caller, target) {
         Ok(found) => found,
         Err(failure) => return Err(upload.refuse(failure, config).await),
     };

@@ -12,6 +12,7 @@ use sapwood_proto::code::Code;
 use sapwood_proto::generate::{Refused, error_body, error_event};
 
 use super::ending::Early;
+use crate::refusal::Refusal;
 
 /// Where the closed code of an error stands (TR-206).
 const CODE: HeaderName = HeaderName::from_static("sapwood-error");
@@ -35,6 +36,13 @@ pub(super) struct Failure {
     pub(super) ended: Option<Early>,
     /// What else the client is told in the head.
     header: Option<(HeaderName, HeaderValue)>,
+}
+
+/// What the gate and its kin say.
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self::new(refusal.code, refusal.message)
+    }
 }
 
 impl Failure {
@@ -177,6 +185,10 @@ fn is_refusal(error: &Error) -> bool {
                         | "BAD_ROLE"
                         | "NO_TEMPLATE"
                 )
+        }
+        // Nobody was asked: no upstream is there.
+        Error::Remote { code, reason, .. } => {
+            *code == Code::Unavailable && *reason == *"upstream_error"
         }
         Error::Argument { .. }
         | Error::NotFound { .. }

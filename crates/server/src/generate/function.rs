@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{StreamExt, stream};
-use sapwood_kernel::{Args, Chunk, Input as Taken, Kernel, Mime, Ports, Run, Spec, Want};
+use sapwood_kernel::{Args, Chunk, Input as Taken, Kernel, Mime, Port, Ports, Run, Spec, Want};
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::{
     Data, Datatype, Input, InputRole, Output, OutputRole, Parameter, Response, Signature, Strings,
@@ -69,7 +69,7 @@ pub(super) fn begin(call: Call, kernel: &Kernel, pieces: bool) -> Result<Respons
     let left = call.deadline.saturating_duration_since(Instant::now());
     let run = kernel
         .run::<Chunk>(&call.found.function, args)
-        .wanting(Want::from(Ports::All))
+        .wanting(Want::from(Ports::Only(ports(&call, spec.spec()))))
         .timeout(left);
     let telling = Telling {
         run,
@@ -83,6 +83,24 @@ pub(super) fn begin(call: Call, kernel: &Kernel, pieces: bool) -> Result<Respons
         Some((response, telling))
     });
     Ok(told.boxed())
+}
+
+/// The ports that are read: those of the outputs that the request names; without any, the main one, and whatever else is text
+/// and no detail of single tokens.
+fn ports(call: &Call, spec: &Spec) -> Vec<Port> {
+    // A signature that is derived has the function's outputs in their order.
+    let outputs = spec.outputs.iter().enumerate();
+    let read = outputs.filter(|(place, output)| match &call.mapped.outputs {
+        Some(asked) => asked.contains(place),
+        None => *place == 0 || (output.port != Port::LOGPROBS && is_text(output)),
+    });
+    read.map(|(_, output)| output.port.clone()).collect()
+}
+
+/// It may give text.
+fn is_text(output: &sapwood_kernel::Output) -> bool {
+    let any = |mime: &Mime| *mime == Mime::ANY || mime.is_text();
+    output.mimes.iter().any(any)
 }
 
 fn args(call: &Call, spec: &Spec) -> Result<Args, Failure> {

@@ -16,7 +16,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::response::IntoResponse;
 use futures::future::{BoxFuture, ready};
 use http::{Extensions, HeaderValue, StatusCode};
 use prost::Message;
@@ -31,10 +30,23 @@ use tonic_prost::ProstCodec;
 use super::catalogue::Catalogue;
 use super::failure::Failure;
 use super::restricted::Category;
-use crate::refusal::{Refusal, is_grpc};
+use crate::auth::{Access, Scope};
 
-/// The path of its methods.
-pub(super) const PATH: &str = "/inference.GRPCInferenceService/{method}";
+/// The paths of its methods; those that change what is loaded stand alone.
+pub(super) const METHODS: [(&str, Access); 3] = [
+    (
+        "/inference.GRPCInferenceService/{method}",
+        Access::Needs(Scope::Infer),
+    ),
+    (
+        "/inference.GRPCInferenceService/RepositoryModelLoad",
+        Access::Needs(Scope::Admin),
+    ),
+    (
+        "/inference.GRPCInferenceService/RepositoryModelUnload",
+        Access::Needs(Scope::Admin),
+    ),
+];
 /// The full name of the service.
 pub(super) const SERVICE: &str = "inference.GRPCInferenceService";
 
@@ -53,18 +65,8 @@ impl tower::Service<http::Request<Body>> for Service {
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let catalogue = Arc::clone(&self.0);
-        if !is_grpc(request.headers()) {
-            return Box::pin(ready(Ok(not_grpc().into_response())));
-        }
         Box::pin(async move { Ok(answer(catalogue, request).await) })
     }
-}
-
-/// As the protocol of gRPC wants it: whoever speaks something else cannot read its trailers.
-fn not_grpc() -> Refusal {
-    let message = "This address speaks gRPC: send application/grpc over HTTP/2.";
-    Refusal::new(Code::InvalidRequest, "not_grpc", message)
-        .with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE)
 }
 
 async fn answer(catalogue: Arc<Catalogue>, request: http::Request<Body>) -> http::Response<Body> {
@@ -171,7 +173,7 @@ async fn streamed(
 }
 
 /// A failure as a status; the closed code stands beside it (TR-206).
-fn status(failure: &Failure) -> tonic::Status {
+pub(super) fn status(failure: &Failure) -> tonic::Status {
     let mut status = tonic::Status::new(grpc_code(failure), failure.message.clone());
     let metadata = status.metadata_mut();
     metadata.insert(

@@ -25,8 +25,9 @@ use super::line::{Gone, Line, Reader};
 use super::options::Config;
 use super::running;
 use super::tape::{Behind, End};
+use crate::caller::Identity;
 use crate::drain::Drain;
-use crate::held::{Held, Kind, Stay, Token, Visitor};
+use crate::held::{Held, Kind, Stay, Token};
 use crate::trail;
 
 /// Names of 256 random bits.
@@ -69,7 +70,7 @@ impl Streams {
     }
 
     /// A place for a stream of `visitor`; `None` where there is no room for another. What was read to its end makes room.
-    pub(super) fn place(&self, visitor: &Visitor) -> Option<Place<'_>> {
+    pub(super) fn place(&self, visitor: &Identity) -> Option<Place<'_>> {
         let issued = self.held.issue(visitor).or_else(|| {
             self.held.spare(visitor, |kept| kept.line.spare_since());
             self.held.issue(visitor)
@@ -91,7 +92,7 @@ impl Streams {
     pub(super) fn read(
         &self,
         name: &str,
-        visitor: &Visitor,
+        visitor: &Identity,
         after: u64,
     ) -> Result<Option<Reader>, Failure> {
         match self.line(name, visitor)?.read(after, self.drain.hold()) {
@@ -104,7 +105,7 @@ impl Streams {
     ///
     /// # Errors
     /// As [`Streams::read`].
-    pub(super) fn look(&self, name: &str, visitor: &Visitor, after: u64) -> Result<bool, Failure> {
+    pub(super) fn look(&self, name: &str, visitor: &Identity, after: u64) -> Result<bool, Failure> {
         match self.line(name, visitor)?.follows(after) {
             Ok(()) => Ok(true),
             Err(gone) => told(gone, after).map(|()| false),
@@ -115,7 +116,7 @@ impl Streams {
     ///
     /// # Errors
     /// `not-found`.
-    pub(super) fn cancel(&self, name: &str, visitor: &Visitor) -> Result<(), Failure> {
+    pub(super) fn cancel(&self, name: &str, visitor: &Identity) -> Result<(), Failure> {
         let kept = |kept: &Kept| (Arc::clone(&kept.line), kept.ending.clone());
         let kept = self.held.back(name, visitor, kept);
         let (line, ending) = kept.ok_or_else(unknown)?;
@@ -125,7 +126,7 @@ impl Streams {
     }
 
     /// Unknown, over and somebody else's are one answer.
-    fn line(&self, name: &str, visitor: &Visitor) -> Result<Arc<Line>, Failure> {
+    fn line(&self, name: &str, visitor: &Identity) -> Result<Arc<Line>, Failure> {
         let line = self.held.back(name, visitor, |kept| Arc::clone(&kept.line));
         line.ok_or_else(unknown)
     }

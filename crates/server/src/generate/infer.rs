@@ -24,6 +24,7 @@ use super::resume;
 use super::stats::Counting;
 use super::told::Told;
 use super::wishes::Wishes;
+use crate::caller::Caller;
 
 /// Where the JSON ends and raw bytes begin (TR-802).
 const LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
@@ -76,13 +77,15 @@ async fn read(
     upload: Upload,
 ) -> Result<(Call, Infer, Counting), Failure> {
     let config = &catalogue.config;
-    let found = match catalogue.find(&target) {
+    let caller = Caller::of(&parts.extensions)?;
+    let found = match catalogue.find(caller, &target) {
         Ok(found) => found,
         Err(failure) => return Err(upload.refuse(failure, config).await),
     };
     let counting = catalogue.stats.begin(&found);
-    let bytes = upload.whole(&parts.headers, Style::Infer, config).await?;
     let length = parts.headers.get(LENGTH);
+    let style = length.map_or(Style::Infer, |_| Style::Raw);
+    let bytes = upload.whole(&parts.headers, style, config).await?;
     let length = length.map(|length| length.to_str().unwrap_or("?").to_owned());
     let read = reading(&found, catalogue, bytes.len(), move |mapper| {
         mapper.infer(&bytes, length.as_deref())

@@ -18,6 +18,7 @@ use super::catalogue::{Catalogue, Found, State};
 use super::failure::{Failure, JSON};
 use super::options::Model;
 use super::path::{MemoryAct, Route, Target};
+use crate::caller::Caller;
 
 /// What is announced (TR-701).
 pub(super) const EXTENSIONS: [&str; 9] = [
@@ -39,6 +40,7 @@ pub(super) async fn answer(
     parts: &Parts,
     upload: Upload,
 ) -> Result<Response<Body>, Failure> {
+    let caller = Caller::of(&parts.extensions)?;
     Ok(match route {
         Route::Live => Response::new(Body::empty()),
         Route::Ready => ready(catalogue.shared.health.ready().is_ok()),
@@ -47,14 +49,14 @@ pub(super) async fn answer(
             "version": catalogue.config.metadata_version,
             "extensions": EXTENSIONS,
         })),
-        Route::Model(target) => say(&model(&catalogue.find(&target)?)),
-        Route::ModelReady(target) => model_ready(catalogue, &target)?,
-        Route::Config(target) => say(&config(&catalogue.find(&target)?)),
+        Route::Model(target) => say(&model(&catalogue.find(caller, &target)?)),
+        Route::ModelReady(target) => model_ready(catalogue, caller, &target)?,
+        Route::Config(target) => say(&config(&catalogue.find(caller, &target)?)),
         Route::Schema(target) => {
-            let found = catalogue.find(&target)?;
+            let found = catalogue.find(caller, &target)?;
             say(&found.signature.schema(&found.name))
         }
-        Route::Stats(target) => say(&stats(catalogue, target.as_ref())?),
+        Route::Stats(target) => say(&stats(catalogue, caller, target.as_ref())?),
         Route::Trace if parts.method == Method::POST => {
             settings(upload, parts, catalogue, trace()).await?
         }
@@ -91,13 +93,17 @@ fn ready(ready: bool) -> Response<Body> {
     answer
 }
 
-fn model_ready(catalogue: &Catalogue, target: &Target) -> Result<Response<Body>, Failure> {
-    let found = catalogue.known(&target.model)?;
+fn model_ready(
+    catalogue: &Catalogue,
+    caller: &Caller,
+    target: &Target,
+) -> Result<Response<Body>, Failure> {
+    let found = catalogue.known(caller, &target.model)?;
     if catalogue.state(&found.function) != State::Ready {
         return Err(Failure::new(Code::Unavailable, "Model version not ready")
             .with_status(http::StatusCode::BAD_REQUEST));
     }
-    catalogue.find(target).map(|_| ready(true))
+    catalogue.find(caller, target).map(|_| ready(true))
 }
 
 /// TR-702.
@@ -155,8 +161,12 @@ fn config(found: &Found) -> Value {
 }
 
 /// TR-704.
-fn stats(catalogue: &Catalogue, target: Option<&Target>) -> Result<Value, Failure> {
-    let all = counted(catalogue, target)?.into_iter();
+fn stats(
+    catalogue: &Catalogue,
+    caller: &Caller,
+    target: Option<&Target>,
+) -> Result<Value, Failure> {
+    let all = counted(catalogue, caller, target)?.into_iter();
     let list: Vec<Value> = all
         .map(|(function, name, version)| catalogue.stats.json(&function, &name, version))
         .collect();
@@ -166,17 +176,18 @@ fn stats(catalogue: &Catalogue, target: Option<&Target>) -> Result<Value, Failur
 /// Whose statistics are asked for: the function, the name it is asked by, the version.
 pub(super) fn counted(
     catalogue: &Catalogue,
+    caller: &Caller,
     target: Option<&Target>,
 ) -> Result<Vec<(Name, Arc<str>, u64)>, Failure> {
     let Some(target) = target else {
-        let all = catalogue.all().into_iter();
+        let all = catalogue.all(caller).into_iter();
         let each = |(name, model, _): (Name, Arc<Model>, State)| {
             let versions = model.versions.clone().into_iter();
             versions.map(move |version| (name.clone(), name.as_str().into(), version))
         };
         return Ok(all.flat_map(each).collect());
     };
-    let found = catalogue.find(target)?;
+    let found = catalogue.find(caller, target)?;
     let one = target.version.as_ref().map(|_| vec![found.version]);
     let versions = one.unwrap_or_else(|| found.model.versions.clone());
     let each = |version| (found.function.clone(), Arc::clone(&found.name), version);

@@ -7,6 +7,41 @@ use http::Method;
 use percent_encoding::percent_decode_str;
 
 use super::restricted::Category;
+use crate::auth::{Access, Scope};
+
+/// What a route of this face asks of a caller.
+const CALL: Access = Access::Needs(Scope::Infer);
+const MANAGE: Access = Access::Needs(Scope::Admin);
+
+/// The paths, as the router knows them, and who may come in. A path that is written another way (`%6coad`) means the same and
+/// is one of the last: what needs more than to be called asks for it once more where it is done.
+pub(super) const PATTERNS: &[(&str, Access)] = &[
+    ("/v2", CALL),
+    ("/v2/", CALL),
+    ("/v2/health/live", Access::Open),
+    ("/v2/health/ready", Access::Open),
+    ("/v2/models/stats", CALL),
+    ("/v2/models/{model}", CALL),
+    ("/v2/models/{model}/ready", CALL),
+    ("/v2/models/{model}/config", CALL),
+    ("/v2/models/{model}/stats", CALL),
+    ("/v2/models/{model}/generate", CALL),
+    ("/v2/models/{model}/generate_stream", CALL),
+    ("/v2/models/{model}/infer", CALL),
+    ("/v2/models/{model}/infer_stream", CALL),
+    ("/v2/models/{model}/schema", CALL),
+    ("/v2/models/{model}/trace/setting", CALL),
+    ("/v2/models/{model}/versions/{version}", CALL),
+    ("/v2/models/{model}/versions/{version}/{*rest}", CALL),
+    ("/v2/repository/index", CALL),
+    ("/v2/repository/models/{model}/load", MANAGE),
+    ("/v2/repository/models/{model}/unload", MANAGE),
+    ("/v2/requests/{id}", CALL),
+    ("/v2/streams/{name}", CALL),
+    ("/v2/trace/setting", CALL),
+    ("/v2/logging", CALL),
+    ("/v2/{*rest}", CALL),
+];
 
 /// A model, and the version asked for, as digits.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -18,6 +18,7 @@ use super::failure::Failure;
 use super::metadata::{object, say};
 use super::options::Model;
 use super::path::Route;
+use crate::caller::Caller;
 
 /// Answers a route of the repository.
 pub(super) async fn answer(
@@ -29,7 +30,11 @@ pub(super) async fn answer(
     let (name, loads) = match route {
         Route::Index => {
             let asked = object(upload, parts, catalogue).await?;
-            return index(catalogue, asked.get("ready"));
+            return index(
+                catalogue,
+                Caller::of(&parts.extensions)?,
+                asked.get("ready"),
+            );
         }
         Route::Load(name) => (name, true),
         Route::Unload(name) => (name, false),
@@ -64,7 +69,11 @@ pub(super) fn named() -> Failure {
     Failure::new(Code::Unimplemented, message)
 }
 
-fn index(catalogue: &Catalogue, ready: Option<&Value>) -> Result<Response<Body>, Failure> {
+fn index(
+    catalogue: &Catalogue,
+    caller: &Caller,
+    ready: Option<&Value>,
+) -> Result<Response<Body>, Failure> {
     let only = match ready {
         None | Some(Value::Null) => false,
         Some(Value::Bool(only)) => *only,
@@ -73,15 +82,19 @@ fn index(catalogue: &Catalogue, ready: Option<&Value>) -> Result<Response<Body>,
             return Err(Failure::new(Code::InvalidRequest, message));
         }
     };
-    let list = list(catalogue, only).into_iter().map(|(name, version, state)| {
+    let list = list(catalogue, caller, only).into_iter().map(|(name, version, state)| {
         json!({"name": name.as_str(), "version": version.to_string(), "state": state.name(), "reason": ""})
     });
     Ok(say(&Value::Array(list.collect())))
 }
 
 /// Every version of every model, or those that are ready.
-pub(super) fn list(catalogue: &Catalogue, only_ready: bool) -> Vec<(Name, u64, State)> {
-    let all = catalogue.all().into_iter();
+pub(super) fn list(
+    catalogue: &Catalogue,
+    caller: &Caller,
+    only_ready: bool,
+) -> Vec<(Name, u64, State)> {
+    let all = catalogue.all(caller).into_iter();
     let shown = all.filter(|(.., state)| !only_ready || *state == State::Ready);
     let each = |(name, model, state): (Name, Arc<Model>, State)| {
         let versions = model.versions.clone().into_iter();

@@ -14,7 +14,7 @@ use super::events::read_on;
 use super::failure::{EVENTS, Failure};
 use super::held::Place;
 use super::wishes::Wishes;
-use crate::held::Visitor;
+use crate::caller::Caller;
 
 /// The number of the last event that the client has.
 const LAST: &str = "last-event-id";
@@ -25,7 +25,8 @@ pub(super) fn place<'a>(
     parts: &Parts,
     wishes: Wishes,
 ) -> Option<Place<'a>> {
-    let place = || catalogue.streams.place(&Visitor::of(&parts.extensions));
+    let caller = Caller::of(&parts.extensions).ok()?;
+    let place = || catalogue.streams.place(&caller.identity);
     wishes.resume.then(place).flatten()
 }
 
@@ -37,7 +38,7 @@ pub(super) async fn answer(
     upload: Upload,
 ) -> Result<Response<Body>, Failure> {
     upload.discard(&catalogue.config).await;
-    let visitor = Visitor::of(&parts.extensions);
+    let visitor = Caller::of(&parts.extensions)?.identity.clone();
     let streams = &catalogue.streams;
     if parts.method == Method::DELETE {
         return streams.cancel(name, &visitor).map(|()| nothing());

@@ -4,7 +4,8 @@
 //! JSON, events.
 //!
 //! ```text
-//!   chunks ──► each choice: text, tokens, log-probabilities ──► stream: a response when text is there, one at the end
+//!   chunks ──► each choice: text, tokens, log-probabilities ──► stream: a response when text is there; the end is told with
+//!                                                                       the last one where it is at hand, else in one of its own
 //!                                                              whole: one response at the end
 //! ```
 
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use sapwood_kernel::{
-    Args, Chunk, GenerateConfig, Kernel, Mime, Port, Ports, PromptMode, Reason, Run, Want,
+    Args, Chunk, Error, GenerateConfig, Kernel, Mime, Port, Ports, PromptMode, Reason, Run, Want,
 };
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::{
@@ -95,9 +96,13 @@ struct Telling {
     counts: bool,
     /// Log-probabilities are read.
     logprobs: bool,
+    /// The request says how many alternatives it wants: only then are tokens told with theirs, as vLLM's backend has it.
+    alternatives: bool,
     stream: bool,
     id: String,
     choices: Vec<Choice>,
+    /// What comes after the last response; it was found while the end was looked for.
+    ahead: Option<Result<Chunk, Error>>,
     over: bool,
 }
 
@@ -148,12 +153,14 @@ impl Telling {
             run,
             counts: tokens,
             logprobs,
+            alternatives: settings.top_logprobs.is_some(),
             more: tokens || told(&[OutputRole::FinishReason, OutputRole::NumInputTokens]),
             signature,
             wanted,
             stream: settings.stream,
             id: call.shown_id().to_owned(),
             choices,
+            ahead: None,
             over: false,
         }
     }
@@ -197,6 +204,30 @@ impl Telling {
 
     fn has_text(&self) -> bool {
         self.choices.iter().any(|choice| !choice.text.is_empty())
+    }
+
+    /// Whether the end of the request is at hand: a step that ends it gives its tokens and the end at once, and what is told
+    /// beside the text belongs to its last token.
+    fn is_last(&mut self, cx: &mut Context<'_>) -> bool {
+        if !self.more {
+            return false;
+        }
+        loop {
+            match self.run.poll_next_unpin(cx) {
+                // What only carries metadata says nothing.
+                Poll::Ready(Some(Ok(chunk))) if chunk.data.is_empty() => {}
+                Poll::Ready(Some(ahead)) => {
+                    self.ahead = Some(ahead);
+                    return false;
+                }
+                Poll::Ready(None) => {
+                    self.over = true;
+                    self.finish();
+                    return true;
+                }
+                Poll::Pending => return false,
+            }
+        }
     }
 
     /// There is a response before the last one.
@@ -260,9 +291,10 @@ impl Telling {
             OutputRole::Logprobs => {
                 let mut texts = Strings::default();
                 choices.iter().for_each(|choice| {
-                    let told = match choice.logprobs.is_empty() {
-                        true => Value::Null,
-                        false => Value::Array(choice.logprobs.clone()),
+                    let told = if self.alternatives && !choice.logprobs.is_empty() {
+                        Value::Array(choice.logprobs.clone())
+                    } else {
+                        Value::Null
                     };
                     texts.push(told.to_string().as_bytes());
                 });
@@ -272,9 +304,14 @@ impl Telling {
                 let all = choices.iter().flat_map(|choice| &choice.token_logprobs);
                 Data::Float(all.copied().collect())
             }
-            // It is known when the request is over.
-            OutputRole::NumInputTokens if !last => return None,
-            OutputRole::NumInputTokens => Data::Uint(vec![self.run.meta().usage.prompt_tokens]),
+            OutputRole::NumInputTokens => {
+                let tokens = self.run.meta().usage.prompt_tokens;
+                // A server elsewhere may count them at the end only.
+                if tokens == 0 && !last {
+                    return None;
+                }
+                Data::Uint(vec![tokens])
+            }
             OutputRole::NumOutputTokens => {
                 Data::Uint(choices.iter().map(|choice| choice.tokens.into()).collect())
             }
@@ -292,7 +329,11 @@ impl Stream for Telling {
         let telling = &mut *self;
         let mut taken = 0;
         while !telling.over {
-            match telling.run.poll_next_unpin(cx) {
+            let polled = match telling.ahead.take() {
+                Some(ahead) => Poll::Ready(Some(ahead)),
+                None => telling.run.poll_next_unpin(cx),
+            };
+            match polled {
                 Poll::Ready(Some(Ok(chunk))) => {
                     telling.take(&chunk);
                     taken += 1;
@@ -315,7 +356,8 @@ impl Stream for Telling {
                 Poll::Pending => {}
             }
             if telling.is_tellable() {
-                return Poll::Ready(Some(Ok(telling.response(false))));
+                let last = telling.is_last(cx);
+                return Poll::Ready(Some(Ok(telling.response(last))));
             }
         }
         Poll::Ready(None)
@@ -339,7 +381,7 @@ impl Choice {
         self.token_logprobs.push(own);
         let none = Vec::new();
         let top = told.get("top").and_then(Value::as_array).unwrap_or(&none);
-        let entry = |value: &Value, rank: Option<usize>| {
+        let entry = |value: &Value, rank: u64| {
             let id = value
                 .get("token_id")
                 .map(ToString::to_string)
@@ -351,9 +393,11 @@ impl Choice {
         };
         let mut map: Map<String, Value> = (1..)
             .zip(top)
-            .map(|(rank, value)| entry(value, Some(rank)))
+            .map(|(rank, value)| entry(value, rank))
             .collect();
-        let (id, own) = entry(&told, None);
+        // Behind those that are told, if whoever computed it does not say where.
+        let rank = told.get("rank").and_then(Value::as_u64);
+        let (id, own) = entry(&told, rank.unwrap_or(top.len() as u64 + 1));
         map.entry(id).or_insert(own);
         self.logprobs.push(Value::Object(map));
     }

@@ -28,12 +28,14 @@ pub(super) struct Catalog {
     metrics: Arc<Metrics>,
     /// What was gathered of which facts; never held while gathering.
     known: RwLock<HashMap<Name, Known>>,
+    /// What is said of a model of which nothing is known.
+    unknown: Known,
 }
 
 /// What was gathered, and of which facts.
 #[derive(Clone)]
 struct Known {
-    of: Arc<Facts>,
+    of: Option<Arc<Facts>>,
     model: Arc<Model>,
     /// The file of its tokenizer, if there is one.
     file: Option<Bytes>,
@@ -46,6 +48,11 @@ impl Catalog {
             health: Arc::clone(&shared.health),
             metrics: Arc::clone(&shared.metrics),
             known: RwLock::default(),
+            unknown: Known {
+                of: None,
+                model: Arc::new(unknown()),
+                file: None,
+            },
         }
     }
 
@@ -61,23 +68,27 @@ impl Catalog {
         let function = self.kernel.get(name).map_err(|_| Reason::ModelNotFound)?;
         let spec = function.spec();
         let Some(facts) = &spec.facts else {
-            // D-17: other functions take text, which is version 2's.
-            return Err(match self.health.state(&spec.name) {
-                Some(State::Loading) => Reason::ModelLoading,
-                Some(State::Failed) => Reason::EngineError,
-                _ => Reason::UnsupportedOperation,
-            });
+            return match self.health.state(&spec.name) {
+                Some(State::Loading) => Err(Reason::ModelLoading),
+                Some(State::Failed) => Err(Reason::EngineError),
+                // A server elsewhere computes it, and judges what it is asked (LM-712).
+                None | Some(State::Ok | State::Away) if spec.model => {
+                    Ok((spec.name.clone(), self.unknown.clone()))
+                }
+                // D-17: other functions take text, which is version 2's.
+                _ => Err(Reason::UnsupportedOperation),
+            };
         };
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = known.get(&spec.name)
-            && Arc::ptr_eq(&found.of, facts)
+            && found.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, facts))
         {
             return Ok((spec.name.clone(), found.clone()));
         }
         drop(known);
         let (model, file) = describe(&spec.name, facts);
         let found = Known {
-            of: Arc::clone(facts),
+            of: Some(Arc::clone(facts)),
             model: Arc::new(model),
             file,
         };
@@ -140,24 +151,25 @@ impl Models for Permitted<'_> {
 /// What MODEL_INFO says of a model, and the file of its tokenizer, if there is one.
 fn describe(name: &Name, facts: &Facts) -> (Model, Option<Bytes>) {
     let Facts { info, vocabulary } = facts;
-    let size = info.vocabulary_tokens;
+    // What is not known has neither ends nor a tokenizer.
+    let known = facts.vocabulary_tokens();
+    let size = known.unwrap_or(0);
     let eos: Vec<_> = (0..size)
         .filter(|&token| vocabulary.is_end(token))
         .collect();
     let special = (0..size).filter_map(|token| Some((token, vocabulary.name(token)?)));
-    let kind = kind(&**vocabulary, size);
     let file = vocabulary.file();
     let beginning = vocabulary.beginning();
     let model = Model {
         constructor: format!("sapwood:{} {}", info.architecture, info.description),
         model_type: info.architecture.clone(),
-        vocab_size: size,
-        max_context: info.context_tokens as usize,
+        vocab_size: known,
+        max_context: facts.context_tokens().map(|tokens| tokens as usize),
         bos: beginning,
         eos: eos.clone(),
         // A model elsewhere is served in tokens alone (LM-712).
         tokenizer: vocabulary.has_text().then(|| Tokenizer {
-            kind: kind.to_owned(),
+            kind: kind(&**vocabulary, size).to_owned(),
             vocab_size: size,
             ends: Some(Ends {
                 bos: beginning,
@@ -174,6 +186,20 @@ fn describe(name: &Name, facts: &Facts) -> (Model, Option<Bytes>) {
         version: crate::VERSION.to_owned(),
     };
     (model, file)
+}
+
+/// What MODEL_INFO says of a model of which nothing but its name is known.
+fn unknown() -> Model {
+    Model {
+        constructor: "sapwood:upstream".to_owned(),
+        model_type: "upstream".to_owned(),
+        vocab_size: None,
+        max_context: None,
+        bos: None,
+        eos: Vec::new(),
+        tokenizer: None,
+        version: crate::VERSION.to_owned(),
+    }
 }
 
 /// How text becomes tokens, as the order of the vocabulary shows it: bytes come first where they, or they and whole words, are

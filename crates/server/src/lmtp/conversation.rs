@@ -30,10 +30,9 @@ use super::tally::Tally;
 use super::work::Work;
 use super::works::{Sights, Works};
 use crate::allowance::Allowance;
-use crate::auth::Caller;
+use crate::caller::Identity;
 use crate::drain::Phase;
-use crate::held::Visitor;
-use crate::trail;
+use crate::{revocation, trail};
 
 /// Something that came over a wire.
 #[derive(Debug)]
@@ -101,7 +100,7 @@ pub(super) struct Conversation {
     /// In whose turn its streams wait.
     turn: u64,
     /// Whose it is, where a client can come back.
-    visitor: Option<Visitor>,
+    visitor: Option<Identity>,
     /// Its place among those that can be come back to.
     place: Option<Place>,
     /// What another connection has left for this one.
@@ -142,9 +141,7 @@ impl Conversation {
             timer: None,
             drain: Some(await_phase(house, Phase::Refusing)),
             models: None,
-            revoked: guest
-                .caller
-                .and_then(|caller| await_revocation(house, caller)),
+            revoked: Some(revocation::reached()),
             house: Arc::clone(house),
         }
     }
@@ -507,13 +504,6 @@ impl Drop for Conversation {
 fn await_phase(house: &House, phase: Phase) -> (Phase, BoxFuture<'static, ()>) {
     let drain = house.shared.drain.clone();
     (phase, async move { drain.reached(phase).await }.boxed())
-}
-
-/// When the key of a caller is no longer good (LM-108).
-fn await_revocation(house: &House, caller: Caller) -> Option<BoxFuture<'static, ()>> {
-    caller.fingerprint?;
-    let auth = Arc::clone(&house.shared.auth);
-    Some(async move { auth.revoked(&caller).await }.boxed())
 }
 
 /// How often everything is looked at before others get their turn.

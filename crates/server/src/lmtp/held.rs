@@ -17,7 +17,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::conversation::{Gone, Heard, Wire};
 use super::works::Works;
-use crate::held::{self, Kind, Token, Visitor};
+use crate::caller::Identity;
+use crate::held::{self, Kind, Token};
 
 /// What a connection leaves behind.
 pub(super) struct Estate {
@@ -46,7 +47,11 @@ pub(super) fn held(most: usize, most_each: usize) -> Held {
 }
 
 /// Asks for the session of this name; `None` if there is none for this visitor, or somebody else was first.
-pub(super) fn ask(held: &Held, name: &str, visitor: &Visitor) -> Option<oneshot::Receiver<Estate>> {
+pub(super) fn ask(
+    held: &Held,
+    name: &str,
+    visitor: &Identity,
+) -> Option<oneshot::Receiver<Estate>> {
     let (asking, estate) = oneshot::channel();
     let asked = held.back(name, visitor, |kept| kept.ask.try_send(asking).is_ok());
     asked.unwrap_or(false).then_some(estate)
@@ -62,7 +67,7 @@ pub(super) struct Place {
 
 impl Place {
     /// `None` if there is no room for another.
-    pub(super) fn take(held: &Arc<Held>, visitor: &Visitor) -> Option<Self> {
+    pub(super) fn take(held: &Arc<Held>, visitor: &Identity) -> Option<Self> {
         let (token, stay) = held.issue(visitor)?;
         let (ask, asked) = mpsc::channel(1);
         let kept = Kept {

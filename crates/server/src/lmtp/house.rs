@@ -16,8 +16,7 @@ use tokio::time::Instant;
 use super::Config;
 use super::catalog::Catalog;
 use super::held::{Held, held};
-use crate::auth::Caller;
-use crate::held::Visitor;
+use crate::caller::{Caller, Identity};
 use crate::refusal::Refusal;
 use crate::shared::Shared;
 
@@ -108,7 +107,7 @@ pub(super) struct Guest {
     pub(super) bare: bool,
     pub(super) caller: Option<Caller>,
     /// As whom it can come back, if it can.
-    pub(super) visitor: Option<Visitor>,
+    pub(super) visitor: Option<Identity>,
 }
 
 impl Guest {

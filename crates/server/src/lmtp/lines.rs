@@ -20,8 +20,8 @@ use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 use super::conversation::{Conversation, End, Gone, Heard, Wire};
 use super::house::{Guest, House};
+use crate::caller::Identity;
 use crate::drain::Phase;
-use crate::held::Visitor;
 use crate::socket::{Accepted, Socket};
 
 /// How a conversation over a pair of streams ended.
@@ -69,7 +69,7 @@ impl Stream<OwnedReadHalf, OwnedWriteHalf> {
 pub(super) async fn speak(
     house: &Arc<House>,
     stream: Stream<impl AsyncRead + Send + Unpin, impl AsyncWrite + Send + Unpin>,
-    visitor: Option<Visitor>,
+    visitor: Option<Identity>,
     cancel_at_end: bool,
 ) -> Ended {
     let guest = Guest {
@@ -121,7 +121,7 @@ pub(super) async fn listen(house: &Arc<House>, socket: Socket) {
                 let Ok(place) = house.admit() else { continue };
                 let house = Arc::clone(house);
                 tasks.spawn(async move {
-                    let visitor = Some(Visitor::owner());
+                    let visitor = Some(Identity::Anonymous(None));
                     speak(&house, Stream::unix(stream), visitor, false).await;
                     drop(place);
                 });

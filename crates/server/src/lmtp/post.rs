@@ -7,12 +7,17 @@
 //!   request's body ─ lines │ array ─► conversation, in a task of its own ─ lines │ events ─► channel of one ─► answer's body
 //! ```
 //!
+//! A body may be silent for as long as anything runs that it asked for. An answer whose request broke off, or whose reader is
+//! too slow, breaks off too: nobody takes it for a whole one.
+//!
 //! The task goes with the answer, so a client that closes its side cancels everything (LM-115); a client that does not read
 //! stops the conversation at the channel, and its clock goes on (LM-607).
 
 use std::collections::VecDeque;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -33,7 +38,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::conversation::{Conversation, End, Gone, Heard, Wire};
 use super::house::{Guest, House};
-use crate::auth::Caller;
+use crate::caller::Caller;
+use crate::patience::Arrival;
 use crate::refusal::Refusal;
 use crate::trail;
 
@@ -69,9 +75,12 @@ async fn answer(house: Arc<House>, request: Request<Body>) -> Result<Response, R
     let query = parts.uri.query().unwrap_or_default();
     let guest = Guest {
         bare: query.split('&').any(|pair| pair == "items=object"),
-        caller: parts.extensions.get::<Caller>().cloned(),
+        caller: Some(Caller::of(&parts.extensions)?.clone()),
         ..Guest::of_lines()
     };
+    let arrival = parts.extensions.get::<Arc<Arrival>>().cloned();
+    let arrival = arrival.unwrap_or_default();
+    let whole = Arc::new(AtomicBool::new(false));
     let (sender, receiver) = mpsc::channel(1);
     let mut conversation = Conversation::new(&house, guest);
     let mut wire = Exchange {
@@ -81,10 +90,20 @@ async fn answer(house: Arc<House>, request: Request<Body>) -> Result<Response, R
         sender: PollSender::new(sender),
         ping: form.ping(),
     };
+    let told_whole = Arc::clone(&whole);
     let task = tokio::spawn(trail::carry(async move {
-        let end = conversation.run(&mut wire).await;
+        let end = std::future::poll_fn(|cx| {
+            let end = conversation.poll_end(&mut wire, cx);
+            if arrival.exempt(conversation.is_busy()) {
+                // The limit of the body begins, or ends, when that is looked at again.
+                cx.waker().wake_by_ref();
+            }
+            end
+        });
+        let end = end.await;
         drop(conversation);
         if matches!(end, End::Close(_)) {
+            told_whole.store(true, Ordering::Relaxed);
             wire.form.end(&mut wire.out);
             // Whoever does not take the last words by then goes without them (LM-505).
             let said = std::future::poll_fn(|cx| wire.poll_sent(cx));
@@ -94,6 +113,8 @@ async fn answer(house: Arc<House>, request: Request<Body>) -> Result<Response, R
     }));
     let answer = Answer {
         receiver,
+        whole,
+        ended: Ending::Open,
         _task: AbortOnDropHandle::new(task),
     };
     let headers = [
@@ -265,15 +286,45 @@ impl Wire for Exchange {
 /// The answer's body.
 struct Answer {
     receiver: mpsc::Receiver<Bytes>,
+    /// Set before the last words: without it the answer is cut.
+    whole: Arc<AtomicBool>,
+    ended: Ending,
     /// Ends the conversation when nobody wants the answer any more.
     _task: AbortOnDropHandle<()>,
 }
 
+/// How far the end of an answer is.
+#[derive(Clone, Copy, PartialEq)]
+enum Ending {
+    Open,
+    /// What was told before goes out first: an error drops whatever the connection still holds.
+    Cutting,
+    Over,
+}
+
 impl Stream for Answer {
-    type Item = Result<Bytes, std::convert::Infallible>;
+    type Item = io::Result<Bytes>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.receiver.poll_recv(cx).map(|bytes| bytes.map(Ok))
+        let bytes = match self.ended {
+            Ending::Open => ready!(self.receiver.poll_recv(cx)),
+            Ending::Cutting => {
+                self.ended = Ending::Over;
+                let cut = io::Error::other("the conversation broke off");
+                return Poll::Ready(Some(Err(cut)));
+            }
+            Ending::Over => return Poll::Ready(None),
+        };
+        if bytes.is_some() {
+            return Poll::Ready(bytes.map(Ok));
+        }
+        if self.whole.load(Ordering::Relaxed) {
+            self.ended = Ending::Over;
+            return Poll::Ready(None);
+        }
+        self.ended = Ending::Cutting;
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 

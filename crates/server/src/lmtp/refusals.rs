@@ -21,6 +21,7 @@ fn reason(error: &Error) -> Reason {
         "queue_timeout" => return Reason::QueueTimeout,
         "engine_dead" => return Reason::EngineDead,
         "constraint_failed" => return Reason::ConstraintFailed,
+        "upstream_error" => return Reason::UpstreamError,
         _ => {}
     }
     match error.code() {

@@ -16,8 +16,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::conversation::{Conversation, End, Gone, Heard, Wire};
 use super::house::{Guest, House};
-use crate::auth::Caller;
-use crate::held::Visitor;
+use crate::caller::Caller;
 use crate::metrics;
 use crate::reception::{Invited, Protocol};
 use crate::refusal::Refusal;
@@ -57,13 +56,14 @@ impl Protocol for Sockets {
     ) -> Result<Invited, Refusal> {
         let negotiated = chosen == Some(VERSION_2);
         let house = Arc::clone(&self.0);
+        let caller = Caller::of(request.extensions())?.clone();
         let place = house.admit()?;
         let guest = Guest {
             carrier: Carrier::Frames,
             negotiated,
             bare: false,
-            caller: request.extensions().get::<Caller>().cloned(),
-            visitor: Some(Visitor::of(request.extensions())),
+            visitor: Some(caller.identity.clone()),
+            caller: Some(caller),
         };
         Ok(Invited {
             headers: HeaderMap::new(),

@@ -12,7 +12,7 @@ use sapwood_proto::code::Code;
 use sapwood_proto::lmtp::Models;
 
 use super::house::House;
-use crate::auth::Caller;
+use crate::caller::Caller;
 use crate::refusal::Refusal;
 
 /// Where the file of this model is to be had.
@@ -27,8 +27,10 @@ pub(super) async fn answer(
     Path(name): Path<String>,
     request: Request<Body>,
 ) -> Response {
-    let caller = request.extensions().get::<Caller>();
-    let allowance = caller.and_then(|caller| caller.allowance.clone());
+    let allowance = match Caller::of(request.extensions()) {
+        Ok(caller) => caller.allowance.clone(),
+        Err(refusal) => return refusal.into_response(),
+    };
     let permitted = house.catalog.for_caller(allowance).find(&name).is_ok();
     let found = house.catalog.tokenizer(&name).filter(|_| permitted);
     let Some((file, sha256)) = found else {

@@ -3,6 +3,8 @@
 //! Owns: how GENERATE and SCORE are put to the kernel, and how chunks become items. Refuses to know: who polls it when
 //! (`works`), and the connection.
 
+mod ported;
+
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,13 +15,15 @@ use futures::Stream;
 use sapwood_engine::api;
 use sapwood_engine::phase::{Follower, Phase};
 use sapwood_kernel::{
-    Args, Chunk, GenerateConfig, Kernel, Mime, Ports, PromptMode, Reason, Run, Want,
+    Args, Chunk, Error, GenerateConfig, InnerType, Kernel, Mime, Ports, PromptMode, Reason, Run,
+    Want,
 };
 use sapwood_proto::lmtp::{self, Finish, Generate, Item, Piece, Score, Start, Status};
 use sapwood_proto::steer::Token;
 
 use serde_json::Value;
 
+use self::ported::Ported;
 use super::refusals::fault;
 
 /// What a look at some work has shown.
@@ -33,10 +37,44 @@ pub(super) enum Seen {
     Over,
 }
 
+/// Where the tokens come from.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "models of this process are the usual case: their run stays in place, without an allocation per stream"
+)]
+enum Source {
+    /// The model's function gives them beside its text.
+    Inner(Run<Chunk>),
+    Ported(Box<Ported>),
+}
+
+impl Source {
+    fn of(kernel: &Kernel, name: &str, args: Args) -> Self {
+        // A name that is unknown by now is told so by its run.
+        let inner = kernel
+            .get(name)
+            .ok()
+            .and_then(|function| function.spec().inner);
+        if inner != Some(InnerType::of::<api::Tokens>()) {
+            return Self::Ported(Box::new(Ported::new(kernel, name, args)));
+        }
+        let mut want = Want::from(Ports::main());
+        want.inner = true;
+        Self::Inner(kernel.run::<Chunk>(name, args).wanting(want))
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Chunk, Error>>> {
+        match self {
+            Self::Inner(run) => Pin::new(run).poll_next(cx),
+            Self::Ported(run) => Pin::new(&mut **run).poll_next(cx),
+        }
+    }
+}
+
 /// The work of one stream.
 pub(super) struct Work {
     /// `None` where there was nothing to compute.
-    run: Option<Run<Chunk>>,
+    run: Option<Source>,
     /// What is known to be said and was not looked at yet: what the engine need not be asked for, or the beginning of the
     /// next step. Its last item waits for the end that may follow.
     ahead: VecDeque<Item>,
@@ -109,11 +147,8 @@ impl Work {
         let args = Args::new()
             .with("prompt", Chunk::bytes(prompt).with_mime(Mime::TOKENS))
             .with("config", config.into_chunk());
-        let mut want = Want::from(Ports::main());
-        want.inner = true;
-        let run = kernel.run::<Chunk>(name, args).wanting(want);
         Self {
-            run: Some(run),
+            run: Some(Source::of(kernel, name, args)),
             ahead,
             follower,
         }
@@ -139,7 +174,7 @@ impl Work {
         let mut taken = !self.ahead.is_empty();
         loop {
             let polled = match &mut self.run {
-                Some(run) => Pin::new(run).poll_next(cx),
+                Some(run) => run.poll_next(cx),
                 None => Poll::Ready(None),
             };
             let chunk = match polled {

@@ -10,6 +10,7 @@ pub(crate) const AUTH_FAILURES: &str = "sapwood_auth_failures_total";
 pub(crate) const REJECTED: &str = "sapwood_rejected_total";
 pub(crate) const CANCELLED: &str = "sapwood_cancelled_total";
 pub(crate) const PANICS: &str = "sapwood_panics_total";
+pub(crate) const LOG_LINES_DROPPED: &str = "sapwood_log_lines_dropped_total";
 pub(crate) const STREAMS_OPEN: &str = "sapwood_streams_open";
 pub(crate) const UNKNOWN_PARAMETERS: &str = "sapwood_unknown_parameters_total";
 pub(crate) const REQUESTS: &str = "sapwood_requests_total";

@@ -11,7 +11,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::*;
-use crate::auth::{Fingerprint, Scope};
+use crate::auth::{Access, Scope, Scopes};
 use crate::drain::{Phase, Work};
 
 struct Running {
@@ -23,17 +23,22 @@ struct Running {
 
 impl Running {
     async fn start(config: Config, keys: Vec<Key>) -> Self {
-        let routes = Router::new()
-            .route(
+        use axum::routing::get;
+        let access = Access::Needs(Scope::Infer);
+        let routes = vec![
+            Route::http(
                 "/panic",
-                axum::routing::get(|| async { panic!("on purpose") as () }),
-            )
-            .route("/work", axum::routing::get(|| async { "done" }))
-            .route("/never", axum::routing::get(std::future::pending::<()>))
-            .route(
+                access,
+                get(|| async { panic!("on purpose") as () }),
+            ),
+            Route::http("/work", access, get(|| async { "done" })),
+            Route::http("/never", access, get(std::future::pending::<()>)),
+            Route::http(
                 "/take",
+                access,
                 axum::routing::post(|body: String| async move { body }),
-            );
+            ),
+        ];
         let builder = Server::builder(config, keys).unwrap();
         let face = Face {
             name: metrics::Face::Http,
@@ -139,12 +144,7 @@ async fn oa_901_probes_metrics_version_and_page_answer() {
 /// TR-1001: the port for metrics. With a key like everything else, and with fewer slots than there are ports.
 #[tokio::test]
 async fn tr_908_a_port_for_grpc_and_one_for_metrics_serve_nothing_else() {
-    let key = Key {
-        name: "ops".into(),
-        fingerprint: Fingerprint::of("s3cret"),
-        scopes: [Scope::Metrics].into_iter().collect(),
-        allowance: None,
-    };
+    let key = Key::new("ops", "s3cret", [Scope::Metrics].into_iter().collect());
     let config = Config {
         listener: listener::Config {
             connections: 1,
@@ -242,12 +242,7 @@ async fn oa_101_errors_are_objects_on_every_path() {
 
 #[tokio::test]
 async fn oa_908_pages_of_allowed_origins_may_call_and_no_others() {
-    let key = Key {
-        name: "app".into(),
-        fingerprint: Fingerprint::of("one"),
-        scopes: Scope::ALL.into_iter().collect(),
-        allowance: None,
-    };
+    let key = Key::new("app", "one", Scopes::ALL);
     let config = |origins: &[&str]| Config {
         origin: origin::Config {
             origins: origins.iter().map(|&origin| origin.into()).collect(),
@@ -310,12 +305,7 @@ async fn oa_908_pages_of_allowed_origins_may_call_and_no_others() {
 
 #[tokio::test]
 async fn oa_905_no_route_of_any_face_answers_without_a_key() {
-    let key = Key {
-        name: "anna".into(),
-        fingerprint: Fingerprint::of("one"),
-        scopes: Scope::ALL.into_iter().collect(),
-        allowance: None,
-    };
+    let key = Key::new("anna", "one", Scopes::ALL);
     let server = Running::start(Config::default(), vec![key]).await;
     for path in ["/", "/work", "/version", "/load", "/metrics", "/nothing"] {
         let (status, answer) = server.get(path, "").await;
@@ -331,7 +321,7 @@ async fn oa_905_no_route_of_any_face_answers_without_a_key() {
     assert_eq!(server.shared.metrics.auth_failures.get(), 6);
     let reflection = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
     let (_, answer) = server
-        .get(reflection, "content-type: application/grpc\r\n")
+        .ask("POST", reflection, "content-type: application/grpc\r\n")
         .await;
     assert!(answer.contains("grpc-status: 16"), "{answer}");
 }

@@ -148,7 +148,7 @@ async fn traced<F: Future<Output = ()>>(
     let (asked, ()) = http::Request::new(()).into_parts();
     let mut id = HeaderMap::new();
     id.insert(crate::request_id::HEADER, "req-7".parse().unwrap());
-    let entry = Entry::new(RequestId::of(&id), "anna".into(), &asked);
+    let entry = Entry::new(RequestId::of(&id), None, &asked);
     let trail = Trail::new(entry, None).within_trace(Parent::of(&headers));
     trail.follow(work(kernel)).await;
     // The kernel is gone, and with it the last layer: what was recorded is sent without waiting for more.

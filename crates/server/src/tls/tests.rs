@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::routing::get;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::ClientConfig;
@@ -12,8 +11,10 @@ use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
 use super::*;
-use crate::auth::Caller;
+use crate::auth::{Access, Scope};
+use crate::caller::Caller;
 use crate::metrics::Metrics;
+use crate::route::Route;
 use crate::{Face, Server};
 
 /// An authority, and a folder with what it signed.
@@ -103,11 +104,11 @@ async fn watched(
         tls: Some(Arc::clone(&tls)),
         ..crate::Config::default()
     };
-    let who = |caller: axum::Extension<Caller>| async move { caller.name.to_string() };
+    let who = |caller: axum::Extension<Caller>| async move { caller.identity.to_string() };
     let face = Face {
         name: crate::metrics::Face::Http,
         root: None,
-        routes: Router::new().route("/who", get(who)),
+        routes: vec![Route::http("/who", Access::Needs(Scope::Infer), get(who))],
         descriptors: Vec::new(),
         services: Vec::new(),
     };

@@ -151,6 +151,7 @@ fn lm_951_every_known_split_is_llamas() {
         let shape = Shape {
             pre: (*name).to_owned(),
             vocabulary: 259 + merges.len() as u32,
+            token_types: 259 + merges.len() as u32,
             merges: merges.clone(),
             ..Shape::tiny()
         };

@@ -95,6 +95,43 @@ fn lm_609_requests_of_two_scopes_compute_one_prefix_each() {
     }
 }
 
+/// Many answers to one request, all different, leave another conversation where it was.
+#[test]
+fn equal_requests_do_not_evict_a_conversation() {
+    let script = Script {
+        script: Name::Tokens,
+        gap: 0.0,
+        vocab: 2000,
+        count: 12,
+        kept_prefixes: 8,
+        parallel: 4,
+        ..Script::default()
+    };
+    let mut bench = Bench::new(script);
+    let words = "a word of a conversation ".repeat(10);
+    let first = bench.answer(say(&words));
+    assert_eq!(first.usage.unwrap().cached_tokens, 0);
+    for seed in 0..40 {
+        let mut request = say(&"the same request again ".repeat(4));
+        (request.sampling.temperature, request.sampling.seed) = (1.0, Some(seed));
+        bench.answer(request);
+    }
+    let second = bench.answer(say(&(words + "and on")));
+    let usage = second.usage.unwrap();
+    assert!(usage.prompt_tokens - usage.cached_tokens < 8, "{usage:?}");
+}
+
+#[test]
+fn a_match_shorter_than_its_minimum_is_computed() {
+    // A token begins every prompt.
+    for (common, cached) in [(14, 0), (15, 16), (16, 17)] {
+        let mut bench = Bench::new(Script::default());
+        bench.answer(say(&("p".repeat(common) + &"x".repeat(20))));
+        let answer = bench.answer(say(&("p".repeat(common) + &"y".repeat(20))));
+        assert_eq!(answer.usage.unwrap().cached_tokens, cached, "{common}");
+    }
+}
+
 #[test]
 fn prefixes_are_shared_across_requests_that_run() {
     let script = Script {

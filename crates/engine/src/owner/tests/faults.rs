@@ -20,6 +20,9 @@ enum Trouble {
     Dead,
     PanicInPass,
     PanicInRow,
+    PanicInOpen,
+    PanicInTruncate,
+    PanicInRelease,
     NotANumber,
 }
 
@@ -43,21 +46,26 @@ impl Model for Faulty {
         self.model.capacity()
     }
     fn open(&mut self, slot: Slot, opening: &Opening<'_>) {
+        self.panic_at(Trouble::PanicInOpen);
         self.model.open(slot, opening);
     }
     fn fork(&mut self, from: Slot, to: Slot, tokens: u32) {
         self.model.fork(from, to, tokens);
     }
     fn truncate(&mut self, slot: Slot, tokens: u32) {
+        self.panic_at(Trouble::PanicInTruncate);
         self.model.truncate(slot, tokens);
     }
     fn release(&mut self, slot: Slot) {
+        self.panic_at(Trouble::PanicInRelease);
         self.model.release(slot);
     }
     fn decode(&mut self, batch: &[Entry], now: Time) -> Result<(), Stop> {
         let mut trouble = self.trouble.lock().unwrap();
         self.now = *trouble;
-        if !self.lasting {
+        // What is to happen in another call waits for it.
+        let elsewhere = matches!(self.now, Trouble::PanicInOpen | Trouble::PanicInTruncate);
+        if !self.lasting && !elsewhere {
             *trouble = Trouble::None;
         }
         drop(trouble);
@@ -80,6 +88,20 @@ impl Model for Faulty {
             }
             _ => self.model.row(index, now),
         }
+    }
+}
+
+impl Faulty {
+    fn panic_at(&self, here: Trouble) {
+        let mut trouble = self.trouble.lock().unwrap();
+        if *trouble != here {
+            return;
+        }
+        if !self.lasting {
+            *trouble = Trouble::None;
+        }
+        drop(trouble);
+        panic!("broken");
     }
 }
 
@@ -251,6 +273,189 @@ fn a_spawned_engine_answers_and_ends_with_its_last_clone() {
     let crate::api::Kind::Fault(fault) = last.unwrap().kind else {
         panic!("no fault")
     };
-    assert_eq!(fault.reason, "engine_dead");
+    assert_eq!(
+        (fault.reason, &*fault.message),
+        ("model_unloaded", "the model was unloaded")
+    );
     assert_eq!(clone.stalled_for(), std::time::Duration::ZERO);
+}
+
+/// A panic outside the calls that are fenced: everything that runs or waits ends once, and what comes after is answered.
+#[test]
+fn oa_913_an_owner_begins_anew_after_a_panic_that_nothing_else_catches() {
+    for trouble in [Trouble::PanicInOpen, Trouble::PanicInTruncate] {
+        let (model, switch) = faulty(false);
+        let mut bench = Bench::over(Box::new(model), Config::default());
+        let mut first = bench.submit(say("first"));
+        bench.step();
+        *switch.lock().unwrap() = trouble;
+        let mut second = match trouble {
+            Trouble::PanicInOpen => bench.submit(say("second")),
+            _ => bench.submit(rewinding()),
+        };
+        let mut done = Vec::new();
+        while done.len() < 2 {
+            bench.step();
+            for handle in [&mut first, &mut second] {
+                done.extend(read(handle).fault);
+            }
+        }
+        let ends: Vec<_> = done.iter().map(|fault| fault.reason).collect();
+        assert_eq!(ends, ["engine_panic"; 2], "{trouble:?}");
+        assert!(bench.owner.is_empty());
+        let stats = Arc::clone(bench.engine.stats());
+        assert_eq!((stats.panics.get(), stats.dead.get()), (1, 0));
+        let third = "a third that is long enough to be kept";
+        assert_eq!(bench.answer(say(third)).text(), third);
+        let mut fresh = Bench::new(Script::default());
+        fresh.answer(say(third));
+        let kept = fresh.engine.stats().cells_used.get();
+        assert!(kept > 0);
+        assert_eq!(
+            stats.cells_used.get(),
+            kept,
+            "nothing of the old ones is left"
+        );
+        assert_eq!(stats.requests_waiting.get(), 0);
+    }
+}
+
+/// A steerer that takes its first token back once.
+fn rewinding() -> crate::api::Request {
+    use sapwood_proto::steer::Mid;
+    let mut probe = super::probe::Probe::new();
+    probe.mid = |round| {
+        Ok(Some(match round {
+            1 => Mid::Splice {
+                backtrack: 1,
+                tokens: vec![u32::from(b'y')],
+            },
+            _ => Mid::Sample {
+                mask: None,
+                bias: Vec::new(),
+                temperature: None,
+            },
+        }))
+    };
+    let mut request = say("xx");
+    request.steer = Some(Box::new(probe));
+    request
+}
+
+#[test]
+fn oa_913_a_model_that_cannot_release_its_slots_is_lost() {
+    let (model, switch) = faulty(true);
+    *switch.lock().unwrap() = Trouble::PanicInRelease;
+    let mut bench = Bench::over(Box::new(model), Config::default());
+    let mut request = say("x");
+    request.max_tokens = Some(1);
+    let mut handle = bench.submit(request);
+    bench.settle();
+    assert_eq!(bench.engine.stats().dead.get(), 1);
+    assert!(read(&mut handle).usage.is_some() || bench.owner.is_empty());
+    assert_eq!(bench.answer(say("y")).fault.unwrap().reason, "engine_panic");
+}
+
+/// Whatever a reader's waker does, others are none the worse.
+#[test]
+fn a_waker_that_panics_ends_nothing_but_itself() {
+    struct Bad;
+    impl std::task::Wake for Bad {
+        fn wake(self: Arc<Self>) {
+            panic!("a reader's waker");
+        }
+    }
+    let mut bench = Bench::new(Script::default());
+    let (mut bad, mut good) = (bench.submit(say("bad")), bench.submit(say("good")));
+    let waker = std::task::Waker::from(Arc::new(Bad));
+    let mut context = std::task::Context::from_waker(&waker);
+    use futures::StreamExt;
+    assert!(bad.poll_next_unpin(&mut context).is_pending());
+    bench.settle();
+    assert_eq!(read(&mut good).text(), "good");
+    assert_eq!(read(&mut bad).text(), "bad");
+    assert_eq!(bench.engine.stats().panics.get(), 1);
+}
+
+/// A model whose pass lasts as long as the test likes.
+struct Slow {
+    model: Scripted,
+    signals: crate::model::Interrupt,
+    /// Told of each pass.
+    begun: std::sync::mpsc::SyncSender<()>,
+    /// Each message is a sign of life; their end is the end of the pass.
+    pulses: std::sync::mpsc::Receiver<()>,
+    /// Told of each sign.
+    pulsed: std::sync::mpsc::SyncSender<()>,
+}
+
+impl Model for Slow {
+    fn info(&self) -> ModelInfo {
+        self.model.info()
+    }
+    fn vocabulary(&self) -> SharedVocabulary {
+        self.model.vocabulary()
+    }
+    fn capacity(&self) -> Capacity {
+        self.model.capacity()
+    }
+    fn interrupt(&mut self, signals: crate::model::Interrupt) {
+        self.signals = signals;
+    }
+    fn open(&mut self, slot: Slot, opening: &Opening<'_>) {
+        self.model.open(slot, opening);
+    }
+    fn fork(&mut self, from: Slot, to: Slot, tokens: u32) {
+        self.model.fork(from, to, tokens);
+    }
+    fn truncate(&mut self, slot: Slot, tokens: u32) {
+        self.model.truncate(slot, tokens);
+    }
+    fn release(&mut self, slot: Slot) {
+        self.model.release(slot);
+    }
+    fn decode(&mut self, batch: &[Entry], now: Time) -> Result<(), Stop> {
+        let _ = self.begun.try_send(());
+        while self.pulses.recv().is_ok() {
+            self.signals.pulse();
+            let _ = self.pulsed.send(());
+        }
+        self.model.decode(batch, now)
+    }
+    fn row(&mut self, index: usize, now: Time) -> Row<'_> {
+        self.model.row(index, now)
+    }
+}
+
+/// A pass may be longer than the watchdog's time as long as the model shows that it gets on.
+#[test]
+fn oa_901_a_long_pass_that_gets_on_is_not_stuck() {
+    use std::sync::mpsc::sync_channel;
+    use std::time::{Duration, Instant};
+    let ((begun, in_pass), (pulse, pulses), (pulsed, alive)) =
+        (sync_channel(1), sync_channel(0), sync_channel(1));
+    let model = Slow {
+        model: Scripted::new(Script::default()).unwrap(),
+        signals: crate::model::Interrupt::default(),
+        begun,
+        pulses,
+        pulsed,
+    };
+    let engine = Engine::spawn(Box::new(model), Config::default()).unwrap();
+    let handle = engine.submit(say("x")).unwrap();
+    in_pass.recv().unwrap();
+    while engine.stalled_for() < Duration::from_millis(20) {
+        std::thread::yield_now();
+    }
+    let before = Instant::now();
+    pulse.send(()).unwrap();
+    alive.recv().unwrap();
+    let stalled = engine.stalled_for();
+    // Both are counted in whole milliseconds.
+    assert!(
+        stalled <= before.elapsed() + Duration::from_millis(2),
+        "{stalled:?}"
+    );
+    drop(pulse);
+    assert!(futures::executor::block_on_stream(handle).count() > 1);
 }

@@ -8,6 +8,7 @@ use sapwood_proto::time::Time;
 
 use super::harness::{Answer, Bench, read, say};
 use super::probe::Probe;
+use crate::Config;
 use crate::api::{Finish, Prompt, Reason, Request};
 use crate::scripted::{Config as Script, Script as Name};
 
@@ -322,10 +323,15 @@ fn ai_821_a_fork_gives_whole_choices_that_go_their_own_ways_and_share_the_cache(
         })
     };
     for truncates in [true, false] {
-        let mut bench = Bench::new(Script {
+        let script = Script {
             truncates,
             ..Script::default()
-        });
+        };
+        let config = Config {
+            prefix_tokens_min: 1,
+            ..Config::default()
+        };
+        let mut bench = Bench::with(script, config);
         let mut handle = bench.submit(steered("abcd", &probe));
         let reports = bench.settle();
         let answer = read(&mut handle);
@@ -433,6 +439,75 @@ fn ai_813_a_suspended_sequence_costs_no_pass_and_four_steps_of_it_are_a_deadlock
     );
 }
 
+/// The parent waits for its child, which waits for the parent's seat.
+#[test]
+fn d_49_a_suspended_parent_gives_its_seat_to_its_child() {
+    for parallel in [1, 2] {
+        let done = Arc::new(Mutex::new(false));
+        let family = Family {
+            done: Arc::clone(&done),
+            child: false,
+            rounds: 0,
+        };
+        let mut bench = Bench::new(Script {
+            parallel,
+            ..Script::default()
+        });
+        let mut request = say("abc");
+        request.steer = Some(Box::new(family));
+        request.max_tokens = Some(3);
+        let answer = bench.answer(request);
+        assert_eq!(answer.fault, None, "{parallel}");
+        let texts: Vec<&str> = answer.choices.iter().map(|choice| &*choice.0).collect();
+        assert_eq!(texts, ["abc", "abc"], "{parallel}");
+        assert!(*done.lock().unwrap());
+    }
+}
+
+/// A parent that forks once and then waits until its child has said something.
+#[derive(Clone)]
+struct Family {
+    done: Arc<Mutex<bool>>,
+    child: bool,
+    rounds: u32,
+}
+
+impl Steer for Family {
+    fn pre(&mut self) -> Steered<Pre> {
+        self.rounds += 1;
+        if !self.child && self.rounds == 1 {
+            return Ok(Pre::Fork(2));
+        }
+        if !self.child && !*self.done.lock().unwrap() {
+            return Ok(Pre::Suspend);
+        }
+        Ok(Pre::Run {
+            fast_forward: Vec::new(),
+        })
+    }
+
+    fn mid_begin(&mut self, _now: Time) {}
+
+    fn mid_poll(&mut self, _now: Time) -> Steered<Option<Mid>> {
+        Ok(Some(free()))
+    }
+
+    fn post(&mut self, _: u32, tokens: &[Token], _: bool) -> Steered<Post> {
+        if self.child && tokens.contains(&Token::from(b'c')) {
+            *self.done.lock().unwrap() = true;
+        }
+        Ok(Post::Continue)
+    }
+
+    fn fork(&mut self, _index: u32) -> Steered<Box<dyn Steer>> {
+        let child = Self {
+            child: true,
+            ..self.clone()
+        };
+        Ok(Box::new(child))
+    }
+}
+
 #[test]
 fn a_deadlock_is_told_as_such() {
     let mut probe = Probe::new();
@@ -478,7 +553,7 @@ fn ai_812_a_late_steerer_keeps_its_row_and_delays_nobody() {
 }
 
 #[test]
-fn ai_812_past_its_time_in_eleven_steps_it_fails_and_before_its_time_it_may_take_long() {
+fn ai_812_d_49_a_steerer_is_late_by_the_clock_and_not_by_the_step() {
     let late = |step_ms: u64| {
         let mut probe = Probe::new();
         probe.slow = Duration::from_secs(3600);
@@ -495,10 +570,13 @@ fn ai_812_past_its_time_in_eleven_steps_it_fails_and_before_its_time_it_may_take
             }
         }
     };
-    // The first step begins `mid`; each later one is 30 ms on and finds it late.
-    assert_eq!(late(30), (12, "timeout".to_owned()));
-    // At 5 ms a step it is late from the sixth on.
-    assert_eq!(late(5), (16, "timeout".to_owned()));
+    // The first step begins `mid`, the second finds it late, and 250 ms on it fails.
+    assert_eq!(late(30), (2 + 9, "timeout".to_owned()));
+    // It is late from the 25th millisecond on.
+    assert_eq!(late(5), (6 + 50, "timeout".to_owned()));
+    assert_eq!(late(1), (26 + 250, "timeout".to_owned()));
+    // One long pass is not its fault.
+    assert_eq!(late(10_000), (3, "timeout".to_owned()));
 }
 
 #[test]

@@ -102,6 +102,7 @@ impl Future for Served {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
         this.runs.attend(cx.waker());
+        this.link.with(|live| live.machine().begin_turn());
         for _ in 0..ROUNDS {
             loop {
                 match this.link.with(|live| live.poll_work(cx)) {
@@ -144,3 +145,6 @@ impl fmt::Debug for Served {
 
 /// Rounds of one poll before others get their turn.
 const ROUNDS: u32 = 16;
+
+#[cfg(test)]
+mod tests;

@@ -6,12 +6,13 @@
 use std::sync::Arc;
 
 use sapwood_engine::api::{Chat, Fault, ModelInfo, SharedVocabulary, Vocabulary};
+use sapwood_engine::recommended::RecommendedSampling;
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::Token;
 use serde_json::Value;
 
 use super::Terms;
-use crate::model::Facts;
+use crate::model::{Facts, UNKNOWN};
 
 /// What the peer says of its model.
 #[derive(Default)]
@@ -31,22 +32,23 @@ impl Known {
         let ends = facts.get("eos").and_then(Value::as_array);
         Self {
             context: number("max_context"),
-            vocabulary: number("vocab_size"),
+            // A larger one is a mistake, and would cost a list of all its tokens.
+            vocabulary: number("vocab_size").filter(|size| *size <= VOCABULARY_MAX),
             beginning: number("bos"),
             ends: ends.into_iter().flatten().filter_map(whole).collect(),
         }
     }
 
-    /// What there is to know of the model called `name`, by `terms` too. What nobody says is as large as it can be.
+    /// What there is to know of the model called `name`, by `terms` too.
     pub(super) fn facts(&self, name: &str, terms: &Terms) -> Facts {
         let tokens = |vocabulary: &SharedVocabulary| u32::try_from(vocabulary.size()).ok();
         let vocabulary_tokens = terms.vocabulary.as_ref().and_then(tokens);
-        let vocabulary_tokens = vocabulary_tokens.or(self.vocabulary).unwrap_or(u32::MAX);
+        let vocabulary_tokens = vocabulary_tokens.or(self.vocabulary).unwrap_or(UNKNOWN);
         let info = ModelInfo {
             name: name.to_owned(),
             architecture: "lmtp".to_owned(),
             description: "a model of an upstream".to_owned(),
-            context_tokens: self.context.or(terms.context).unwrap_or(u32::MAX),
+            context_tokens: self.context.or(terms.context).unwrap_or(UNKNOWN),
             vocabulary_tokens,
             parameters: 0,
             weight_bytes: 0,
@@ -54,6 +56,12 @@ impl Known {
             chat: terms.chat,
             truncates: true,
             deterministic: false,
+            // Peers of version 1 refuse min_p, which is part of what is asked for where nothing is recommended.
+            sampling: RecommendedSampling {
+                temperature: Some(0.7),
+                top_p: Some(0.95),
+                ..RecommendedSampling::default()
+            },
         };
         let numbers = || {
             Arc::new(Numbers {
@@ -69,6 +77,9 @@ impl Known {
         }
     }
 }
+
+/// Tokens of a vocabulary: many times what the largest has.
+const VOCABULARY_MAX: u32 = 1 << 24;
 
 /// Tokens of which nothing but their numbers is known.
 struct Numbers {

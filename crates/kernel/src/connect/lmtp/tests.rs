@@ -408,7 +408,10 @@ async fn lm_712_a_model_that_says_little_is_served_and_one_that_is_not_there_is_
         drop(fake);
     };
     let (ended, ()) = tokio::join!(run.finish(), answering);
-    assert_eq!(ended.unwrap_err().code(), Code::UpstreamFailed);
+    // It was lost, and there is no other.
+    let error = ended.unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable);
+    assert!(error.retryable() && error.retry_after().is_some());
     let absent = r#"MSG [{"stream_id":1,"error":"no","code":"model_not_found"}]"#;
     let refused = joined(absent).await.err().unwrap();
     assert_eq!(refused.reason, Rule::ModelNotFound);

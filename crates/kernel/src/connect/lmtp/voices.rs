@@ -15,6 +15,7 @@ use futures::{Stream, StreamExt};
 use sapwood_engine::Transcript;
 use sapwood_engine::api::{Reason, Sampled};
 use sapwood_net::lmtp::pool::Items;
+use sapwood_proto::code::Code;
 use sapwood_proto::lmtp::{Fault, Finish, Reason as Rule, Received};
 use sapwood_proto::steer::Token;
 
@@ -141,6 +142,7 @@ impl Voices {
         Sampled {
             id,
             logprob: item.logprob.filter(|_| !raw).unwrap_or(f32::NAN),
+            rank: None,
             top,
             special: false,
             forced: false,
@@ -195,10 +197,16 @@ impl Stream for Voices {
     }
 }
 
-/// A fault as every other failure of a peer.
+/// A fault as every other failure of a peer. Where no peer is there at the moment, nothing was asked: that is no failure of one
+/// (LM-804).
 fn told(fault: Fault) -> Error {
+    let nobody = fault.reason == Rule::UpstreamError && fault.retry_after.is_some();
     Error::Remote {
-        code: fault.reason.code(),
+        code: if nobody {
+            Code::Unavailable
+        } else {
+            fault.reason.code()
+        },
         reason: Name::shared(fault.reason.name()),
         retryable: fault.reason.is_retryable(),
         retry_after: fault.retry_after,

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use sapwood_engine::recommended::RecommendedSampling;
 use sapwood_net::triton::{Client, Data, Datatype, Model, Request, Response, Responses};
 use serde_json::{Value, json};
 
@@ -49,6 +50,12 @@ pub(super) fn function(client: Client, model: Arc<Model>) -> Fun {
     spec.outputs = model::outputs();
     spec.finishes = true;
     spec.model = true;
+    // Others than vLLM's do not know min_p, and some refuse what they do not know.
+    spec.sampling = RecommendedSampling {
+        temperature: Some(0.7),
+        top_p: Some(0.95),
+        ..RecommendedSampling::default()
+    };
     let remote = Remote {
         client,
         model,

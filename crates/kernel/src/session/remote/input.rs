@@ -12,7 +12,7 @@ use sapwood_proto::evergreen::{Metadata, Status};
 use sapwood_proto::session::WriteError;
 use sapwood_proto::session::peer::{Node as Remote, Peer, Writer};
 
-use super::super::wire;
+use super::super::{failure, wire};
 use super::{output, read};
 use crate::Result;
 use crate::chunk::Chunk;
@@ -64,29 +64,43 @@ pub(super) fn hand_over(
     let writer = peer.write()?;
     let remote = writer.node().clone();
     let (peer, held, node) = (peer.clone(), Arc::clone(held), node.clone());
-    let pump = async move { write(peer, held, node, writer, role).await }.boxed();
-    Ok((remote, Some(pump)))
+    let pump = async move {
+        let mut writer = writer;
+        match write(&peer, &held, &node, &mut writer, role).await {
+            Ok(metadata) => {
+                let remote = writer.end(&metadata).map_err(unwritten)?;
+                held.put(&node, remote);
+                Ok(())
+            }
+            Err(error) => {
+                // Whoever reads the input there learns what went wrong here.
+                writer.fail(failure::status(&error, "an input"));
+                Err(error)
+            }
+        }
+    };
+    Ok((remote, Some(pump.boxed())))
 }
 
+/// Writes all of a node but its end. What it is said to be where nothing was written.
 async fn write(
-    peer: Peer,
-    held: Arc<Held>,
-    node: Node,
-    mut writer: Writer,
+    peer: &Peer,
+    held: &Arc<Held>,
+    node: &Node,
+    writer: &mut Writer,
     role: Option<&'static str>,
-) -> Result<()> {
+) -> Result<Arc<Metadata>> {
     if let Some(parts) = node.parts() {
-        let handed = parts.iter().map(|part| hand_over(&peer, &held, part, role));
+        let handed = parts.iter().map(|part| hand_over(peer, held, part, role));
         let handed: Vec<_> = handed.collect::<Result<_, Status>>().map_err(super::told)?;
         let children: Vec<Remote> = handed.iter().map(|(remote, _)| remote.clone()).collect();
         // Parents before children (EV-971).
         writer.list(&children).await.map_err(unwritten)?;
-        writer.end(&Arc::default()).map_err(unwritten)?;
         try_join_all(handed.into_iter().filter_map(|(_, pump)| pump)).await?;
-        return Ok(());
+        return Ok(Arc::default());
     }
     let mut leaf: Option<(u32, Arc<Metadata>)> = None;
-    let mut chunks = read(&node);
+    let mut chunks = read(node);
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk?;
         let (part, metadata) =
@@ -101,13 +115,8 @@ async fn write(
             .await
             .map_err(unwritten)?;
     }
-    let metadata = leaf.map_or_else(
-        || Arc::new(Metadata::of("text/plain")),
-        |(_, metadata)| metadata,
-    );
-    let remote = writer.end(&metadata).map_err(unwritten)?;
-    held.put(&node, remote);
-    Ok(())
+    let plain = || Arc::new(Metadata::of("text/plain"));
+    Ok(leaf.map_or_else(plain, |(_, metadata)| metadata))
 }
 
 fn metadata(chunk: &Chunk, role: Option<&'static str>) -> Metadata {

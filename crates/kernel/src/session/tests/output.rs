@@ -200,3 +200,117 @@ async fn ev_509_configs_that_cannot_be_used_are_refused() {
         assert_eq!(reason(probe.failure().await), expect);
     }
 }
+
+/// EV-605, EV-606
+#[tokio::test(start_paused = true)]
+async fn d_51_a_reader_learns_how_an_answer_ended_that_an_action_wrote() {
+    use crate::meta::Reason;
+    // Answers as a model does, and stops for the reason that it is given.
+    let spec = Spec::new("answer", "Answers.")
+        .inputs([Input::new("end")])
+        .outputs([Output::new(Port::MAIN, Mime::TEXT).wire("response")]);
+    let answers = raw(spec, |call: crate::Call| {
+        stream::once(async move { call.arg::<String>("end").await })
+            .flat_map(|end| {
+                let end = Meta::default().with_finish(0, Reason::from_name(&end.unwrap()));
+                let role = Meta::default().with_role("ASSISTANT");
+                let text = Chunk::text("hi").with_meta(role);
+                stream::iter([Ok(text), Ok(Chunk::text("").with_meta(end))])
+            })
+            .boxed()
+    });
+    let spec = Spec::new("tell", "Tells what it reads.").inputs([Input::new("prompt").streaming()]);
+    let tell = raw(spec, |call: crate::Call| {
+        let told = call.read("prompt").unwrap().map(|chunk| {
+            let chunk = chunk?;
+            let meta = chunk.meta.as_deref();
+            let role = meta.and_then(|meta| meta.role.as_ref());
+            let end = meta.and_then(|meta| meta.finish.get(&0));
+            let text = String::from_utf8_lossy(&chunk.data).into_owned();
+            let part = chunk.part;
+            Ok(Chunk::text(format!("{part}{role:?}{text}{end:?};")))
+        });
+        told.boxed()
+    });
+    let mut probe = Probe::open([answers, tell], Options::default());
+    let ends = ["stop", "length", "cancelled"];
+    let mut asked = Vec::new();
+    let mut fragments = Vec::new();
+    for end in ends {
+        let (given, output) = (format!("e-{end}"), format!("a-{end}"));
+        fragments.push(leaf(&given, 0, true, end));
+        asked.push(action(
+            "answer",
+            &[("end", &given)],
+            &[("response", &output)],
+        ));
+    }
+    fragments.push(tree("t", &["q", "a-stop", "a-length", "a-cancelled", "q"]));
+    fragments.push(leaf("q", 0, true, "why"));
+    asked.push(action("tell", &[("prompt", "t")], &[("output", "told")]));
+    probe.send(fragments, asked).await;
+    let told = probe.complete("told").await.data;
+    let told = String::from_utf8(told).unwrap();
+    let (user, ours) = (r#"Some("USER")"#, r#"Some("ASSISTANT")"#);
+    let expect = format!(
+        "0{user}whyNone;1{ours}hiNone;1NoneSome(Stop);2{ours}hiNone;2NoneSome(Length);\
+         3{ours}hiNone;3NoneSome(Stop);4{user}whyNone;"
+    );
+    assert_eq!(told, expect);
+    assert_eq!(reason(probe.end().await), "OK");
+}
+
+/// EV-508, EV-803
+#[tokio::test(start_paused = true)]
+async fn ev_803_a_tree_that_waits_for_room_makes_no_child_twice() {
+    let spec =
+        Spec::new("parts", "Three parts.").outputs([Output::new(Port::MAIN, Mime::TEXT).many()]);
+    let parts = raw(spec, |_| {
+        let part = |k: u32| Ok(Chunk::text("x".repeat(1_000)).with_part(k));
+        stream::iter((0..3).map(part)).boxed()
+    });
+    let options = Options {
+        limits: Arc::new(Limits {
+            outbound_queue_bytes: 100,
+            ..Default::default()
+        }),
+        ..Options::default()
+    };
+    let mut probe = Probe::open([parts], options);
+    let asked = vec![action("parts", &[], &[("output", "r")])];
+    probe.send(vec![], asked).await;
+    // Nobody takes anything, and whatever wakes the session wakes the action as well.
+    for count in 0..20 {
+        let id = format!("i{count}");
+        probe.send(vec![leaf(&id, 0, true, "x")], vec![]).await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let tree = probe.complete("r").await;
+    assert_eq!(tree.children.len(), 3);
+    assert_eq!(reason(probe.failure_after_close().await), "OK");
+    assert_eq!(probe.nodes.len(), 4, "{:?}", probe.nodes.keys());
+}
+
+/// EV-506
+#[tokio::test(start_paused = true)]
+async fn ev_507_an_action_without_outputs_runs_to_its_end() {
+    let given = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&given);
+    let spec = Spec::new("work", "Works.").outputs([Output::new(Port::MAIN, Mime::TEXT)]);
+    let work = raw(spec, move |_| {
+        let count = Arc::clone(&count);
+        let chunks = stream::iter(0..100).then(move |_| {
+            let count = Arc::clone(&count);
+            async move {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                count.fetch_add(1, Ordering::SeqCst);
+                Ok(Chunk::text("done"))
+            }
+        });
+        chunks.boxed()
+    });
+    let mut probe = Probe::open([work], Options::default());
+    probe.send(vec![], vec![action("work", &[], &[])]).await;
+    assert_eq!(reason(probe.end().await), "OK");
+    assert_eq!(given.load(Ordering::SeqCst), 100);
+}

@@ -65,3 +65,14 @@ async fn a_message_may_take_its_time_and_so_may_its_reader() {
         tokio::time::sleep(PING * 10).await;
     }
 }
+
+#[tokio::test]
+async fn oa_913_a_task_that_panics_as_it_sends_ends_the_session() {
+    let broken = futures::stream::iter([()]).map(|()| -> Message { panic!("on purpose") });
+    let before = super::super::link::panics();
+    let (mut incoming, _theirs) = connected(broken.boxed()).await;
+    let told = incoming.next().await.unwrap().unwrap_err();
+    assert_eq!((told.code, &*told.reason), (Code::Internal, "FUNCTION"));
+    assert!(super::super::link::panics() > before);
+    assert!(incoming.next().await.is_none());
+}

@@ -15,7 +15,9 @@ fn config(port: u16, stores: &[&str]) -> Config {
     ];
     Config {
         stores: stores.iter().map(ToString::to_string).collect(),
-        store_options: options.map(|(name, value)| (name.to_owned(), value)).into(),
+        store_options: options
+            .map(|(name, value)| (name.to_owned(), value.into()))
+            .into(),
         ..Config::default()
     }
 }

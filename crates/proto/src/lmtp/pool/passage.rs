@@ -17,13 +17,30 @@ pub struct Passage {
     prompt: usize,
     /// Items that upstreams gave which were lost.
     before: usize,
-    /// Askings in a row that were lost before their first item.
+    /// Askings in a row that were lost before their first new item.
     in_vain: u32,
+    /// Items that the caller had when the present upstream was asked.
+    at_last: usize,
     seeded: bool,
     /// Tokens that end a text, as far as they are known.
     ends: Arc<[Token]>,
     /// The present upstream was asked for the tokens of `min_tokens` alone.
     short: bool,
+    /// The present upstream computes the stream from its beginning, and has come so far in what the caller has already.
+    repeated: Option<usize>,
+}
+
+/// What becomes of an item of an upstream.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Passed {
+    /// The caller gets it.
+    On,
+    /// The caller gets it, and the stream is to be asked for again: this was the last of its minimum and not of its own.
+    OnAndAgain,
+    /// The caller has it already.
+    Known,
+    /// It is not what the first upstream gave, whose seed was promised: the stream is over with this.
+    Differs(Fault),
 }
 
 impl Passage {
@@ -41,9 +58,11 @@ impl Passage {
             tokens,
             before: 0,
             in_vain: 0,
+            at_last: 0,
             seeded,
             ends: Arc::default(),
             short: false,
+            repeated: None,
         }
     }
 
@@ -57,6 +76,12 @@ impl Passage {
     /// What the next upstream is asked for: all of it, or what is left.
     #[must_use]
     pub fn work(&self) -> Work {
+        if let (Some(_), Work::Generate(wanted)) = (self.repeated, &self.work) {
+            return Work::Generate(Generate {
+                prompt: self.tokens[..self.prompt].to_vec(),
+                ..wanted.clone()
+            });
+        }
         let given = u32::try_from(self.given()).unwrap_or(u32::MAX);
         match &self.work {
             Work::Generate(wanted) => Work::Generate(Generate {
@@ -106,13 +131,15 @@ impl Passage {
         &self.tokens
     }
 
-    /// An item of the present upstream, as the caller shall see it. Whether the stream is to be asked for again, because this one
-    /// was the last of its minimum and not of its own.
+    /// An item of the present upstream, as the caller shall see it.
     #[must_use]
-    pub fn item(&mut self, item: &mut Received) -> bool {
+    pub fn item(&mut self, item: &mut Received) -> Passed {
+        if let Some(at) = self.repeated {
+            return self.repeat(at, item);
+        }
         self.tokens.extend(item.token);
         if self.before == 0 && !self.short {
-            return false;
+            return Passed::On;
         }
         // The upstream does not know what stood before the seam, nor what it was not told.
         let may_stop = matches!(item.finish, None | Some(Finish::Length));
@@ -124,7 +151,8 @@ impl Passage {
             item.finish = None;
             item.usage = None;
             self.before = self.given();
-            return true;
+            self.at_last = self.before;
+            return Passed::OnAndAgain;
         }
         if let Some(usage) = &mut item.usage {
             let before = self.before as u64;
@@ -132,7 +160,22 @@ impl Passage {
             usage.cached_tokens = usage.cached_tokens.min(usage.prompt_tokens);
             usage.completion_tokens += before;
         }
-        false
+        Passed::On
+    }
+
+    /// An item of a stream that is computed again: what the caller has already, or something else.
+    fn repeat(&mut self, at: usize, item: &Received) -> Passed {
+        let same = item
+            .token
+            .is_none_or(|token| self.tokens[self.prompt + at] == token);
+        // What the caller has did not end there.
+        if !same || item.finish.is_some() {
+            let why = "the upstream was lost, and another one gave other tokens for the same seed; try again";
+            return Passed::Differs(Fault::new(Reason::UpstreamError, why));
+        }
+        let at = at + usize::from(item.token.is_some());
+        self.repeated = (at < self.given()).then_some(at);
+        Passed::Known
     }
 
     /// The present upstream has failed. `Ok`: the stream goes on elsewhere, with [`Self::work`].
@@ -143,20 +186,36 @@ impl Passage {
         if !is_loss(fault.reason) {
             return Err(fault);
         }
-        let new = self.given() > self.before;
-        self.in_vain = if new { 0 } else { self.in_vain + 1 };
+        self.in_vain = self.in_vain_now();
         if self.in_vain > IN_VAIN_MAX {
             let why = "the upstream was lost, and the one that was asked instead, too; try again";
             return Err(Fault::new(Reason::UpstreamError, why));
         }
-        if self.given() > 0 && !self.is_continued() {
+        if !self.is_continued() {
             let why = "the upstream was lost, and a stream with penalties, stop texts or a promised seed cannot go on \
                        at another one; try again";
             return Err(Fault::new(Reason::UpstreamError, why));
         }
-        self.before = self.given();
+        (self.before, self.repeated) = if self.given() > 0 && self.is_repeatable() {
+            (0, Some(0))
+        } else {
+            (self.given(), None)
+        };
         self.short = false;
+        self.at_last = self.given();
         Ok(())
+    }
+
+    /// Whether the stream would go on elsewhere if it were lost now.
+    #[must_use]
+    pub fn can_move(&self) -> bool {
+        self.is_continued() && self.in_vain_now() <= IN_VAIN_MAX
+    }
+
+    /// Askings in a row that were lost before anything new, were this one lost now.
+    fn in_vain_now(&self) -> u32 {
+        let new = self.given() > self.at_last;
+        if new { 0 } else { self.in_vain + 1 }
     }
 
     /// Items that the caller asked for.
@@ -171,9 +230,22 @@ impl Passage {
         self.tokens.len() - self.prompt
     }
 
-    /// Whether another upstream would give what the first would have: whatever looks back at the output must not
-    /// see a difference between prompt and output.
+    /// Whether another upstream gives what the first would have given: by going on, or from the beginning.
     fn is_continued(&self) -> bool {
+        self.given() == 0 || self.is_seamless() || self.is_repeatable()
+    }
+
+    /// Its seed is promised, and kept by computing all of it again. What was asked for in parts has no seed for its whole.
+    fn is_repeatable(&self) -> bool {
+        let Work::Generate(wanted) = &self.work else {
+            return false;
+        };
+        let is_seeded = wanted.seed.is_some() && wanted.temperature != 0.0;
+        is_seeded && self.seeded && wanted.min_tokens == 0
+    }
+
+    /// Whatever looks back at the output must not see a difference between prompt and output.
+    fn is_seamless(&self) -> bool {
         let Work::Generate(wanted) = &self.work else {
             return true;
         };
@@ -181,7 +253,7 @@ impl Passage {
             && wanted.frequency_penalty == 0.0
             && wanted.repetition_penalty == 1.0
             && wanted.stop.is_empty();
-        is_free && (self.seeded || wanted.seed.is_none() || wanted.temperature == 0.0)
+        is_free && (wanted.seed.is_none() || wanted.temperature == 0.0)
     }
 
     /// The output ends with one of the sequences that stop it.
@@ -211,11 +283,11 @@ fn forbidding<'a>(
     all.into()
 }
 
-/// The upstream has gone, or is going; the request is as good as it was.
+/// The upstream has gone, is going, or says nothing; the request is as good as it was.
 const fn is_loss(reason: Reason) -> bool {
     matches!(
         reason,
-        Reason::ConnectionLost | Reason::Draining | Reason::EngineDead
+        Reason::ConnectionLost | Reason::Draining | Reason::EngineDead | Reason::Timeout
     )
 }
 

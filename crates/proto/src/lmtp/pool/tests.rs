@@ -145,8 +145,11 @@ fn lm_804_two_missed_probes_take_an_upstream_out_and_a_good_one_brings_it_back()
     assert_eq!(pool.probe_at(Member(0)), Some(at(10)));
     pool.probed(Member(0), Probe::Missed, at(10));
     assert_eq!(pool.condition(Member(0)), Condition::Serving);
-    assert_eq!(pool.probe_at(Member(0)), Some(at(20)));
+    // One that may hang is asked again soon.
+    assert_eq!(pool.probe_at(Member(0)), Some(at(11)));
+    assert!(pool.is_served(Some(Member(1))));
     pool.probed(Member(0), Probe::Missed, at(100));
+    assert!(pool.is_served(None) && !pool.is_served(Some(Member(1))));
     assert_eq!(pool.condition(Member(0)), Condition::Away);
     assert_eq!(spread(&mut pool, 3), [1, 1, 1]);
     // Waits double up to half a minute.
@@ -264,11 +267,11 @@ fn generate(change: impl FnOnce(&mut Generate)) -> Passage {
 
 fn give(passage: &mut Passage, tokens: &[Token]) {
     for token in tokens {
-        let again = passage.item(&mut Received {
+        let passed = passage.item(&mut Received {
             token: Some(*token),
             ..Received::default()
         });
-        assert!(!again);
+        assert_eq!(passed, Passed::On);
     }
 }
 
@@ -376,14 +379,77 @@ fn lm_806_what_looks_back_at_the_output_does_not_go_on() {
             assert_eq!(fault.reason, Reason::UpstreamError, "{what}");
         }
     }
+}
+
+/// A seeded stream that was lost after three tokens: it is computed again from its beginning, penalties and all.
+fn repeated() -> (Passage, Work) {
     let wanted = Generate {
+        prompt: vec![1, 2],
+        max_tokens: 9,
         seed: Some(1),
         temperature: 1.0,
+        presence_penalty: 0.5,
         ..Generate::default()
     };
     let mut passage = Passage::new(Work::Generate(wanted), true);
-    give(&mut passage, &[4]);
-    assert_eq!(passage.failed(lost()), Ok(()), "not promised");
+    let whole = passage.work();
+    give(&mut passage, &[4, 5, 6]);
+    assert!(passage.can_move());
+    assert_eq!(passage.failed(lost()), Ok(()));
+    (passage, whole)
+}
+
+fn one(token: Token, finish: Option<Finish>) -> Received {
+    Received {
+        token: Some(token),
+        finish,
+        ..Received::default()
+    }
+}
+
+#[test]
+fn lm_806_a_promised_seed_is_kept_by_computing_the_stream_again() {
+    let (mut passage, whole) = repeated();
+    assert_eq!(passage.work(), whole);
+    for known in [4, 5] {
+        assert_eq!(passage.item(&mut one(known, None)), Passed::Known);
+    }
+    // Lost once more before anything new: the other way round is the last.
+    assert_eq!(passage.failed(lost()), Ok(()));
+    assert!(!passage.can_move());
+    for known in [4, 5, 6] {
+        assert_eq!(passage.item(&mut one(known, None)), Passed::Known);
+    }
+    let mut end = one(7, Some(Finish::Length));
+    let usage = Usage {
+        prompt_tokens: 2,
+        cached_tokens: 0,
+        completion_tokens: 4,
+    };
+    end.usage = Some(usage);
+    assert_eq!(passage.item(&mut end), Passed::On);
+    assert_eq!(end.usage, Some(usage), "all of it was computed there");
+    assert_eq!(passage.tokens(), [1, 2, 4, 5, 6, 7]);
+}
+
+/// Other weights, another build: the reader is told, rather than given the end of another text.
+#[test]
+fn lm_806_another_text_for_the_same_seed_is_an_error() {
+    for item in [
+        one(9, None),
+        one(4, Some(Finish::Stop)),
+        Received {
+            finish: Some(Finish::Length),
+            ..Received::default()
+        },
+    ] {
+        let (mut passage, _) = repeated();
+        let Passed::Differs(fault) = passage.item(&mut item.clone()) else {
+            panic!("{item:?}");
+        };
+        assert_eq!(fault.reason, Reason::UpstreamError);
+        assert!(fault.message.contains("seed"), "{}", fault.message);
+    }
 }
 
 #[test]
@@ -391,7 +457,7 @@ fn lm_806_other_errors_end_the_stream_as_they_are() {
     for &reason in Reason::ALL {
         let is_loss = matches!(
             reason,
-            Reason::ConnectionLost | Reason::Draining | Reason::EngineDead
+            Reason::ConnectionLost | Reason::Draining | Reason::EngineDead | Reason::Timeout
         );
         let fault = Fault::new(reason, "as it came");
         let outcome = generate(|_| {}).failed(fault.clone());
@@ -414,12 +480,12 @@ fn lm_806_the_seam_does_not_show_in_stops_and_usage() {
         }),
         ..Received::default()
     };
-    assert!(!passage.item(&mut item));
+    assert_eq!(passage.item(&mut item), Passed::On);
     assert_eq!(item.finish, Some(Finish::Stop));
     let told = item.usage.take();
     item.finish = Some(Finish::Length);
     give(&mut passage, &[4]);
-    assert!(!passage.item(&mut item));
+    assert_eq!(passage.item(&mut item), Passed::On);
     assert_eq!(
         item.finish,
         Some(Finish::Stop),
@@ -470,7 +536,7 @@ fn lm_704_a_minimum_of_tokens_is_asked_for_first_and_with_its_ends_forbidden() {
     assert_eq!(*first.logit_bias, forbidden);
     give(&mut passage, &[6]);
     let mut seam = last(4);
-    assert!(passage.item(&mut seam), "there is more");
+    assert_eq!(passage.item(&mut seam), Passed::OnAndAgain);
     assert_eq!((seam.finish, seam.usage), (None, None));
     let rest = asked(&mut passage);
     assert_eq!(rest.prompt, [1, 2, 3, 6, 4]);
@@ -480,7 +546,7 @@ fn lm_704_a_minimum_of_tokens_is_asked_for_first_and_with_its_ends_forbidden() {
     // It stops across the seam, too.
     let mut item = last(5);
     item.finish = None;
-    assert!(!passage.item(&mut item));
+    assert_eq!(passage.item(&mut item), Passed::On);
     assert_eq!(item.finish, Some(Finish::Stop));
     assert_eq!(item.usage.map(|usage| usage.completion_tokens), Some(4));
 }
@@ -501,7 +567,7 @@ fn lm_704_a_minimum_ends_where_the_stream_does_and_needs_to_be_possible() {
         assert_eq!(asked(&mut passage).max_tokens, 2);
         give(&mut passage, &[6]);
         let mut item = last(4);
-        assert!(!passage.item(&mut item));
+        assert_eq!(passage.item(&mut item), Passed::On);
         assert_eq!(item.finish, Some(expect));
     }
     // Lost within it: what is left of it is asked for again.

@@ -213,6 +213,7 @@ impl Session {
     fn buffer_quota(&self, model: &Model) -> usize {
         model
             .max_context
+            .unwrap_or(CONTEXT_UNKNOWN)
             .saturating_mul(self.config.limits.max_buffer_contexts)
     }
 
@@ -296,3 +297,6 @@ impl Session {
         self.put_buffer(keep.buffer.clone(), keep.model.clone(), tokens, life, now);
     }
 }
+
+/// What a context counts for in quotas where its size is not known.
+const CONTEXT_UNKNOWN: usize = 131_072;

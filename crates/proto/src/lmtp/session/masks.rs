@@ -164,7 +164,7 @@ impl Session {
         all.sort_by(|left, right| left.0.cmp(&right.0).then(left.1.total_cmp(&right.1)));
         all.dedup_by_key(|(token, _)| *token);
         let forbidden = all.iter().filter(|(_, bias)| *bias == f32::NEG_INFINITY);
-        if forbidden.count() == about.model.vocab_size as usize {
+        if about.model.is_all(forbidden.count()) {
             let message = "'mask' and 'logit_bias' forbid every token; allow at least one";
             return Err(Fault::new(Reason::ConstraintFailed, message));
         }
@@ -181,16 +181,21 @@ fn read(members: &Members<'_>, model: &Model) -> Result<Mask, Fault> {
         .into_iter()
         .filter(|way| members.value(way).is_some())
         .collect();
-    let size = model.vocab_size as usize;
+    let vocabulary = model.vocab_size.ok_or_else(|| {
+        let message = "a mask needs the size of the vocabulary, which the server of this model does not tell; send \
+                       'logit_bias'";
+        Fault::new(Reason::UnsupportedOperation, message)
+    })?;
+    let size = vocabulary as usize;
     match given[..] {
         ["allow"] => {
             let mut mask = Mask::none(size);
-            read::ranges(members, "allow", model)?.for_each(|token| mask.allow(token));
+            read::ranges(members, "allow", vocabulary)?.for_each(|token| mask.allow(token));
             Ok(mask)
         }
         ["deny"] => {
             let mut mask = Mask::all(size);
-            read::ranges(members, "deny", model)?.for_each(|token| mask.forbid(token));
+            read::ranges(members, "deny", vocabulary)?.for_each(|token| mask.forbid(token));
             Ok(mask)
         }
         ["bitmap"] => {

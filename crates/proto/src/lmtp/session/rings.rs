@@ -13,6 +13,7 @@
 //! items that are told again, and a window that is full.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
@@ -139,8 +140,10 @@ pub(super) struct Rings {
     ids: BTreeMap<Id, StreamKey>,
     /// Those of ended streams, in the order in which they are forgotten.
     ended: VecDeque<StreamKey>,
-    /// Those with items that may be put out, in order of admission.
+    /// Those with items that may be put out; they take turns, in order of admission.
     flowing: BTreeSet<StreamKey>,
+    /// Whose turn it is or was last, and how many bytes are left of it.
+    turn: Option<(StreamKey, usize)>,
     /// Those with a window.
     windows: BTreeSet<StreamKey>,
     bytes: usize,
@@ -242,7 +245,7 @@ impl Rings {
         }
         let limits = &*config.limits;
         while outbound.is_empty() || outbound.bytes < limits.outbox_low_bytes {
-            let Some(&key) = self.flowing.first() else {
+            let Some(key) = self.take_turn() else {
                 break;
             };
             let ring = self.of.get_mut(&key);
@@ -257,6 +260,9 @@ impl Rings {
                 outbound.item(limits.max_frame_out, |out| out.put_slice(item));
                 if !config.coalesce {
                     outbound.end_items();
+                }
+                if let Some((_, left)) = &mut self.turn {
+                    *left = left.saturating_sub(item.len());
                 }
                 ring.waiting = Some(seq + 1);
                 continue;
@@ -274,6 +280,22 @@ impl Rings {
             }
         }
         goes_on
+    }
+
+    /// Whose items go next. Turns are counted in bytes: a stream that gives faster than its client reads has always more,
+    /// and the others must not wait for its end.
+    fn take_turn(&mut self) -> Option<StreamKey> {
+        let last = match self.turn {
+            Some((key, left)) if left > 0 && self.flowing.contains(&key) => return Some(key),
+            last => last.map(|(key, _)| key),
+        };
+        let behind = last.and_then(|last| {
+            let behind = (Bound::Excluded(last), Bound::Unbounded);
+            self.flowing.range(behind).next()
+        });
+        let next = behind.or_else(|| self.flowing.first()).copied()?;
+        self.turn = Some((next, TURN_BYTES));
+        Some(next)
     }
 
     /// What is acknowledged: everything below this number. Stale and impossible numbers change nothing (LM-952).
@@ -509,5 +531,78 @@ impl Rings {
             .copied()
             .find(|key| Some(*key) != but && idle(key));
         found.is_some_and(|key| self.take(key).is_some())
+    }
+}
+
+/// Bytes of one stream's items before the next one's have their turn.
+const TURN_BYTES: usize = 16 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lmtp::port::Carrier;
+
+    /// What is put out next, in bytes, by the stream that the item's letter names.
+    fn flow(rings: &mut Rings, outbound: &mut Outbound, config: &Config) -> Vec<(u8, usize)> {
+        rings.flow(outbound, config, Time::ZERO);
+        let mut out = Vec::new();
+        while let Some(message) = outbound.take(Carrier::Frames) {
+            for letter in [b'a', b'b', b'c'] {
+                let count = message.iter().filter(|byte| **byte == letter).count();
+                if count > 0 {
+                    out.push((letter, count));
+                }
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn lm_964_after_a_resume_streams_take_turns_however_much_one_of_them_gives() {
+        let config = Config {
+            coalesce: false,
+            limits: std::sync::Arc::new(Limits {
+                outbox_low_bytes: 4_000,
+                ..Limits::default()
+            }),
+            ..Config::default()
+        };
+        let (mut rings, mut outbound) = (Rings::default(), Outbound::new(false));
+        let keys = [1, 2, 3].map(StreamKey);
+        for (key, name) in keys.iter().zip(["1", "2", "3"]) {
+            rings.begin(*key, &Id::new(name), Some(7), None);
+        }
+        rings.hold(&config.limits);
+        let give = |rings: &mut Rings, outbound: &mut Outbound, at: usize, bytes: usize| {
+            let item = vec![b'a' + u8::try_from(at).unwrap(); bytes];
+            rings.put(keys[at], outbound, &config, Time::ZERO, |out| {
+                out.put_slice(&item)
+            });
+        };
+        for (at, items) in [(0, 400), (1, 20), (2, 20)] {
+            for _ in 0..items {
+                give(&mut rings, &mut outbound, at, 1_000);
+            }
+        }
+        for key in keys {
+            let ring = rings.take(key).unwrap();
+            rings.resume(key, ring, 0, (Time::ZERO, Duration::ZERO));
+        }
+        rings.held = false;
+        // The connection takes little at a time, and the first stream gives as much again each time.
+        let mut sent = [0_usize; 3];
+        let mut all = 0;
+        while sent[1] < 20_000 || sent[2] < 20_000 {
+            for (letter, bytes) in flow(&mut rings, &mut outbound, &config) {
+                sent[usize::from(letter - b'a')] += bytes;
+                all += bytes;
+                give(&mut rings, &mut outbound, 0, 1_000);
+            }
+            assert!(all < 200_000, "the others wait: {sent:?}");
+        }
+        assert!(
+            sent[0] >= 16_000,
+            "and the first one has its turns as well: {sent:?}"
+        );
     }
 }

@@ -8,6 +8,7 @@ use bytestring::ByteString;
 
 use super::Session;
 use super::extended::Shown;
+use crate::bounded_json::{self, Bounds, Unread};
 use crate::lmtp::json::Value;
 use crate::lmtp::read::{self, Members};
 use crate::lmtp::write::{self, member};
@@ -105,7 +106,15 @@ impl Session {
         };
         let value = members.value("messages").ok_or_else(wrong)?;
         self.is_short("messages", value)?;
-        let messages = serde_json::from_str(value.as_str()).map_err(|_| wrong())?;
+        let bounds = Bounds {
+            values: self.config.limits.max_message_values,
+            entries: self.config.limits.max_messages,
+        };
+        let messages = bounded_json::read(value.as_str().as_bytes(), bounds);
+        let messages = messages.map_err(|unread| match unread {
+            Unread::Syntax(_) => wrong(),
+            _ => Fault::new(Reason::InvalidValue, format!("'messages' has {unread}")),
+        })?;
         let generation = members.flag("add_generation_prompt")?.unwrap_or(true);
         about.vocabulary()?.chat(&messages, generation)
     }

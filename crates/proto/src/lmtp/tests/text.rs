@@ -180,3 +180,29 @@ fn lm_1201_a_text_has_a_limit() {
         assert_eq!(server.ask(&message).contains("invalid_value"), refused);
     }
 }
+
+/// Whoever computes a model of which nothing is known judges ids and lengths itself; what needs to know is refused.
+#[test]
+fn lm_712_a_model_of_which_nothing_is_known_is_served_in_token_ids() {
+    let mut server = Server::agreed(r#"["text","masks","buffers"]"#);
+    let long: Vec<u32> = (0..5_000).collect();
+    let ids = serde_json::to_string(&long).unwrap();
+    server.open(&format!(
+        r#"GENERATE {{"stream_id":3,"model":"far","prompt":{ids},"logit_bias":{{"900000":-1}}}}"#
+    ));
+    assert!(prompt(&server, 0) == long);
+    server.open(r#"SCORE {"stream_id":4,"model":"far","prompt":[4000000000],"scored":[1]}"#);
+    for message in [
+        r#"GENERATE {"stream_id":5,"model":"far","prompt_text":"a"}"#,
+        r#"GENERATE {"stream_id":6,"model":"far","prompt":[1],"stop":"x"}"#,
+        r#"MASK {"stream_id":7,"model":"far","mask":"k","allow":[[1,2]]}"#,
+        r#"TOKENIZE {"stream_id":8,"model":"far","text":"a"}"#,
+    ] {
+        let answer = server.ask(message);
+        assert!(answer.contains("unsupported_operation"), "{answer}");
+    }
+    let wrong = r#"GENERATE {"stream_id":9,"model":"far","prompt":[4294967296]}"#;
+    assert!(server.ask(wrong).contains("invalid_value"));
+    let buffer = r#"BUFFER {"stream_id":10,"model":"far","buffer":"b","append":[1,2]}"#;
+    assert!(server.ask(buffer).contains(r#""len":2"#));
+}

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::harness::*;
-use crate::evergreen::{Fragment, Reason};
-use crate::session::{Output, Read, Retain, Session, WriteError};
+use crate::evergreen::{Dialect, Fragment, Reason};
+use crate::session::dropping::Fate;
+use crate::session::{NodeKey, Output, Read, Retain, Session, WriteError};
 
 /// A tree over two leaves, one of which another tree lists as well.
 fn family() -> Session {
@@ -430,4 +431,57 @@ fn ev_741_a_session_that_lasts_for_years_forgets_what_its_actions_left() {
         // Its name is free again.
         act(&mut session, action("g", "", "o=0000#o")).unwrap();
     }
+}
+
+/// EV-508, EV-931
+#[test]
+fn ev_911_the_status_child_of_a_dropped_open_tree_goes_with_it() {
+    let mut session = server_with(|config, _| config.partial_failure = true);
+    act(&mut session, action("f", "", "o=o")).unwrap();
+    let run = start(&mut session);
+    let tree = run.outputs[0].1;
+    let children = session.grow(tree, 2, run.action).unwrap();
+    act(&mut session, action("DROP", "tree=o", "")).unwrap();
+    let last = sent(&mut session);
+    assert!(
+        last.iter()
+            .any(|fragment| &*fragment.id == "o" && fragment.last)
+    );
+    session.finish(run.action);
+    let kept: Vec<NodeKey> = session
+        .store
+        .keys()
+        .filter(|key| session.store.get(*key).fate != Fate::Gone)
+        .collect();
+    assert!(kept.is_empty(), "{kept:?} besides {children:?}");
+    assert_eq!(session.store.drops.len(), 0);
+    let listed = session
+        .store
+        .keys()
+        .map(|key| session.store.get(key).listed);
+    assert_eq!(listed.sum::<u32>(), 0);
+}
+
+/// EV-741
+#[test]
+fn ev_741_a_node_is_forgotten_once_and_who_has_its_place_is_left_alone() {
+    let mut session = server_with(|config, _| config.manners = Dialect::Msgpack.manners());
+    let first = session.node("first").unwrap();
+    session.store.is_gone(first);
+    session.store.is_gone(first);
+    // So many that the first is forgotten, and its place has another tenant.
+    for count in 0..1_100 {
+        let node = session.node(&format!("n{count}")).unwrap();
+        session.store.is_gone(node);
+    }
+    let before = session.store.live();
+    session.store.vacate(first);
+    assert_eq!(session.store.live(), before);
+    for count in 100..1_100 {
+        let id = format!("n{count}");
+        let node = session.store.find(&id);
+        let found = node.map(|node| session.store.get(node).id.to_string());
+        assert_eq!(found.as_deref(), node.map(|_| id.as_str()));
+    }
+    assert_eq!(session.store.get(first).id, "", "its key names nothing");
 }

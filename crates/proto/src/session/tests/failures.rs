@@ -497,6 +497,7 @@ const REASONS: &[(u8, Scope, u16, &str)] = &[
     (4, Scope::Action, 1011, "DEADLINE"),
     (4, Scope::Session, 1001, "IDLE_TIMEOUT"),
     (10, Scope::Connection, 1008, "SUPERSEDED"),
+    (16, Scope::Session, 1008, "REVOKED"),
     (13, Scope::Action, 1011, "FUNCTION CONTROLLER"),
     // Not on the page: limits of a key (OA-906).
     (8, Scope::Action, 1013, "RATE_LIMITED"),

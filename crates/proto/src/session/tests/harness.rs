@@ -227,6 +227,7 @@ pub(crate) fn drain(session: &mut Session, cursor: CursorId, items: &mut Vec<Ite
             }
             Read::Reference(reference) => return Stop::At(reference.content.uri().to_owned()),
             Read::Pending => return Stop::Pending,
+            Read::Busy => session.begin_turn(),
             Read::End => return Stop::End,
             Read::Failed(status) => return Stop::Failed(reason(&status)),
         }

@@ -475,3 +475,33 @@ fn ev_972_what_is_described_as_the_chunk_before_it_is_more_of_it_whenever_it_cam
         assert_eq!(client.retained_bytes(), held + again);
     }
 }
+
+/// EV-110, EV-204
+#[test]
+fn ev_204_two_different_fragments_with_one_seq_are_told_as_what_they_are() {
+    let ended = |list: Vec<Fragment>| {
+        let mut session = server();
+        feed(&mut session, list).unwrap();
+        let node = session.node("p").unwrap();
+        let cursor = session.open(node, None);
+        let mut items = Vec::new();
+        assert_eq!(drain(&mut session, cursor, &mut items), Stop::Pending);
+        session.end_of_input(T0);
+        match session.read(cursor) {
+            Read::Failed(status) => status.message.clone(),
+            other => panic!("{other:?}"),
+        }
+    };
+    // Who never counts: the second one was to be the last.
+    let message = ended(vec![more("p", 0, "one"), leaf("p", 0, "two")]);
+    assert!(message.contains("missing: p@1"), "{message}");
+    assert!(
+        message.contains("two different fragments of node \"p\" with seq 0"),
+        "{message}"
+    );
+    let message = ended(vec![more("p", 0, "one"), more("p", 0, "three")]);
+    assert!(message.contains("with seq 0"), "{message}");
+    // A retry is none, and what was lost was lost.
+    let message = ended(vec![more("p", 0, "one"), more("p", 0, "one")]);
+    assert!(!message.contains("different"), "{message}");
+}

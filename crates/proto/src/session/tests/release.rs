@@ -24,6 +24,7 @@ fn echo(session: &mut Session, start: &Start, cursor: crate::session::CursorId) 
                 return true;
             }
             Read::Pending => return false,
+            Read::Busy => session.begin_turn(),
             Read::Reference(_) => unreachable!("nothing refers elsewhere"),
             Read::Failed(status) => panic!("{status:?}"),
         }

@@ -1,15 +1,20 @@
 //! The turns of a conversation, as nodes: what was said once is referred to and not sent again.
-//!
-//! Owns: which turns are part of the next prompt. Refuses to know: models, terminals.
 
 use std::collections::VecDeque;
 
 use sapwood_kernel::{Chunk, Meta, Node};
+use serde_json::{Value, json};
 
 /// What has been said so far.
 pub(super) struct Conversation {
-    system: Option<Node>,
-    turns: VecDeque<(Node, Node)>,
+    system: Option<(String, Node)>,
+    turns: VecDeque<Turn>,
+}
+
+/// A question and its answer, for the next prompt and for people.
+pub(super) struct Turn {
+    pub(super) question: (String, Node),
+    pub(super) answer: (String, Node),
 }
 
 /// Something said by `role`.
@@ -19,10 +24,12 @@ pub(super) fn said(role: &'static str, text: &str) -> Node {
 
 impl Conversation {
     pub(super) fn new(system: Option<String>) -> Self {
-        Self {
-            system: system.map(|text| said("SYSTEM", &text)),
+        let mut conversation = Self {
+            system: None,
             turns: VecDeque::new(),
-        }
+        };
+        conversation.set_system(system.as_deref().unwrap_or_default());
+        conversation
     }
 
     /// Everything said, in order, and `question` behind it.
@@ -30,12 +37,13 @@ impl Conversation {
         let turns = self
             .turns
             .iter()
-            .flat_map(|(question, answer)| [question, answer]);
-        Node::tree(self.system.iter().chain(turns).chain([question]).cloned())
+            .flat_map(|turn| [&turn.question.1, &turn.answer.1]);
+        let system = self.system.iter().map(|(_, node)| node);
+        Node::tree(system.chain(turns).chain([question]).cloned())
     }
 
-    pub(super) fn add(&mut self, question: Node, answer: Node) {
-        self.turns.push_back((question, answer));
+    pub(super) fn add(&mut self, turn: Turn) {
+        self.turns.push_back(turn);
     }
 
     /// Leaves the oldest turn out; false if there is none.
@@ -43,13 +51,49 @@ impl Conversation {
         self.turns.pop_front().is_some()
     }
 
+    /// Leaves the last turn out: its question, to be asked again.
+    pub(super) fn take_back(&mut self) -> Option<String> {
+        self.turns.pop_back().map(|turn| turn.question.0)
+    }
+
     pub(super) fn clear(&mut self) {
         self.turns.clear();
     }
 
+    /// The system message.
+    pub(super) fn system(&self) -> Option<&str> {
+        self.system.as_ref().map(|(text, _)| text.as_str())
+    }
+
     /// Sets the system message of all prompts to come; an empty one is none.
     pub(super) fn set_system(&mut self, text: &str) {
-        self.system = (!text.is_empty()).then(|| said("SYSTEM", text));
+        self.system = (!text.is_empty()).then(|| (text.to_owned(), said("SYSTEM", text)));
+    }
+
+    /// Everything said, with who said it.
+    fn messages(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let system = self.system().map(|text| ("system", text));
+        let turns = self.turns.iter().flat_map(|turn| {
+            [
+                ("user", turn.question.0.as_str()),
+                ("assistant", turn.answer.0.as_str()),
+            ]
+        });
+        system.into_iter().chain(turns)
+    }
+
+    /// The same as text for people, or as JSON: an array of `{"role", "content"}`.
+    pub(super) fn written(&self, json: bool) -> String {
+        if json {
+            let messages = self.messages();
+            let messages: Value = messages
+                .map(|(role, content)| json!({"role": role, "content": content}))
+                .collect();
+            return format!("{messages:#}\n");
+        }
+        self.messages()
+            .map(|(role, content)| format!("{role}: {}\n\n", content.trim_end()))
+            .collect()
     }
 }
 
@@ -57,21 +101,38 @@ impl Conversation {
 mod tests {
     use super::*;
 
+    fn turn(question: &str, answer: &str) -> Turn {
+        Turn {
+            question: (question.into(), said("USER", question)),
+            answer: (answer.into(), said("ASSISTANT", answer)),
+        }
+    }
+
     #[tokio::test]
     async fn a_prompt_is_everything_said_until_the_oldest_is_forgotten() {
         let mut conversation = Conversation::new(Some("s ".into()));
-        conversation.add(said("USER", "q1 "), said("ASSISTANT", "a1 "));
-        conversation.add(said("USER", "q2 "), said("ASSISTANT", "a2 "));
+        conversation.add(turn("q1 ", "a1 "));
+        conversation.add(turn("q2 ", "a2 "));
         let question = said("USER", "q3");
         let text = async |conversation: &Conversation| {
             let bytes = conversation.prompt(&question).whole().await.unwrap();
             String::from_utf8(bytes.to_vec()).unwrap()
         };
         assert_eq!(text(&conversation).await, "s q1 a1 q2 a2 q3");
+        assert_eq!(
+            conversation.written(false),
+            "system: s\n\nuser: q1\n\nassistant: a1\n\nuser: q2\n\nassistant: a2\n\n"
+        );
         assert!(conversation.forget_oldest());
         assert_eq!(text(&conversation).await, "s q2 a2 q3");
         conversation.set_system("");
-        assert!(conversation.forget_oldest() && !conversation.forget_oldest());
+        let written: Value = serde_json::from_str(&conversation.written(true)).unwrap();
+        assert_eq!(
+            written,
+            json!([{"role": "user", "content": "q2 "}, {"role": "assistant", "content": "a2 "}])
+        );
+        assert_eq!(conversation.take_back().as_deref(), Some("q2 "));
+        assert!(!conversation.forget_oldest() && conversation.take_back().is_none());
         assert_eq!(text(&conversation).await, "q3");
     }
 }

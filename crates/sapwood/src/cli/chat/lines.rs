@@ -9,7 +9,7 @@ use tokio::io::{AsyncBufReadExt, BufReader, Stdin};
 
 use super::history::{self, History};
 use crate::client;
-use crate::failure::{Exit, Failure};
+use crate::failure::Failure;
 use crate::output;
 
 /// The source of lines.
@@ -40,7 +40,7 @@ impl Lines {
     /// Tells a person where they are.
     pub(super) fn greet(&self, place: &str) {
         if matches!(self, Self::Terminal(_)) {
-            output::whisper(format!("{place}. /help tells what there is."));
+            output::whisper(format!("{place} /help tells what there is."));
         }
     }
 
@@ -51,7 +51,7 @@ impl Lines {
                 // Both may be cancelled: an interrupt ends the chat, and a line half read is then nobody's.
                 let line = tokio::select! {
                     line = lines.next_line() => line,
-                    _ = interrupts.recv() => return Err(Failure::exit(Exit::Interrupted, "")),
+                    _ = interrupts.recv() => return Ok(Line::Interrupted),
                 };
                 let line =
                     line.map_err(|error| Failure::new(format!("cannot read the input: {error}")))?;
@@ -61,14 +61,18 @@ impl Lines {
                 let Some(mut editor) = place.take() else {
                     return Ok(Line::End);
                 };
+                let mut interrupts = client::interrupts()?;
                 // Editing blocks, so it has a thread of its own while a session's keep-alive goes on beside it.
                 let edited = tokio::task::spawn_blocking(move || {
                     let read = editor.ask();
                     (editor, read)
                 });
-                let (editor, read) = edited
-                    .await
-                    .map_err(|error| Failure::new(error.to_string()))?;
+                // A terminal that cannot be edited on tells Ctrl-C as a signal. The thread that reads is left behind: the chat ends.
+                let edited = tokio::select! {
+                    edited = edited => edited,
+                    _ = interrupts.recv() => return Ok(Line::Interrupted),
+                };
+                let (editor, read) = edited.map_err(|error| Failure::new(error.to_string()))?;
                 *place = Some(editor);
                 match read {
                     Ok(line) => Ok(Line::Text(line)),

@@ -9,7 +9,6 @@ use std::path::PathBuf;
 use futures::FutureExt;
 use sapwood_kernel::Name;
 use sapwood_kernel::connect::lmtp::{Terms, function};
-use sapwood_net::evergreen;
 use sapwood_net::lmtp::pool::{Endpoint, Pool};
 use sapwood_net::lmtp::{Address, Options};
 use sapwood_proto::code::Code;
@@ -18,9 +17,11 @@ use sapwood_proto::lmtp::{Fault, pool};
 
 use super::super::Watchers;
 use super::{Link, Place};
-use crate::config::Model;
+use crate::client;
+use crate::config::endpoint::Access;
 use crate::config::remote_model::RemoteModel;
 use crate::config::upstream::Upstream;
+use crate::config::{Config, Model};
 
 /// A model that peers serve.
 pub(crate) struct Peers {
@@ -36,15 +37,11 @@ pub(crate) struct Peers {
     watchers: Watchers,
 }
 
-/// The peers and the model at `url`; we are let in there as `known` says.
+/// The peers and the model at `url`; we are let in there as `access` says.
 ///
 /// # Errors
 /// The address cannot be used.
-pub(super) fn read(
-    url: &str,
-    known: &evergreen::Address,
-    watchers: &Watchers,
-) -> Result<Place, Status> {
+pub(super) fn read(url: &str, access: &Access, watchers: &Watchers) -> Result<Place, Status> {
     let RemoteModel {
         peers,
         model,
@@ -57,7 +54,7 @@ pub(super) fn read(
     };
     let endpoints = peers.into_iter().map(endpoint);
     Ok(Place::Lmtp(Peers {
-        endpoints: endpoints.map(|one| let_in(one, known)).collect(),
+        endpoints: endpoints.map(|one| let_in(one, access)).collect(),
         name: model,
         settings: pool::Options::default(),
         tokenizer,
@@ -67,21 +64,24 @@ pub(super) fn read(
     }))
 }
 
-/// The peers of the configured `model`; we are let in there as `known` says.
+/// The peers of the configured `model`.
 ///
 /// # Errors
-/// An address cannot be used.
+/// An address, a key or the authorities to trust cannot be used.
 pub(super) fn configured(
     model: &Model,
     upstream: &Upstream,
-    known: &evergreen::Address,
+    config: &Config,
     watchers: &Watchers,
 ) -> Result<Place, Status> {
-    let endpoints = upstream.peers(&model.name).map_err(|fault| told(&fault))?;
-    let endpoints = endpoints.into_iter();
+    let peers = upstream.peers(&model.name).map_err(|fault| told(&fault))?;
+    let endpoints = peers.into_iter().map(|(peer, server)| {
+        let access = super::access(server, config)?;
+        Ok(let_in(peer, &access))
+    });
     Ok(Place::Lmtp(Peers {
         name: model.name.clone(),
-        endpoints: endpoints.map(|one| let_in(one, known)).collect(),
+        endpoints: endpoints.collect::<Result<_, Status>>()?,
         tokenizer: upstream.tokenizer.clone(),
         context: model.ctx,
         emulate: upstream.emulate,
@@ -93,14 +93,17 @@ pub(super) fn configured(
     }))
 }
 
-/// The same, where we are let in as `known` says.
-pub(in crate::upstreams) fn let_in(endpoint: Endpoint, known: &evergreen::Address) -> Endpoint {
+/// The same, where we are let in as `access` says.
+pub(in crate::upstreams) fn let_in(endpoint: Endpoint, access: &Access) -> Endpoint {
     let mut peer = endpoint.address;
-    if let Some(key) = &known.key {
-        peer = peer.with_key(key);
+    if let Some(key) = &access.key {
+        peer = peer.with_key(key.clone());
     }
-    if let Some(authorities) = &known.authorities {
+    if let Some(authorities) = &access.authorities {
         peer = peer.with_authorities(authorities.clone());
+    }
+    if peer.exposes_key() {
+        client::warn_of_plain_text(&format!("{peer:?}"));
     }
     Endpoint {
         address: peer,
@@ -129,6 +132,7 @@ pub(super) async fn dial(peers: &Peers) -> Result<Link, Status> {
         // Its peers come and go; the pool stays.
         over: std::future::pending().boxed(),
         leave: std::future::ready(()).boxed(),
+        served: Some(pool.served()),
     })
 }
 

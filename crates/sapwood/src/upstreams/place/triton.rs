@@ -39,6 +39,7 @@ pub(super) async fn dial(address: &Address) -> Result<Link, Status> {
         over: gone(is_ready).boxed(),
         // A connection that ends without a word is what this protocol knows.
         leave: ready(()).boxed(),
+        served: None,
     })
 }
 

@@ -11,6 +11,7 @@ use sapwood_proto::generated::inference::{ModelInferRequest, ModelInferResponse}
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 
+use crate::caller::Caller;
 use crate::generate::call::Call;
 use crate::generate::catalogue::{Catalogue, Found};
 use crate::generate::endpoint::{deadline, one, reading};
@@ -60,7 +61,8 @@ pub(super) async fn answer(
     request: tonic::Request<ModelInferRequest>,
 ) -> Result<ModelInferResponse, Failure> {
     let (metadata, extensions, message) = request.into_parts();
-    let found = catalogue.find(&target(&message.model_name, &message.model_version))?;
+    let caller = Caller::of(&extensions)?;
+    let found = catalogue.find(caller, &target(&message.model_name, &message.model_version))?;
     let counting = catalogue.stats.begin(&found);
     let deadline = deadline(&extensions);
     let call = read(catalogue, found, message, &metadata, deadline).await?;

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::body::Body;
+use http::Extensions;
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::{Input, Output};
 use sapwood_proto::generated::inference::log_settings_request::setting_value::ParameterChoice as Asked;
@@ -28,6 +29,7 @@ use tonic::Request;
 
 use super::infer::target;
 use super::{Received, asked, told};
+use crate::caller::Caller;
 use crate::generate::catalogue::{Catalogue, Found, State};
 use crate::generate::control::{self, Act, act, allowed};
 use crate::generate::failure::Failure;
@@ -47,24 +49,30 @@ pub(super) async fn answer(
             let ready = it.shared.health.ready().is_ok();
             told(request, |(), _| Ok(ServerReadyResponse { ready })).await
         }
-        "ModelReady" => told(request, |asked, _| model_ready(it, &asked)).await,
+        "ModelReady" => {
+            let answer = |asked, whose: &Extensions| model_ready(it, Caller::of(whose)?, &asked);
+            told(request, answer).await
+        }
         "ServerMetadata" => told(request, |(), _| Ok(server(it))).await,
         "ModelMetadata" => {
-            let answer = |asked: ModelMetadataRequest| {
-                let found = it.find(&target(&asked.name, &asked.version))?;
+            let answer = |asked: ModelMetadataRequest, whose: &Extensions| {
+                let found = it.find(Caller::of(whose)?, &target(&asked.name, &asked.version))?;
                 Ok(model(&found))
             };
-            told(request, |asked, _| answer(asked)).await
+            told(request, answer).await
         }
         "ModelConfig" => {
-            let answer = |asked: ModelConfigRequest| {
-                let found = it.find(&target(&asked.name, &asked.version))?;
+            let answer = |asked: ModelConfigRequest, whose: &Extensions| {
+                let found = it.find(Caller::of(whose)?, &target(&asked.name, &asked.version))?;
                 let config = Some(config(&found));
                 Ok(ModelConfigResponse { config })
             };
-            told(request, |asked, _| answer(asked)).await
+            told(request, answer).await
         }
-        "ModelStatistics" => told(request, |asked, _| stats(it, &asked)).await,
+        "ModelStatistics" => {
+            let answer = |asked, whose: &Extensions| stats(it, Caller::of(whose)?, &asked);
+            told(request, answer).await
+        }
         "TraceSetting" => told(request, |asked, _| tracing(asked)).await,
         "LogSettings" => told(request, |asked, _| logs(asked)).await,
         method => repository(method, it, request).await,
@@ -77,7 +85,10 @@ async fn repository(
     request: Received,
 ) -> http::Response<Body> {
     match method {
-        "RepositoryIndex" => told(request, |asked, _| index(catalogue, &asked)).await,
+        "RepositoryIndex" => {
+            let answer = |asked, whose: &Extensions| index(catalogue, Caller::of(whose)?, &asked);
+            told(request, answer).await
+        }
         "RepositoryModelLoad" => {
             asked(
                 request,
@@ -151,12 +162,13 @@ async fn refuse(request: Received, why: &str) -> http::Response<Body> {
 
 fn model_ready(
     catalogue: &Catalogue,
+    caller: &Caller,
     asked: &ModelReadyRequest,
 ) -> Result<ModelReadyResponse, Failure> {
-    let found = catalogue.known(&asked.name)?;
+    let found = catalogue.known(caller, &asked.name)?;
     let ready = catalogue.state(&found.function) == State::Ready;
     if ready {
-        catalogue.find(&target(&asked.name, &asked.version))?;
+        catalogue.find(caller, &target(&asked.name, &asked.version))?;
     }
     Ok(ModelReadyResponse { ready })
 }
@@ -241,10 +253,11 @@ fn output(output: &Output) -> ModelOutput {
 
 fn stats(
     catalogue: &Catalogue,
+    caller: &Caller,
     asked: &ModelStatisticsRequest,
 ) -> Result<ModelStatisticsResponse, Failure> {
     let target = (!asked.name.is_empty()).then(|| target(&asked.name, &asked.version));
-    let all = counted(catalogue, target.as_ref())?.into_iter();
+    let all = counted(catalogue, caller, target.as_ref())?.into_iter();
     let model_stats = all
         .map(|(function, name, version)| catalogue.stats.message(&function, &name, version))
         .collect();
@@ -253,10 +266,11 @@ fn stats(
 
 fn index(
     catalogue: &Catalogue,
+    caller: &Caller,
     asked: &RepositoryIndexRequest,
 ) -> Result<RepositoryIndexResponse, Failure> {
     is_the_one(&asked.repository_name)?;
-    let all = list(catalogue, asked.ready).into_iter();
+    let all = list(catalogue, caller, asked.ready).into_iter();
     let models = all.map(|(name, version, state)| ModelIndex {
         name: name.as_str().into(),
         version: version.to_string(),

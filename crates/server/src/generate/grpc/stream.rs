@@ -31,12 +31,15 @@ use tonic::{Status, Streaming};
 
 use super::infer::{Told, read, target, whole};
 use super::status;
+use crate::caller::Caller;
 use crate::drain::Phase;
-use crate::generate::call::{Call, Responses};
+use crate::generate::call::{Call, Responses, revoked};
 use crate::generate::catalogue::{Catalogue, Found};
 use crate::generate::endpoint::deadline;
 use crate::generate::failure::Failure;
 use crate::generate::stats::Counting;
+use crate::refusal::Refusal;
+use crate::revocation;
 
 /// The mark of the response that ends a request.
 const FINAL: &str = "triton_final_response";
@@ -57,6 +60,7 @@ struct Failed {
 /// The body of the answer.
 pub(super) struct Outgoing {
     catalogue: Arc<Catalogue>,
+    caller: Result<Caller, Refusal>,
     /// `None` when no request comes any more.
     incoming: Option<BoxStream<'static, Result<ModelInferRequest, Status>>>,
     running: SelectAll<BoxStream<'static, Item>>,
@@ -68,6 +72,8 @@ pub(super) struct Outgoing {
     error_as_status: bool,
     /// The last thing told was a refusal: whatever runs has its turn first.
     refused: bool,
+    /// When the caller's key is revoked: nothing more is taken, and what runs ends by itself.
+    revoked: Option<BoxFuture<'static, ()>>,
     over: bool,
     /// Set where a script cuts the call.
     cut: Arc<AtomicBool>,
@@ -83,6 +89,7 @@ impl Outgoing {
         let drain = catalogue.shared.drain.clone();
         let leaving = async move { drain.reached(Phase::Refusing).await };
         Self {
+            caller: Caller::of(&extensions).cloned(),
             incoming: Some(incoming.take_until(leaving.boxed()).boxed()),
             running: SelectAll::new(),
             ordered: FuturesOrdered::new(),
@@ -90,6 +97,7 @@ impl Outgoing {
             error_as_status: says_so(&metadata),
             metadata: Arc::new(metadata),
             refused: false,
+            revoked: Some(revocation::reached()),
             over: false,
             cut,
             catalogue,
@@ -109,7 +117,12 @@ impl Outgoing {
             return refuse(Failure::new(Code::Overloaded, message));
         }
         let target = target(&message.model_name, &message.model_version);
-        let found = match self.catalogue.find(&target) {
+        let found = self
+            .caller
+            .as_ref()
+            .map_err(|refusal| refusal.clone().into());
+        let found = found.and_then(|caller| self.catalogue.find(caller, &target));
+        let found = match found {
             Ok(found) => found,
             Err(failure) => return refuse(failure),
         };
@@ -194,6 +207,12 @@ impl Stream for Outgoing {
         if self.over {
             return Poll::Ready(None);
         }
+        if let Some(revoked) = &mut self.revoked
+            && revoked.poll_unpin(cx).is_ready()
+        {
+            self.revoked = None;
+            self.incoming = None;
+        }
         if std::mem::take(&mut self.refused)
             && let Poll::Ready(Some(item)) = self.poll_running(cx)
         {
@@ -214,7 +233,8 @@ impl Stream for Outgoing {
             (Poll::Ready(Some(item)), _) => Poll::Ready(Some(self.tell(item))),
             (Poll::Ready(None), Poll::Ready(None)) => {
                 self.over = true;
-                Poll::Ready(None)
+                let is_revoked = self.revoked.is_none();
+                Poll::Ready(is_revoked.then(|| Err(status(&revoked()))))
             }
             _ => Poll::Pending,
         }

@@ -50,7 +50,7 @@ fn cut() -> Events {
 
 /// A stream of the owner's, and its first reader.
 fn begin(streams: &Streams, events: Events) -> (String, BoxStream<'static, io::Result<Bytes>>) {
-    let place = streams.place(&Visitor::owner()).unwrap();
+    let place = streams.place(&Identity::Anonymous(None)).unwrap();
     let name = place.name().to_owned();
     let ending = Ending::new(&Arc::new(Metrics::new().unwrap()));
     let reader = place.keep(events, ending);
@@ -58,7 +58,7 @@ fn begin(streams: &Streams, events: Events) -> (String, BoxStream<'static, io::R
 }
 
 fn read(streams: &Streams, name: &str, after: u64) -> Result<Option<Events>, StatusCode> {
-    let read = streams.read(name, &Visitor::owner(), after);
+    let read = streams.read(name, &Identity::Anonymous(None), after);
     let read = read.map(|reader| reader.map(|reader| reader.events().fuse().boxed()));
     read.map_err(|failure| failure.status)
 }
@@ -116,7 +116,7 @@ async fn tr_1303_who_stays_away_for_the_grace_leaves_nothing() {
         assert_eq!(there.strong_count(), 0);
         assert_eq!(read(&streams, &name, 2).err(), Some(StatusCode::NOT_FOUND));
         assert_eq!(streams.drain.open(), 0);
-        assert!(streams.place(&Visitor::owner()).is_some());
+        assert!(streams.place(&Identity::Anonymous(None)).is_some());
     }
 }
 
@@ -129,7 +129,7 @@ async fn tr_1303_where_nobody_reads_a_stream_stands_still_at_half_of_its_room() 
     told(&mut reader, 500).await;
     drop(reader);
     settle().await;
-    let line = streams.line(&name, &Visitor::owner()).unwrap();
+    let line = streams.line(&name, &Identity::Anonymous(None)).unwrap();
     assert!(there.strong_count() == 1 && line.follows(530).is_err());
     assert!(line.follows(510).is_ok(), "it went on a little");
     assert_eq!(read(&streams, &name, 100).err(), Some(StatusCode::GONE));
@@ -195,7 +195,7 @@ async fn tr_1303_a_cancelled_stream_ends_with_an_event_and_cannot_be_come_back_t
     let (events, there) = counting(1, never());
     let (name, mut reader) = begin(&streams, events);
     told(&mut reader, 1).await;
-    let cancel = |streams: &Streams| streams.cancel(&name, &Visitor::owner());
+    let cancel = |streams: &Streams| streams.cancel(&name, &Identity::Anonymous(None));
     assert!(cancel(&streams).is_ok());
     assert_eq!(read(&streams, &name, 1).err(), Some(StatusCode::NOT_FOUND));
     let last = told(&mut reader, 1).await;
@@ -217,7 +217,7 @@ async fn tr_1303_what_was_read_to_its_end_makes_room_and_nothing_else_does() {
     told(&mut reader, 1).await;
     told(&mut other, 1).await;
     // That they are over is not said yet.
-    assert!(streams.place(&Visitor::owner()).is_none());
+    assert!(streams.place(&Identity::Anonymous(None)).is_none());
     assert!(other.next().await.is_none());
     advance(Duration::from_secs(1)).await;
     assert!(reader.next().await.is_none());
@@ -229,7 +229,7 @@ async fn tr_1303_what_was_read_to_its_end_makes_room_and_nothing_else_does() {
     assert!(!known(&first));
     drop(running);
     settle().await;
-    assert!(streams.place(&Visitor::owner()).is_none());
+    assert!(streams.place(&Identity::Anonymous(None)).is_none());
 }
 
 /// OA-904: nobody can come back to a server that drains, so nobody waits for what is not read.

@@ -5,13 +5,14 @@
 //!
 //! Any bytes give a [`Header`] or an [`Error`]: no panic, no allocation beyond the limits below, no loop that the
 //! number of bytes does not bound. Arrays are passed over and not kept, but for the merges of a tokenizer, which llama.cpp
-//! reads and does not give back.
+//! reads and does not give back. What llama.cpp asserts of a header, and would end the process for, is checked in
+//! `embedded::checks`.
 //!
 //! ```text
 //!   "GGUF" version tensors:u64 pairs:u64 (key type value)* (name dims:u32 dim:u64* type:u32 offset:u64)* padding data
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read};
 
 /// Bytes of a key or a tensor's name.
@@ -26,6 +27,10 @@ const TENSORS_MAX: u64 = 65_536;
 const ARRAY_MAX: u64 = 16 << 20;
 /// Bytes of everything before the tensors' data.
 const HEADER_BYTES_MAX: u64 = 256 << 20;
+/// Tokens of a vocabulary; the largest known have a quarter of a million.
+const TOKENS_MAX: u64 = 1 << 21;
+/// Bytes of a token that an error repeats.
+const SHOWN_BYTES_MAX: usize = 64;
 /// Merges that are kept; the largest known vocabularies have half a million.
 const MERGES_MAX: u64 = 1 << 21;
 /// Dimensions of a tensor.
@@ -52,6 +57,16 @@ pub(super) enum Error {
     /// The layout is broken.
     #[error("its header is damaged: {0}")]
     Damaged(&'static str),
+    /// Two tokens of the vocabulary are the same text.
+    #[error("its tokens {first} and {second} are both {text:?}")]
+    EqualTokens {
+        /// The number of one.
+        first: u64,
+        /// The number of the other.
+        second: u64,
+        /// The text, as far as it is short.
+        text: String,
+    },
     /// Reading failed.
     #[error("reading it failed: {0}")]
     Read(io::ErrorKind),
@@ -62,12 +77,34 @@ pub(super) enum Error {
 pub(super) struct Header {
     numbers: BTreeMap<String, u64>,
     texts: BTreeMap<String, String>,
-    lengths: BTreeMap<String, u64>,
+    arrays: BTreeMap<String, Array>,
+    /// Of `general.sampling.` alone: nothing else is asked for.
+    fractions: BTreeMap<String, f32>,
     merges: Vec<String>,
     /// Bytes of all tensors of known types.
     pub(super) tensor_bytes: u64,
     /// Bytes that the file has at least.
     pub(super) file_bytes: u64,
+}
+
+/// What is known of an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Array {
+    pub(super) length: u64,
+    pub(super) of: Element,
+    /// Its least and its largest element, if all are whole numbers that are not negative.
+    pub(super) range: Option<(u64, u64)>,
+}
+
+/// What an array is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Element {
+    Text,
+    /// 32 bits, with a sign.
+    Int32,
+    /// 32 bits, of a fraction.
+    Float32,
+    Other,
 }
 
 impl Header {
@@ -120,6 +157,17 @@ impl Header {
         self.numbers.get(key).copied()
     }
 
+    /// A fraction, or a whole number as one.
+    #[cfg_attr(
+        not(feature = "embedded"),
+        allow(dead_code, reason = "asked for where models are loaded")
+    )]
+    #[expect(clippy::cast_precision_loss, reason = "sampling parameters are small")]
+    pub(super) fn fraction(&self, key: &str) -> Option<f32> {
+        let whole = || self.number(key).map(|number| number as f32);
+        self.fractions.get(key).copied().or_else(whole)
+    }
+
     /// A text.
     pub(super) fn text(&self, key: &str) -> Option<&str> {
         self.texts.get(key).map(String::as_str)
@@ -133,7 +181,12 @@ impl Header {
 
     /// How many elements an array has.
     pub(super) fn length(&self, key: &str) -> Option<u64> {
-        self.lengths.get(key).copied()
+        self.array(key).map(|array| array.length)
+    }
+
+    /// An array.
+    pub(super) fn array(&self, key: &str) -> Option<Array> {
+        self.arrays.get(key).copied()
     }
 
     fn pair(&mut self, reader: &mut Reader<impl Read>) -> Result<(), Error> {
@@ -145,16 +198,20 @@ impl Header {
                 self.texts.insert(key, value);
             }
             ARRAY => {
-                let (length, largest) = if key == "tokenizer.ggml.merges" {
-                    (texts(reader, &mut self.merges)?, None)
-                } else {
-                    array(reader)?
+                let array = match key.as_str() {
+                    "tokenizer.ggml.merges" => texts(reader, &mut self.merges)?,
+                    "tokenizer.ggml.tokens" => tokens(reader)?,
+                    _ => array(reader)?,
                 };
-                self.lengths.insert(key.clone(), length);
+                self.arrays.insert(key.clone(), array);
                 // Per-layer numbers (heads, for one): the largest stands for all in estimates.
-                if let Some(largest) = largest {
+                if let Some((_, largest)) = array.range {
                     self.numbers.insert(key, largest);
                 }
+            }
+            FLOAT32 if key.starts_with("general.sampling.") => {
+                let value = f32::from_bits(reader.u32()?);
+                self.fractions.insert(key, value);
             }
             kind => {
                 if let Some(value) = scalar(reader, kind)? {
@@ -166,6 +223,7 @@ impl Header {
     }
 }
 
+const FLOAT32: u32 = 6;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
@@ -194,8 +252,8 @@ fn scalar_bytes(kind: u32) -> Result<usize, Error> {
     }
 }
 
-/// Reads an array of texts, if it is one: its length.
-fn texts(reader: &mut Reader<impl Read>, into: &mut Vec<String>) -> Result<u64, Error> {
+/// Reads an array of texts.
+fn texts(reader: &mut Reader<impl Read>, into: &mut Vec<String>) -> Result<Array, Error> {
     if reader.u32()? != STRING {
         return Err(Error::Damaged("merges are not texts"));
     }
@@ -207,22 +265,75 @@ fn texts(reader: &mut Reader<impl Read>, into: &mut Vec<String>) -> Result<u64, 
             into.push(reader.text(TEXT_BYTES_MAX)?);
         }
     }
-    Ok(length)
+    Ok(Array {
+        length,
+        of: Element::Text,
+        range: None,
+    })
 }
 
-/// Passes over an array: its length, and its largest element if it is of whole numbers.
-fn array(reader: &mut Reader<impl Read>) -> Result<(u64, Option<u64>), Error> {
+/// Reads the tokens of a vocabulary, no two of which may be equal: llama.cpp asserts that.
+fn tokens(reader: &mut Reader<impl Read>) -> Result<Array, Error> {
+    if reader.u32()? != STRING {
+        return Err(Error::Damaged("its tokens are not texts"));
+    }
+    let length = reader.count(TOKENS_MAX, "tokens")?;
+    let mut numbers: HashMap<Vec<u8>, u64> = HashMap::new();
+    for second in 0..length {
+        let mut token = reader.bytes(TEXT_BYTES_MAX)?;
+        // As llama.cpp takes it: up to the first zero, and an empty one under a name of its own.
+        let end = token.iter().position(|&byte| byte == 0);
+        token.truncate(end.unwrap_or(token.len()));
+        if token.is_empty() {
+            token = format!("[EMPTY_{second}]").into_bytes();
+        }
+        let shown = token[..token.len().min(SHOWN_BYTES_MAX)].to_vec();
+        if let Some(first) = numbers.insert(token, second) {
+            let text = String::from_utf8_lossy(&shown).into_owned();
+            return Err(Error::EqualTokens {
+                first,
+                second,
+                text,
+            });
+        }
+    }
+    Ok(Array {
+        length,
+        of: Element::Text,
+        range: None,
+    })
+}
+
+/// Passes over an array.
+fn array(reader: &mut Reader<impl Read>) -> Result<Array, Error> {
     let kind = reader.u32()?;
     let length = reader.count(ARRAY_MAX, "elements in an array")?;
-    let mut largest = None;
+    let mut range: Option<(u64, u64)> = None;
+    let mut whole = true;
     for _ in 0..length {
         match kind {
             STRING => reader.skip_text()?,
             ARRAY => return Err(Error::Damaged("an array contains arrays")),
-            kind => largest = largest.max(scalar(reader, kind)?),
+            kind => match scalar(reader, kind)? {
+                Some(value) => {
+                    let (least, largest) = range.unwrap_or((value, value));
+                    range = Some((least.min(value), largest.max(value)));
+                }
+                None => whole = false,
+            },
         }
     }
-    Ok((length, largest))
+    let of = match kind {
+        STRING => Element::Text,
+        5 => Element::Int32,
+        6 => Element::Float32,
+        _ => Element::Other,
+    };
+    Ok(Array {
+        length,
+        of,
+        range: range.filter(|_| whole),
+    })
 }
 
 /// Reads what describes one tensor: the offset of its data and how many bytes they are.
@@ -329,13 +440,18 @@ impl<R: Read> Reader<R> {
     }
 
     fn text(&mut self, most: u64) -> Result<String, Error> {
+        let bytes = self.bytes(most)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn bytes(&mut self, most: u64) -> Result<Vec<u8>, Error> {
         let length = self.count(most, "bytes in a text")?;
         let mut bytes = Vec::new();
         self.advance(length)?;
         // `take` grows the buffer only as bytes arrive: a length alone allocates nothing.
         let got = self.bytes.by_ref().take(length).read_to_end(&mut bytes);
         match got {
-            Ok(got) if got as u64 == length => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Ok(got) if got as u64 == length => Ok(bytes),
             Ok(_) => Err(Error::Short),
             Err(error) => Err(Error::Read(error.kind())),
         }
@@ -497,6 +613,35 @@ mod tests {
             Header::read(&dimensions(5)[..]),
             Err(Error::Excessive(_))
         ));
+    }
+
+    /// Two equal tokens ended the process (`GGML_ASSERT`).
+    #[test]
+    fn two_tokens_of_a_vocabulary_are_never_equal() {
+        let vocabulary = |tokens: &[&str]| {
+            let head = [
+                text("tokenizer.ggml.tokens"),
+                ARRAY.to_le_bytes().into(),
+                STRING.to_le_bytes().into(),
+                (tokens.len() as u64).to_le_bytes().into(),
+            ];
+            let tokens: Vec<u8> = tokens.iter().flat_map(|token| text(token)).collect();
+            Header::read(&header(&[[head.concat(), tokens].concat()], &[])[..])
+        };
+        let read = vocabulary(&["a", "b", "", "[EMPTY_1]", ""]).unwrap();
+        assert_eq!(read.length("tokenizer.ggml.tokens"), Some(5));
+        // llama.cpp reads up to the first zero, and names empty ones by their numbers.
+        for (tokens, expected) in [
+            (&["a", "b", "a"][..], "tokens 0 and 2 are both \"a\""),
+            (&["a\0b", "a\0c"], "tokens 0 and 1 are both \"a\""),
+            (&["[EMPTY_1]", ""], "tokens 0 and 1 are both \"[EMPTY_1]\""),
+        ] {
+            let error = vocabulary(tokens).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        let long = "x".repeat(1000);
+        let error = vocabulary(&[&long, &long]).unwrap_err().to_string();
+        assert!(error.len() < 120, "{error}");
     }
 
     proptest! {

@@ -1,0 +1,230 @@
+//! What llama.cpp asserts or assumes of a header when it loads a model, checked before it is given the file: a failed
+//! assertion there ends the process, and a number of 0 in a wrong place divides by it.
+//!
+//! Only what holds for every architecture stands here. What a single architecture asserts fails the loading as well, at a
+//! greater price: see "Assertions" in `llama.rs`.
+
+use crate::gguf::{Element, Header};
+
+/// Layers of a model (`LLAMA_MAX_LAYERS`).
+const LAYERS_MAX: u64 = 512;
+/// Experts of a layer (`LLAMA_MAX_EXPERTS`).
+const EXPERTS_MAX: u64 = 1024;
+/// Numbers that size something: no model comes near, and llama.cpp multiplies them in 32 bits.
+const SIZE_MAX: u64 = 1 << 24;
+
+/// Checks a header.
+///
+/// # Errors
+/// What is wrong, in words that follow "is not usable".
+pub(super) fn check(header: &Header) -> Result<(), String> {
+    vocabulary(header)?;
+    let architecture = header.text("general.architecture").unwrap_or_default();
+    let keys = Keys {
+        header,
+        architecture,
+    };
+    keys.layers()?;
+    keys.heads()?;
+    keys.experts()?;
+    let scaling = format!("{architecture}.rope.scaling.type");
+    match header.text(&scaling) {
+        None | Some("none" | "linear" | "yarn" | "longrope") => Ok(()),
+        Some(_) => Err(format!("{scaling} names no known kind")),
+    }
+}
+
+/// The lists that go with the tokens are as long, and of the right kind.
+fn vocabulary(header: &Header) -> Result<(), String> {
+    let kind = header.text("tokenizer.ggml.model").unwrap_or_default();
+    if matches!(kind, "no_vocab" | "none") {
+        return Err("it has no vocabulary".to_owned());
+    }
+    let tokens = match header.array("tokenizer.ggml.tokens") {
+        Some(tokens) if tokens.length > 0 => tokens.length,
+        _ => return Err("it has no tokens".to_owned()),
+    };
+    for (key, kinds) in [
+        (
+            "tokenizer.ggml.scores",
+            &[Element::Float32, Element::Int32][..],
+        ),
+        ("tokenizer.ggml.token_type", &[Element::Int32]),
+    ] {
+        match header.array(key) {
+            Some(list) if !kinds.contains(&list.of) => {
+                return Err(format!("{key} is of a wrong kind"));
+            }
+            Some(list) if list.length < tokens => {
+                let length = list.length;
+                return Err(format!("{key} has {length} elements for {tokens} tokens"));
+            }
+            _ => {}
+        }
+    }
+    // llama.cpp takes others' numbers instead of these where they are out of range, and begins and ends texts wrongly.
+    for name in ["bos", "eos", "eot", "eom"] {
+        let key = format!("tokenizer.ggml.{name}_token_id");
+        // All bits set stands for none.
+        let outside = |&token: &u64| token >= tokens && token != u64::from(u32::MAX);
+        if let Some(token) = header.number(&key).filter(outside) {
+            return Err(format!("{key} is {token}, and there are {tokens} tokens"));
+        }
+    }
+    Ok(())
+}
+
+/// The numbers of one architecture.
+struct Keys<'a> {
+    header: &'a Header,
+    architecture: &'a str,
+}
+
+impl Keys<'_> {
+    fn number(&self, key: &str) -> Option<u64> {
+        self.header.number(&format!("{}.{key}", self.architecture))
+    }
+
+    /// The least and the largest of what is one number or one for each layer.
+    fn range(&self, key: &str) -> Option<(u64, u64)> {
+        let name = format!("{}.{key}", self.architecture);
+        let list = self.header.array(&name).and_then(|list| list.range);
+        list.or_else(|| self.header.number(&name).map(|value| (value, value)))
+    }
+
+    /// A number in a range, if it is there.
+    fn within(&self, key: &str, least: u64, most: u64) -> Result<(), String> {
+        match self.range(key) {
+            Some((small, large)) if small < least || large > most => {
+                let value = if small < least { small } else { large };
+                let architecture = self.architecture;
+                Err(format!(
+                    "{architecture}.{key} is {value}, and must be from {least} to {most}"
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn layers(&self) -> Result<(), String> {
+        self.within("block_count", 1, LAYERS_MAX)?;
+        self.within("embedding_length", 1, SIZE_MAX)?;
+        self.within("context_length", 1, u64::from(u32::MAX))?;
+        self.within("feed_forward_length", 0, SIZE_MAX)?;
+        let layers = self.number("block_count").unwrap_or(LAYERS_MAX);
+        self.within("nextn_predict_layers", 0, layers)
+    }
+
+    fn heads(&self) -> Result<(), String> {
+        // A layer without attention has no heads.
+        self.within("attention.head_count", 0, SIZE_MAX)?;
+        self.within("attention.head_count_kv", 0, SIZE_MAX)?;
+        for key in ["attention.key_length", "attention.value_length"] {
+            self.within(key, 1, SIZE_MAX)?;
+        }
+        self.within("rope.dimension_count", 0, SIZE_MAX)?;
+        let heads = self.range("attention.head_count");
+        let shared = self.range("attention.head_count_kv");
+        // Where both are the same for all layers they go together: each head of keys serves as many others.
+        if let (Some((heads, most)), Some((shared, most_shared))) = (heads, shared)
+            && heads == most
+            && shared == most_shared
+            && (heads < shared || shared > 0 && !heads.is_multiple_of(shared))
+        {
+            return Err(format!(
+                "its {heads} heads cannot share {shared} heads of keys and values"
+            ));
+        }
+        if let (Some((_, heads)), Some(width)) = (heads, self.number("embedding_length"))
+            && heads > width
+            && self.number("attention.key_length").is_none()
+        {
+            return Err(format!(
+                "its {heads} heads are more than its width of {width}"
+            ));
+        }
+        Ok(())
+    }
+
+    fn experts(&self) -> Result<(), String> {
+        self.within("expert_count", 0, EXPERTS_MAX)?;
+        let experts = self.number("expert_count").unwrap_or(0);
+        let (_, used) = self.range("expert_used_count").unwrap_or((0, 0));
+        let groups = self.number("expert_group_count").unwrap_or(0);
+        let used_groups = self.number("expert_group_used_count").unwrap_or(0);
+        // Two architectures count a layer without experts as one expert.
+        let alone = experts <= 1 && self.architecture.starts_with("hunyuan");
+        let fits = if experts == 0 || alone {
+            alone || used == 0 && groups == 0
+        } else {
+            let grouped = groups > 1
+                && (!experts.is_multiple_of(groups) || used_groups == 0 || used_groups >= groups);
+            used > 0 && used <= experts && groups < experts && !grouped
+        };
+        if fits {
+            return Ok(());
+        }
+        Err(format!(
+            "it uses {used} of {experts} experts in {used_groups} of {groups} groups, which cannot be"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::random::{Shape, write};
+    use super::*;
+
+    fn checked(change: impl FnOnce(&mut Shape)) -> Result<(), String> {
+        let mut shape = Shape::tiny();
+        change(&mut shape);
+        let mut bytes = Vec::new();
+        write(&mut bytes, &shape, 1).unwrap();
+        check(&Header::read(&bytes[..]).unwrap())
+    }
+
+    #[test]
+    fn what_llama_cpp_asserts_is_refused_with_its_key() {
+        assert_eq!(checked(|_| {}), Ok(()));
+        let cases: [(&str, u32, &str); 16] = [
+            ("block_count", 0, "block_count is 0"),
+            ("block_count", 513, "block_count is 513"),
+            ("embedding_length", 0, "embedding_length is 0"),
+            ("context_length", 0, "context_length is 0"),
+            ("nextn_predict_layers", 3, "from 0 to 2"),
+            ("attention.head_count_kv", 3, "4 heads cannot share 3"),
+            ("attention.head_count_kv", 8, "4 heads cannot share 8"),
+            ("attention.key_length", 0, "key_length is 0"),
+            ("attention.head_count", u32::MAX, "head_count is"),
+            ("expert_count", 1025, "expert_count is 1025"),
+            ("expert_count", 4, "0 of 4 experts"),
+            ("expert_used_count", 1, "1 of 0 experts"),
+            ("expert_group_count", 2, "0 of 2 groups"),
+            ("bos_token_id", 288, "bos_token_id is 288"),
+            ("eos_token_id", u32::MAX - 1, "there are 288 tokens"),
+            ("eot_token_id", 4096, "eot_token_id is 4096"),
+        ];
+        for (key, value, expected) in cases {
+            let name = match key.strip_suffix("_token_id") {
+                Some(_) => format!("tokenizer.ggml.{key}"),
+                None => format!("llama.{key}"),
+            };
+            let error = checked(|shape| shape.numbers.push((name, value))).unwrap_err();
+            assert!(error.contains(expected), "{key} = {value}: {error}");
+        }
+        for (key, value) in [
+            ("block_count", 512),
+            ("attention.head_count_kv", 4),
+            ("rope.dimension_count", 0),
+        ] {
+            let name = format!("llama.{key}");
+            assert_eq!(checked(|shape| shape.numbers.push((name, value))), Ok(()));
+        }
+    }
+
+    #[test]
+    fn lists_that_go_with_the_tokens_are_as_long() {
+        let error = checked(|shape| shape.token_types = 287).unwrap_err();
+        assert!(error.contains("287 elements for 288 tokens"), "{error}");
+    }
+}

@@ -1,0 +1,244 @@
+//! D-48: equal text with a cold and a warm cache, for each kind of model, in both layouts of the cache.
+
+use super::*;
+use crate::api::{Event, Kind, Prompt, Request};
+use crate::{Config, Engine, Owner};
+
+/// A model and the engine around it, stepped by hand.
+struct Bench {
+    owner: Owner,
+    engine: Engine,
+}
+
+impl Bench {
+    fn new(shape: &Shape, options: &Options) -> Self {
+        let bytes: &'static [u8] = written(shape).leak();
+        let model = load("m", &Source::Bytes(bytes), options, &mut |_| true).unwrap();
+        let config = Config {
+            prefix_tokens_min: 1,
+            seed: Some(1),
+            ..Config::default()
+        };
+        let (owner, engine) = Owner::by_hand(Box::new(model), config);
+        Self { owner, engine }
+    }
+
+    /// The choices of each of these requests, which run together.
+    fn answers(&mut self, requests: Vec<Request>) -> Vec<Answer> {
+        let submit = |request| self.engine.submit(request).unwrap();
+        let mut handles: Vec<_> = requests.into_iter().map(submit).collect();
+        self.owner.step(Time::ZERO);
+        while !self.owner.is_empty() {
+            self.owner.step(Time::ZERO);
+        }
+        let events = |handle: &mut crate::Handle| {
+            let mut answer = Answer::default();
+            while let Some(event) = handle.try_next() {
+                answer.take(event);
+            }
+            answer
+        };
+        handles.iter_mut().map(events).collect()
+    }
+}
+
+/// Tokens and their log-probabilities, by choice, and how many tokens of the prompt were found.
+#[derive(Debug, Default)]
+struct Answer {
+    choices: Vec<Vec<(Token, f32)>>,
+    cached: u32,
+}
+
+impl Answer {
+    fn take(&mut self, event: Event) {
+        let choice = event.choice as usize;
+        if self.choices.len() <= choice {
+            self.choices.resize(choice + 1, Vec::new());
+        }
+        match event.kind {
+            Kind::Tokens(tokens) => {
+                let told = tokens.tokens.iter().map(|token| (token.id, token.logprob));
+                self.choices[choice].extend(told);
+            }
+            Kind::Usage(usage) => self.cached = usage.cached_tokens,
+            Kind::Finish(_) => {}
+            Kind::Fault(fault) => panic!("{fault:?}"),
+        }
+    }
+
+    /// Equal up to how kernels round, which depends on the batch.
+    fn assert_like(&self, cold: &Self, what: &str) {
+        assert_eq!(self.choices.len(), cold.choices.len(), "{what}");
+        for (warm, cold) in self.choices.iter().zip(&cold.choices) {
+            for (at, (warm, cold)) in warm.iter().zip(cold).enumerate() {
+                let far = (warm.1 - cold.1).abs();
+                assert!(far < 0.012, "{what}: token {at}: {warm:?} for {cold:?}");
+                if warm.0 != cold.0 {
+                    // A tie: what follows is another text.
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Scored, so that the same tokens are compared whatever would have been said.
+fn scored(prompt: &[Token], output: &[Token]) -> Request {
+    let mut request = Request::new(Prompt::Tokens(prompt.to_vec()));
+    request.scored = Some(output.to_vec());
+    request.top_logprobs = Some(0);
+    request
+}
+
+fn generated(prompt: &[Token], tokens: u32, n: u32) -> Request {
+    let mut request = Request::new(Prompt::Tokens(prompt.to_vec()));
+    request.sampling.temperature = 0.0;
+    (request.max_tokens, request.n) = (Some(tokens), n);
+    request.ignore_eos = true;
+    request.top_logprobs = Some(0);
+    request
+}
+
+/// A text that does not repeat itself.
+fn text(seed: u32, tokens: u32) -> Vec<Token> {
+    (0..tokens)
+        .map(|at| (at * at * 7 + at * seed * 13 + seed * 31) % 250)
+        .collect()
+}
+
+/// Requests that go back into prefixes of others, near their ends and far from them, with other requests between that take
+/// the cells which windowed layers give away.
+fn rounds() -> Vec<Vec<(Vec<Token>, u32, u32)>> {
+    let cut = |seed, tokens, more: u32| [text(seed, tokens), text(more, 9)].concat();
+    vec![
+        vec![(text(1, 150), 40, 1)],
+        vec![
+            (text(2, 200), 20, 1),
+            (text(3, 130), 30, 1),
+            (text(4, 90), 50, 1),
+        ],
+        // Back into the first, by little and by much.
+        vec![(cut(1, 145, 5), 20, 1)],
+        vec![(cut(1, 100, 6), 20, 1), (cut(2, 60, 7), 20, 1)],
+        vec![
+            (text(8, 220), 10, 1),
+            (text(9, 220), 10, 1),
+            (text(10, 220), 10, 1),
+        ],
+        // Forks: choices share a prompt, and go on apart.
+        vec![(cut(1, 149, 11), 60, 3)],
+        vec![(cut(1, 40, 12), 60, 2), (text(13, 200), 30, 1)],
+        vec![(cut(13, 190, 14), 20, 1), (cut(3, 120, 15), 20, 1)],
+        vec![(cut(2, 199, 16), 20, 1), (cut(10, 219, 17), 20, 2)],
+    ]
+}
+
+fn shapes() -> [(&'static str, Shape); 4] {
+    [
+        ("full attention", Shape::tiny()),
+        ("sliding window", Shape::tiny_windowed()),
+        ("recurrent", Shape::tiny_recurrent()),
+        ("hybrid", Shape::tiny_hybrid()),
+    ]
+}
+
+#[test]
+fn d_48_a_warm_cache_gives_what_a_cold_one_gives() {
+    for (kind, shape) in shapes() {
+        for cache_tokens in [None, Some(1024)] {
+            let options = Options {
+                cache_tokens,
+                ..options()
+            };
+            let mut warm = Bench::new(&shape, &options);
+            let mut cached = 0;
+            for (index, round) in rounds().into_iter().enumerate() {
+                let requests = round
+                    .iter()
+                    .map(|(prompt, tokens, n)| generated(prompt, *tokens, *n));
+                let answers = warm.answers(requests.collect());
+                let what = format!("{kind}, cache {cache_tokens:?}, round {index}");
+                let cold = |request| {
+                    Bench::new(&shape, &options)
+                        .answers(vec![request])
+                        .remove(0)
+                };
+                for (answer, (prompt, tokens, n)) in answers.iter().zip(&round) {
+                    let alone = cold(generated(prompt, *tokens, *n));
+                    answer.assert_like(&alone, &what);
+                    assert_eq!(alone.cached, 0);
+                    cached += answer.cached;
+                }
+                // The conversation goes on, and what other answers to it would have cost.
+                let said = answers[0].choices[0].iter().map(|told| told.0);
+                let prompt: Vec<Token> = round[0]
+                    .0
+                    .iter()
+                    .copied()
+                    .chain(said)
+                    .chain([9; 5])
+                    .collect();
+                let next = warm.answers(vec![generated(&prompt, 9, 1)]).remove(0);
+                next.assert_like(
+                    &cold(generated(&prompt, 9, 1)),
+                    &format!("{what}, next turn"),
+                );
+                cached += next.cached;
+                let given = text(20, 12);
+                let other = warm.answers(vec![scored(&round[0].0, &given)]).remove(0);
+                other.assert_like(
+                    &cold(scored(&round[0].0, &given)),
+                    &format!("{what}, scored"),
+                );
+            }
+            // What cannot be used is not, and what can be is.
+            assert!(
+                cached > 100,
+                "{kind}, cache {cache_tokens:?}: {cached} reused"
+            );
+        }
+    }
+}
+
+/// The cells before a window are others' as soon as these want them.
+#[test]
+fn d_48_a_windowed_slot_that_has_gone_on_cannot_go_far_back() {
+    let few = Options {
+        context_tokens: Some(512),
+        cache_tokens: Some(512),
+        ..options()
+    };
+    let shape = Shape {
+        sliding_window: 32,
+        ..Shape::tiny_windowed()
+    };
+    let bytes: &'static [u8] = written(&shape).leak();
+    let mut model = load("m", &Source::Bytes(bytes), &few, &mut |_| true).unwrap();
+    let fill = |model: &mut Embedded, slot, from: u32, tokens: &[Token]| {
+        for (index, part) in tokens.chunks(50).enumerate() {
+            let at = from + 50 * index as u32;
+            model.decode(&entries(slot, at, part), Time::ZERO).unwrap();
+        }
+    };
+    for (slot, tokens) in [(0, 150), (1, 100), (2, 150)] {
+        model.open(slot, &opening());
+        fill(&mut model, slot, 0, &text(slot, tokens));
+    }
+    let back = |model: &Embedded| [150, 41, 40, 20, 0].map(|tokens| model.can_resume(2, tokens));
+    assert_eq!(back(&model), [true; 5], "nobody else wants its cells");
+    // More than the hole that another leaves: windowed layers give away what lies behind it and is out of sight.
+    model.release(1);
+    model.open(3, &opening());
+    fill(&mut model, 3, 0, &text(3, 110));
+    assert_eq!(back(&model), [true, true, false, false, true]);
+    assert!(model.can_resume(0, 20), "that of another slot is there");
+    assert!(!model.can_resume(2, 151) && !model.can_resume(99, 0));
+    // What it says can be is so.
+    model.open(1, &opening());
+    model.fork(2, 1, 41);
+    let next = row(&mut model, &entries(1, 41, &[7]));
+    let mut fresh = load("m", &Source::Bytes(bytes), &few, &mut |_| true).unwrap();
+    fresh.open(0, &opening());
+    fill(&mut fresh, 0, 0, &text(2, 41));
+    alike(&row(&mut fresh, &entries(0, 41, &[7])), &next);
+}

@@ -1,0 +1,74 @@
+//! What follows a panic that nothing narrower has caught: every request ends once, and the owner begins anew.
+//!
+//! A step that was left in the middle may have any state behind it, so that none of it is used again: sequences, slots and
+//! cells are given up, and only the model stays, with all of its slots released.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use sapwood_proto::code::Code;
+use sapwood_proto::time::Time;
+
+use super::{Owner, Scratch, StepReport};
+use crate::api::Fault;
+use crate::prefix_cache::PrefixCache;
+use crate::sampling::Sampler;
+use crate::scheduler::Scheduler;
+
+impl Owner {
+    /// Ends every request with a fault and empties everything. The model is lost if it cannot release its slots, or if
+    /// nothing was there that could have been to blame: then the next step would panic as well.
+    pub(super) fn recover(&mut self, now: Time) -> StepReport {
+        self.inbox.stats.panics.add(1);
+        tracing::error!(
+            model = self.info.name,
+            "a step panicked; every request of the model ends"
+        );
+        let message = "the engine failed in this step and has begun anew: try again";
+        let fault = Fault::new(Code::Internal, "engine_panic", message);
+        let was_idle = self.jobs.is_empty() && self.dead.is_none();
+        self.outgoing.clear();
+        self.scratch = Scratch::default();
+        self.sampler = Sampler::default();
+        self.end_requests(&fault);
+        let capacity = self.model.capacity();
+        self.scheduler = Scheduler::new(self.info.parallel as usize, self.config.ageing_turns);
+        self.cache = PrefixCache::new(capacity, self.info.truncates);
+        (self.next_deadline, self.phases_due) = (None, None);
+        let released = (0..capacity.slots).all(|slot| fenced(|| self.model.release(slot)));
+        if !released || was_idle {
+            self.inbox.stats.dead.set(1);
+            self.dead = Some(fault);
+        }
+        self.report = StepReport {
+            step: self.report.step,
+            wake_at: Some(now).filter(|_| !was_idle),
+            ..StepReport::default()
+        };
+        self.report.clone()
+    }
+
+    fn end_requests(&mut self, fault: &Fault) {
+        // Steerers, followers and wakers are others' code, which may panic again where it is dropped or called.
+        for mut job in std::mem::take(&mut self.jobs)
+            .into_iter()
+            .map(|(_, job)| job)
+        {
+            if job.started.is_none() && !job.ended {
+                self.inbox.queue.leave(job.prompt.len());
+            }
+            if !job.ended {
+                self.inbox.stats.failed.add(1);
+            }
+            job.outbox.fail(fault.clone());
+            fenced(move || drop(job));
+        }
+        for (_, sequence) in std::mem::take(&mut self.sequences) {
+            fenced(move || drop(sequence));
+        }
+    }
+}
+
+/// Whether a call returned, and did not panic.
+pub(super) fn fenced(call: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(call)).is_ok()
+}

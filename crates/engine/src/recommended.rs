@@ -1,0 +1,64 @@
+//! What a model's file recommends for sampling (D-53).
+
+use serde::Deserialize;
+
+/// The recommendation, `general.sampling.*` in GGUF. What is not said there is not set. Faces ignore it: it is for programs that
+/// ask on behalf of a person who has said nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RecommendedSampling {
+    /// As [`Sampling::temperature`](crate::api::Sampling::temperature).
+    pub temperature: Option<f32>,
+    /// As [`Sampling::top_k`](crate::api::Sampling::top_k).
+    pub top_k: Option<u32>,
+    /// As [`Sampling::top_p`](crate::api::Sampling::top_p).
+    pub top_p: Option<f32>,
+    /// As [`Sampling::min_p`](crate::api::Sampling::min_p).
+    pub min_p: Option<f32>,
+    /// As [`Sampling::repetition_penalty`](crate::api::Sampling::repetition_penalty).
+    pub repetition_penalty: Option<f32>,
+}
+
+impl RecommendedSampling {
+    /// Without values that a request could not have: a file may say anything.
+    #[must_use]
+    pub fn valid(self) -> Self {
+        Self {
+            temperature: self
+                .temperature
+                .filter(|value| (0.0..=100.0).contains(value)),
+            top_k: self.top_k,
+            top_p: self.top_p.filter(|&value| value > 0.0 && value <= 1.0),
+            min_p: self.min_p.filter(|value| (0.0..1.0).contains(value)),
+            repetition_penalty: self
+                .repetition_penalty
+                .filter(|&value| value > 0.0 && value <= 10.0),
+        }
+    }
+
+    /// Whether nothing is recommended.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn d_53_what_no_request_could_ask_for_is_not_recommended() {
+        let all = |value| RecommendedSampling {
+            temperature: Some(value),
+            top_k: None,
+            top_p: Some(value),
+            min_p: Some(value),
+            repetition_penalty: Some(value),
+        };
+        assert_eq!(all(0.5).valid(), all(0.5));
+        for wild in [f32::NAN, f32::INFINITY, -1.0, 101.0] {
+            assert!(all(wild).valid().is_empty(), "{wild}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! What one rendering may make and how long it may take: bytes, elements, depth, time.
+//!
+//! A rendering runs on one thread from its beginning to its end, so that its budget is the thread's. Everything that grows
+//! passes [`held`], [`stored`], [`show`] or one of the wrapped filters; see [`super::program`].
+
+use std::cell::Cell;
+use std::fmt::{self, Write};
+use std::time::{Duration, Instant};
+
+use minijinja::value::{Rest, Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Output, State, filters};
+use minijinja_contrib::pycompat::unknown_method_callback;
+
+/// Bytes that one rendering may make, intermediate values included, beside so many times those that it was given.
+pub(super) const MADE_BYTES_MAX: usize = 64 << 20;
+const MADE_TIMES_MAX: usize = 16;
+/// How long one rendering may take.
+pub(super) const RENDER_TIME_MAX: Duration = Duration::from_secs(2);
+/// Elements of a value, those within others counted.
+const ELEMENTS_MAX: usize = 1 << 20;
+/// Values within values.
+const DEPTH_MAX: u32 = 64;
+/// Bytes of an element of a list, beside what it holds.
+const ELEMENT_BYTES: usize = 32;
+
+/// Names that no template can write.
+pub(super) const HELD: &str = "@held";
+pub(super) const STORED: &str = "@stored";
+pub(super) const SLICED: &str = "@sliced";
+
+#[derive(Clone, Copy)]
+pub(super) struct Budget {
+    bytes: usize,
+    until: Instant,
+}
+
+thread_local! {
+    static BUDGET: Cell<Option<Budget>> = const { Cell::new(None) };
+}
+
+/// Runs a rendering of so many bytes of input under its budget.
+pub(super) fn within<T>(input_bytes: usize, render: impl FnOnce() -> T) -> T {
+    let bytes = MADE_BYTES_MAX.saturating_add(input_bytes.saturating_mul(MADE_TIMES_MAX));
+    let until = Instant::now() + RENDER_TIME_MAX;
+    BUDGET.set(Some(Budget { bytes, until }));
+    let rendered = render();
+    BUDGET.set(None);
+    rendered
+}
+
+/// The kind that [`super::failure`] takes for too long a rendering.
+fn too_much() -> Error {
+    Error::from(ErrorKind::OutOfFuel)
+}
+
+/// Checks that so many bytes are left, and that there is time.
+pub(super) fn check(bytes: usize) -> Result<Budget, Error> {
+    let budget = BUDGET.get().ok_or_else(too_much)?;
+    if bytes > budget.bytes || Instant::now() > budget.until {
+        return Err(too_much());
+    }
+    Ok(budget)
+}
+
+pub(super) fn charge(bytes: usize) -> Result<(), Error> {
+    let mut budget = check(bytes)?;
+    budget.bytes -= bytes;
+    BUDGET.set(Some(budget));
+    Ok(())
+}
+
+/// Puts the bounded filters and the formatter into an environment.
+pub(super) fn install(environment: &mut Environment<'_>) {
+    environment.add_filter(HELD, held);
+    environment.add_filter(STORED, stored);
+    environment.add_filter(SLICED, super::slice::sliced);
+    let mut wrap = |name: &'static str, filter: Value, check: fn(&[Value]) -> Result<(), Error>| {
+        environment.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<Value>| {
+            check(&args)?;
+            filter.call(state, &args)
+        });
+    };
+    wrap("replace", Value::from_function(filters::replace), replaced);
+    wrap("join", Value::from_function(filters::join), joined);
+    wrap("indent", Value::from_function(filters::indent), indented);
+    wrap("format", Value::from_function(filters::format), formatted);
+    wrap("string", Value::from_function(filters::string), printed);
+    wrap("list", Value::from_function(filters::list), listed);
+    wrap("split", Value::from_function(filters::split), listed);
+    wrap("lines", Value::from_function(filters::lines), listed);
+    environment.remove_filter("pprint");
+    environment.remove_global("debug");
+    environment.set_unknown_method_callback(|state, value, method, args| {
+        let of = |rest: &[Value]| [std::slice::from_ref(value), rest].concat();
+        match (method, args) {
+            ("replace", _) => replaced(&of(args))?,
+            ("join", [items, ..]) => joined(&[items.clone(), value.clone()])?,
+            ("format", _) => formatted(&of(args))?,
+            ("split" | "splitlines", _) => listed(&of(args))?,
+            _ => {}
+        }
+        unknown_method_callback(state, value, method, args)
+    });
+    environment.set_formatter(show);
+}
+
+/// A value that was just made: paid for, and neither too many nor too deep.
+fn held(value: Value) -> Result<Value, Error> {
+    charge(size(&value))?;
+    weigh(&value, false, 0, &mut 0)?;
+    Ok(value)
+}
+
+/// A value that a namespace is to hold: no other namespace, which might be the same one and have no end.
+fn stored(value: Value) -> Result<Value, Error> {
+    weigh(&value, true, 0, &mut 0)?;
+    Ok(value)
+}
+
+/// Bytes of a value, what its elements hold left out: that was paid for when they were made.
+fn size(value: &Value) -> usize {
+    match value.as_str() {
+        Some(text) => text.len(),
+        None => value.len().unwrap_or(0).saturating_mul(ELEMENT_BYTES),
+    }
+}
+
+pub(super) fn weigh(
+    value: &Value,
+    sole: bool,
+    depth: u32,
+    elements: &mut usize,
+) -> Result<(), Error> {
+    if !matches!(
+        value.kind(),
+        ValueKind::Seq | ValueKind::Iterable | ValueKind::Map
+    ) {
+        return Ok(());
+    }
+    let is_namespace = |value: &Value| {
+        let object = value.as_object();
+        object.is_some_and(|object| object.type_name().ends_with("Namespace"))
+    };
+    if depth > DEPTH_MAX || sole && is_namespace(value) {
+        return Err(too_much());
+    }
+    for item in value.try_iter()? {
+        *elements += 1;
+        if *elements > ELEMENTS_MAX {
+            return Err(too_much());
+        }
+        if value.kind() == ValueKind::Map {
+            weigh(&value.get_item(&item)?, sole, depth + 1, elements)?;
+        } else {
+            weigh(&item, sole, depth + 1, elements)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a value as Python prints it.
+fn show(out: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+    let text = match value.kind() {
+        ValueKind::Bool if value.is_true() => "True",
+        ValueKind::Bool => "False",
+        ValueKind::None => "None",
+        ValueKind::String => value.as_str().unwrap_or_default(),
+        _ => {
+            let text = shown(value)?;
+            charge(text.len())?;
+            return Ok(out.write_str(&text)?);
+        }
+    };
+    charge(text.len())?;
+    Ok(out.write_str(text)?)
+}
+
+/// The text of a value, if there is room for it.
+fn shown(value: &Value) -> Result<String, Error> {
+    let left = check(0)?.bytes;
+    weigh(value, false, 0, &mut 0)?;
+    let mut out = Limited {
+        text: String::new(),
+        left,
+    };
+    write!(out, "{value}").map_err(|_full| too_much())?;
+    Ok(out.text)
+}
+
+struct Limited {
+    text: String,
+    left: usize,
+}
+
+impl Write for Limited {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.left = self.left.checked_sub(text.len()).ok_or(fmt::Error)?;
+        self.text.push_str(text);
+        Ok(())
+    }
+}
+
+fn text(args: &[Value], index: usize) -> &str {
+    args.get(index).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn replaced(args: &[Value]) -> Result<(), Error> {
+    let (whole, from, to) = (text(args, 0), text(args, 1), text(args, 2));
+    let found = whole.matches(from).count();
+    check(found.saturating_mul(to.len()).saturating_add(whole.len())).map(drop)
+}
+
+fn joined(args: &[Value]) -> Result<(), Error> {
+    let Some(items) = args.first() else {
+        return Ok(());
+    };
+    let mut bytes = 0_usize;
+    for item in items.try_iter()? {
+        let item = match item.as_str() {
+            Some(text) => text.len(),
+            None => shown(&item)?.len(),
+        };
+        bytes = bytes
+            .saturating_add(item)
+            .saturating_add(text(args, 1).len());
+        check(bytes)?;
+    }
+    Ok(())
+}
+
+fn indented(args: &[Value]) -> Result<(), Error> {
+    // By position or by name.
+    let width = |arg: &Value| {
+        let named = arg
+            .get_attr("width")
+            .ok()
+            .and_then(|width| width.as_usize());
+        arg.as_usize().or(named)
+    };
+    let width = args.iter().skip(1).filter_map(width).max().unwrap_or(4);
+    let lines = text(args, 0).lines().count().saturating_add(1);
+    check(
+        lines
+            .saturating_mul(width)
+            .saturating_add(text(args, 0).len()),
+    )
+    .map(drop)
+}
+
+/// No width in a format has so many digits.
+const DIGITS_MAX: usize = 3;
+
+fn formatted(args: &[Value]) -> Result<(), Error> {
+    let format = text(args, 0);
+    let mut digits = format.split(|c: char| !c.is_ascii_digit());
+    if digits.any(|digits| digits.len() > DIGITS_MAX) || format.contains('*') {
+        return Err(too_much());
+    }
+    let mut most = 1000_usize;
+    for arg in args.iter().skip(1) {
+        most = most.saturating_add(shown(arg)?.len());
+    }
+    let directives = format.matches(['%', '{']).count();
+    check(directives.saturating_mul(most).saturating_add(format.len())).map(drop)
+}
+
+fn printed(args: &[Value]) -> Result<(), Error> {
+    match args.first() {
+        Some(value) if value.as_str().is_none() => shown(value).map(drop),
+        _ => Ok(()),
+    }
+}
+
+/// A list of what may be single characters.
+fn listed(args: &[Value]) -> Result<(), Error> {
+    check(text(args, 0).len().saturating_mul(ELEMENT_BYTES)).map(drop)
+}

@@ -1,0 +1,151 @@
+//! A chat template as minijinja's instructions, changed so that nothing of it grows unseen.
+//!
+//! minijinja bounds how many instructions run and how deep they nest, but not what one of them makes: `x ~ x`, thirty times,
+//! is gigabytes. Whatever makes a value, or shows one, therefore passes a filter or the formatter of [`super::bounds`]:
+//!
+//! ```text
+//!   raw text                          EmitRaw      ►  LoadConst, Emit
+//!   a ~ b, a + b, calls, lists        Add …        ►  Add …, held
+//!   a namespace's member              SetAttr      ►  Swap, stored, Swap, SetAttr
+//!   a[b:c:d]                          Slice        ►  sliced
+//!   each turn of a loop               Iterate      ►  Iterate, LoadConst "", Emit
+//! ```
+
+use minijinja::machinery::{CodeGenerator, Instruction, Instructions, Token, parse, tokenize};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Value;
+use minijinja::{Error, ErrorKind};
+
+use super::bounds::{HELD, SLICED, STORED};
+
+/// The product of all numbers that a template multiplies with: constants are multiplied when it is compiled.
+const FACTORS_MAX: u64 = 1_000_000;
+/// No place in minijinja's table of filters that were looked up.
+const UNCACHED: u8 = u8::MAX;
+
+/// Compiles a template under a name that errors tell.
+///
+/// # Errors
+/// What minijinja says of its syntax; blocks, which chat templates do not have; constants that would be huge.
+pub(super) fn compile<'a>(
+    name: &'a str,
+    source: &'a str,
+    syntax: &SyntaxConfig,
+) -> Result<Instructions<'a>, Error> {
+    check_constants(source, syntax)?;
+    let tree = parse(source, name, syntax.clone())?;
+    let mut generator = CodeGenerator::new(name, source);
+    generator.compile_stmt(&tree);
+    let (instructions, blocks) = generator.finish();
+    if !blocks.is_empty() {
+        let message = "blocks are for templates that extend others, of which there are none";
+        return Err(Error::new(ErrorKind::SyntaxError, message));
+    }
+    Ok(bounded(instructions))
+}
+
+fn check_constants(source: &str, syntax: &SyntaxConfig) -> Result<(), Error> {
+    let mut product = 1_u64;
+    let mut before: Option<u64> = None;
+    let mut multiplied = false;
+    for token in tokenize(source, false, syntax.clone()) {
+        let (token, _) = token?;
+        let number = match &token {
+            Token::Int(number) => Some(*number),
+            Token::Int128(_) | Token::Float(_) => Some(FACTORS_MAX),
+            _ => None,
+        };
+        if matches!(token, Token::Mul) {
+            product = product.saturating_mul(before.unwrap_or(1).max(1));
+        } else if multiplied {
+            product = product.saturating_mul(number.unwrap_or(1).max(1));
+        }
+        multiplied = matches!(token, Token::Mul);
+        before = number;
+    }
+    if product > FACTORS_MAX {
+        let message = "it multiplies by numbers that no chat template needs";
+        return Err(Error::new(ErrorKind::SyntaxError, message));
+    }
+    Ok(())
+}
+
+fn bounded(mut from: Instructions<'_>) -> Instructions<'_> {
+    let mut to = Instructions::new(from.name(), from.source());
+    // Where each instruction comes to stand; jumps go there.
+    let (mut places, mut end) = (Vec::new(), 0);
+    while let Some(instruction) = from.get(places.len() as u32) {
+        places.push(end);
+        end += 1 + added(instruction);
+    }
+    let place = |target: u32| places.get(target as usize).copied().unwrap_or(end);
+    for index in 0..places.len() as u32 {
+        let Some(instruction) = from.get_mut(index) else {
+            break;
+        };
+        let filter = |name| Instruction::ApplyFilter(name, Some(1), UNCACHED);
+        let after = added(instruction);
+        match std::mem::replace(instruction, Instruction::Return) {
+            Instruction::EmitRaw(text) => {
+                to.add(Instruction::LoadConst(Value::from(text)));
+                to.add(Instruction::Emit);
+            }
+            Instruction::Iterate(target) => {
+                to.add(Instruction::Iterate(place(target)));
+                to.add(Instruction::LoadConst(Value::from("")));
+                to.add(Instruction::Emit);
+            }
+            Instruction::SetAttr(name) => {
+                to.add(Instruction::Swap);
+                to.add(filter(STORED));
+                to.add(Instruction::Swap);
+                to.add(Instruction::SetAttr(name));
+            }
+            Instruction::Slice => {
+                to.add(Instruction::ApplyFilter(SLICED, Some(4), UNCACHED));
+            }
+            Instruction::Jump(target) => {
+                to.add(Instruction::Jump(place(target)));
+            }
+            Instruction::JumpIfFalse(target) => {
+                to.add(Instruction::JumpIfFalse(place(target)));
+            }
+            Instruction::JumpIfFalseOrPop(target) => {
+                to.add(Instruction::JumpIfFalseOrPop(place(target)));
+            }
+            Instruction::JumpIfTrueOrPop(target) => {
+                to.add(Instruction::JumpIfTrueOrPop(place(target)));
+            }
+            Instruction::BuildMacro(name, target, flags) => {
+                to.add(Instruction::BuildMacro(name, place(target), flags));
+            }
+            other => {
+                to.add(other);
+                if after > 0 {
+                    to.add(filter(HELD));
+                }
+            }
+        }
+    }
+    to
+}
+
+/// How many instructions stand beside one.
+fn added(instruction: &Instruction<'_>) -> u32 {
+    match instruction {
+        Instruction::SetAttr(_) => 3,
+        Instruction::Iterate(_) => 2,
+        Instruction::EmitRaw(_)
+        | Instruction::Add
+        | Instruction::Mul
+        | Instruction::StringConcat
+        | Instruction::ApplyFilter(..)
+        | Instruction::CallFunction(..)
+        | Instruction::CallMethod(..)
+        | Instruction::CallObject(..)
+        | Instruction::BuildList(_)
+        | Instruction::BuildTuple(_)
+        | Instruction::BuildMap(_) => 1,
+        _ => 0,
+    }
+}

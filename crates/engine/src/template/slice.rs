@@ -1,0 +1,126 @@
+//! `value[start:stop:step]` as Python means it.
+//!
+//! minijinja panics where a list that is empty is read backwards, as `messages[::-1]` does, and where a bound stands behind
+//! the start of such a reading. A chat template is a stranger's program, so that slices are computed here.
+
+use minijinja::value::{Tuple, Value, ValueKind};
+use minijinja::{Error, ErrorKind};
+
+use super::bounds;
+
+/// The filter that stands in place of the instruction: the slice, paid for.
+///
+/// # Errors
+/// For what cannot be sliced, bounds that are no whole numbers, a step of zero, and what exceeds the budget.
+pub(super) fn sliced(
+    value: &Value,
+    start: Option<i64>,
+    stop: Option<i64>,
+    step: Option<i64>,
+) -> Result<Value, Error> {
+    let step = step.unwrap_or(1);
+    if step == 0 {
+        let message = "a slice has a step of zero";
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
+    match value.kind() {
+        ValueKind::String => {
+            let text = value.as_str().unwrap_or_default();
+            bounds::charge(text.len().saturating_mul(size_of::<char>()))?;
+            let letters: Vec<char> = text.chars().collect();
+            let taken = indices(letters.len(), start, stop, step).map(|index| letters[index]);
+            Ok(Value::from(taken.collect::<String>()))
+        }
+        ValueKind::Undefined | ValueKind::None => Ok(Value::from(Vec::<Value>::new())),
+        ValueKind::Seq | ValueKind::Iterable => {
+            // What is read while it is made may have no end.
+            bounds::weigh(value, false, 0, &mut 0)?;
+            let items: Vec<Value> = value.try_iter()?.collect();
+            bounds::charge(items.len().saturating_mul(size_of::<Value>()))?;
+            let taken = indices(items.len(), start, stop, step).map(|index| items[index].clone());
+            let taken: Vec<Value> = taken.collect();
+            Ok(if value.is_tuple() {
+                Value::from(Tuple::from(taken))
+            } else {
+                Value::from(taken)
+            })
+        }
+        kind => {
+            let message = format!("a value of type {kind} cannot be sliced");
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        }
+    }
+}
+
+/// Which of `len` elements are meant, in their order. `step` is not zero.
+fn indices(
+    len: usize,
+    start: Option<i64>,
+    stop: Option<i64>,
+    step: i64,
+) -> impl Iterator<Item = usize> {
+    // No collection is longer than its bytes, which i64 counts.
+    let len = i64::try_from(len).unwrap_or(i64::MAX);
+    let (first, last) = if step > 0 { (0, len) } else { (-1, len - 1) };
+    // A bound that is negative counts from the end; one that is outside means the end on its side.
+    let bound = |given: i64| {
+        let from_start = if given < 0 {
+            given.saturating_add(len)
+        } else {
+            given
+        };
+        from_start.clamp(first, last)
+    };
+    let (begin, end) = if step > 0 {
+        (first, last)
+    } else {
+        (last, first)
+    };
+    let begin = start.map_or(begin, bound);
+    let end = stop.map_or(end, bound);
+    let within = move |index: &i64| if step > 0 { *index < end } else { *index > end };
+    std::iter::successors(Some(begin), move |index| index.checked_add(step))
+        .take_while(within)
+        .filter_map(|index| usize::try_from(index).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The definition in Python's language reference: i, i + k, ... short of j.
+    fn meant(len: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> Vec<usize> {
+        let wide = i128::try_from(len).unwrap();
+        let place = |bound: i64| i128::from(bound) + if bound < 0 { wide } else { 0 };
+        let by = usize::try_from(step.unsigned_abs()).unwrap();
+        let taken: Vec<i128> = if step > 0 {
+            let i = start.map_or(0, place).max(0);
+            let j = stop.map_or(wide, place).min(wide);
+            (i..j).step_by(by).collect()
+        } else {
+            let last = wide - 1;
+            let i = start.map_or(last, place).min(last);
+            let j = stop.map_or(-1, place).max(-1);
+            (j + 1..=i).rev().step_by(by).collect()
+        };
+        let taken = taken.into_iter();
+        taken.map(|index| usize::try_from(index).unwrap()).collect()
+    }
+
+    #[test]
+    fn every_slice_is_pythons() {
+        let bounds = [i64::MIN, -7, -3, -2, -1, 0, 1, 2, 3, 7, i64::MAX].map(Some);
+        let bounds: Vec<Option<i64>> = bounds.into_iter().chain([None]).collect();
+        for len in 0..4 {
+            for &start in &bounds {
+                for &stop in &bounds {
+                    for step in [i64::MIN, -2, -1, 1, 2, i64::MAX] {
+                        let ours: Vec<usize> = indices(len, start, stop, step).collect();
+                        let meant = meant(len, start, stop, step);
+                        assert_eq!(ours, meant, "{len}: {start:?}:{stop:?}:{step}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! What a panic of a session's own code does: the session ends with `FUNCTION`, everybody who waits for it is woken, and
+//! the panic is counted. Panics of functions are caught where functions are polled (`run::flow`) and end one action.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sapwood_proto::evergreen::Status;
+
+use super::failure;
+use super::link::Link;
+use crate::node::panic_text;
+
+/// Around everything that polls one session. Clones guard the same session. Dropping the guard of the session's task ends
+/// the session if nothing else did, so that neither its transport nor its readers wait for ever.
+#[derive(Clone, Debug)]
+pub(super) struct Guard {
+    link: Link,
+    /// Where panics are counted (OA-913).
+    panics: Arc<AtomicU64>,
+}
+
+impl Guard {
+    pub(super) const fn new(link: Link, panics: Arc<AtomicU64>) -> Self {
+        Self { link, panics }
+    }
+
+    /// What `act` gives; `None` if it panicked, and the session is over by then.
+    pub(super) fn run<R>(&self, act: impl FnOnce() -> R) -> Option<R> {
+        catch_unwind(AssertUnwindSafe(act))
+            .inspect_err(|payload| self.panicked(&**payload))
+            .ok()
+    }
+
+    fn panicked(&self, payload: &(dyn Any + Send)) {
+        let panic = panic_text(payload);
+        self.panics.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(panic, "the task of a session panicked");
+        self.end();
+    }
+
+    /// With which status the session was aborted.
+    pub(super) fn aborted(&self) -> Option<Arc<Status>> {
+        self.link.with(|live| live.machine().aborted().cloned())
+    }
+
+    /// Ends the session, unless it is over.
+    pub(super) fn end(&self) {
+        self.link.with(|live| {
+            if live.closed().is_none() {
+                live.machine().abort(failure::lost());
+            }
+        });
+        self.link.flush();
+    }
+}

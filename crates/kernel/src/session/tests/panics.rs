@@ -1,0 +1,233 @@
+//! Panics, wherever they are: of a function one action ends, of the session's own code that session; all are counted, and
+//! everybody else goes on.
+
+use sapwood_proto::evergreen::Limits;
+use sapwood_proto::session::Stats;
+
+use super::*;
+use crate::probe::{FRAGILE_POLLS, Panics, fragile};
+
+fn spec() -> Spec {
+    Spec::new("fragile", "Panics.").outputs([Output::new(Port::MAIN, Mime::TEXT)])
+}
+
+/// A kernel whose function panics there, and what is shared with all of the function that is not dropped yet.
+fn kernel(panics: Panics, endless: bool) -> (Kernel, Arc<()>) {
+    let (kernel, alive) = (Kernel::new(), Arc::new(()));
+    kernel.add_all(test_functions()).unwrap();
+    let function = fragile(spec(), panics, endless, Arc::clone(&alive));
+    kernel.add(function).unwrap();
+    (kernel, alive)
+}
+
+fn partial() -> Options {
+    Options {
+        partial_failure: true,
+        ..Options::default()
+    }
+}
+
+fn session(kernel: &Kernel) -> Probe {
+    Probe::over(kernel.clone(), partial(), stream::pending().boxed())
+}
+
+/// The session still works.
+async fn goes_on(probe: &mut Probe) {
+    probe
+        .send(
+            vec![leaf("i", 0, true, "on")],
+            vec![action("echo", &[("text", "i")], &[("response", "o")])],
+        )
+        .await;
+    assert_eq!(probe.complete("o").await.data, b"on");
+}
+
+/// Every place at which a function can panic.
+fn places() -> impl Iterator<Item = Panics> {
+    let polls = 0..FRAGILE_POLLS;
+    let both = polls.clone().map(Panics::PollAndDrop);
+    let polls = polls.map(Panics::Poll);
+    [Panics::Call, Panics::Drop]
+        .into_iter()
+        .chain(polls)
+        .chain(both)
+}
+
+/// KE-139, EV-930
+#[tokio::test(start_paused = true)]
+async fn oa_913_a_function_that_panics_anywhere_ends_its_own_action_and_is_counted_once() {
+    for place in places() {
+        let (kernel, alive) = kernel(place, false);
+        let mut probe = session(&kernel);
+        let outputs = [("output", "f"), ("__status__", "s")];
+        let slow = action("slow", &[], &[("response", "other")]);
+        let asked = vec![slow, action("fragile", &[], &outputs)];
+        probe.send(vec![], asked).await;
+        let status = probe.complete("s").await.status.unwrap();
+        assert_eq!(
+            (status.code, &*status.reason),
+            (Code::Internal, "FUNCTION"),
+            "{place:?}"
+        );
+        assert!(!status.message.contains("on purpose"), "{place:?}");
+        assert_eq!(
+            reason(probe.complete("f").await.status),
+            "FUNCTION",
+            "{place:?}"
+        );
+        goes_on(&mut probe).await;
+        assert!(!probe.nodes.contains_key("other"), "{place:?}: it goes on");
+        assert_eq!(kernel.panics(), 1, "{place:?}");
+        drop(probe.send);
+        probe.task.abort();
+        let _ = probe.task.await;
+        drop(kernel);
+        assert_eq!(Arc::strong_count(&alive), 1, "{place:?}: nothing is left");
+    }
+}
+
+/// The stream of a function that does not end is dropped by whoever ends it.
+#[tokio::test(start_paused = true)]
+async fn oa_913_a_panic_in_a_drop_by_cancel_deadline_or_end_is_counted_and_ends_nothing_else() {
+    let outputs = [("output", "f"), ("__status__", "s")];
+    let begun = |kernel: &Kernel| (session(kernel), action("fragile", &[], &outputs));
+
+    let (kernel, alive) = kernel(Panics::Drop, true);
+    let (mut probe, asked) = begun(&kernel);
+    probe.send(vec![], vec![asked]).await;
+    probe.holds("f", "ab").await;
+    let cancel = action("CANCEL", &[("action", "f")], &[("result", "c")]);
+    probe.send(vec![], vec![cancel]).await;
+    assert!(
+        probe.complete("s").await.status.is_none(),
+        "EV-913: a cancelled action ends well"
+    );
+    goes_on(&mut probe).await;
+    assert_eq!((kernel.panics(), Arc::strong_count(&alive)), (1, 2));
+
+    let (mut probe, mut asked) = begun(&kernel);
+    asked.configs.push(timeout(1, 0));
+    probe.send(vec![], vec![asked]).await;
+    assert_eq!(reason(probe.complete("s").await.status), "DEADLINE");
+    goes_on(&mut probe).await;
+    assert_eq!((kernel.panics(), Arc::strong_count(&alive)), (2, 2));
+
+    let (mut probe, asked) = begun(&kernel);
+    probe.send(vec![], vec![asked]).await;
+    probe.holds("f", "ab").await;
+    let over = Status::new(Reason::Cancelled, "");
+    probe.send.send(Err(over)).await.unwrap();
+    assert_eq!(reason(probe.failure().await), "CANCELLED");
+    assert_eq!(reason(probe.task.await.unwrap()), "CANCELLED");
+    assert_eq!((kernel.panics(), Arc::strong_count(&alive)), (3, 2));
+
+    // The task itself is dropped, as with its connection.
+    let (mut probe, asked) = begun(&kernel);
+    probe.send(vec![], vec![asked]).await;
+    probe.holds("f", "ab").await;
+    probe.task.abort();
+    assert!(probe.task.await.unwrap_err().is_cancelled());
+    assert_eq!((kernel.panics(), Arc::strong_count(&alive)), (4, 2));
+}
+
+/// Panics when it has seen so many actions end.
+struct Nervous;
+
+impl Observe for Nervous {
+    fn counted(&mut self, stats: &Stats) {
+        assert!(stats.actions == 0, "on purpose");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn oa_913_a_panic_of_a_sessions_own_task_ends_that_session_with_a_code() {
+    let kernel = Kernel::new();
+    kernel.add_all(test_functions()).unwrap();
+    let mut other = session(&kernel);
+    // What the transport gives, and who counts, panic.
+    let broken = stream::iter([()]).map(|()| -> Result<Message, Status> { panic!("on purpose") });
+    let (session, mut outgoing) = open(kernel.clone(), partial(), ());
+    let task = tokio::spawn(session.run(broken, stream::pending::<Order>()));
+    let said = outgoing.next().await.unwrap().unwrap_err();
+    assert_eq!((said.code, &*said.reason), (Code::Internal, "FUNCTION"));
+    assert!(outgoing.next().await.is_none());
+    assert_eq!(reason(task.await.unwrap()), "FUNCTION");
+    assert_eq!(kernel.panics(), 1);
+
+    let (session, mut outgoing) = open(kernel.clone(), partial(), Nervous);
+    let echo = action("echo", &[("text", "i")], &[("response", "o")]);
+    let message = Message {
+        fragments: [leaf("i", 0, true, "in")].into_iter().collect(),
+        actions: vec![echo],
+        ..Message::default()
+    };
+    let incoming = stream::iter([Ok(message)]).chain(stream::pending());
+    let task = tokio::spawn(session.run(incoming, stream::pending::<Order>()));
+    let said = loop {
+        match outgoing.next().await {
+            Some(Ok(_)) => {}
+            Some(Err(status)) => break status,
+            None => panic!("it ended well"),
+        }
+    };
+    assert_eq!((said.code, &*said.reason), (Code::Internal, "FUNCTION"));
+    assert_eq!(reason(task.await.unwrap()), "FUNCTION");
+    // Once as it was told of the action, once as it was told of the end.
+    assert_eq!(kernel.panics(), 3);
+    goes_on(&mut other).await;
+}
+
+fn timeout(seconds: i64, nanos: i32) -> prost_types::Any {
+    let options = ActionOptions {
+        timeout: Some(prost_types::Duration { seconds, nanos }),
+    };
+    prost_types::Any {
+        type_url: "type.googleapis.com/sapwood.v1.ActionOptions".into(),
+        value: prost::Message::encode_to_vec(&options),
+    }
+}
+
+/// EV-912
+#[tokio::test(start_paused = true)]
+async fn ev_950_durations_of_any_length_are_taken_and_end_nothing() {
+    for (seconds, nanos) in [
+        (i64::MAX, 999_999_999),
+        (i64::MAX, 0),
+        (i64::MAX / 2, 0),
+        (9_223_372_036, 0),
+        (u32::MAX.into(), 0),
+        (315_576_000_000, 999_999_999),
+    ] {
+        let options = Options {
+            limits: Arc::new(Limits {
+                // Nothing else sets a timer.
+                idle_timeout: Duration::MAX,
+                ..Limits::default()
+            }),
+            timeout: Some(Duration::MAX),
+            ..partial()
+        };
+        let mut probe = Probe::open([], options);
+        let mut slow = action("slow", &[], &[("response", "r")]);
+        slow.configs.push(timeout(seconds, nanos));
+        let ttl = prost_types::Duration { seconds, nanos };
+        let mut set = action("SET_TTL", &[("node", "r")], &[("result", "set")]);
+        set.configs.push(prost_types::Any {
+            type_url: "type.googleapis.com/google.protobuf.Duration".into(),
+            value: prost::Message::encode_to_vec(&ttl),
+        });
+        let spelled = action(
+            "SET_TTL",
+            &[("node", "r"), ("ttl", "t")],
+            &[("result", "again")],
+        );
+        let text = leaf("t", 0, true, "\"999999999999.999999999s\"");
+        probe.send(vec![text], vec![slow, set, spelled]).await;
+        for result in ["set", "again"] {
+            assert_eq!(probe.complete(result).await.data, br#"{"set":true}"#);
+        }
+        goes_on(&mut probe).await;
+        assert!(!probe.nodes.contains_key("r"), "{seconds}: it goes on");
+        assert!(!probe.task.is_finished());
+    }
+}

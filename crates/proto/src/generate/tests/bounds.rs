@@ -1,0 +1,97 @@
+//! D-47: what a request may hold is bounded while it is read.
+
+use super::*;
+
+fn infer(inputs: &str) -> Result<Infer, String> {
+    let body = format!(r#"{{"inputs":[{inputs}]}}"#);
+    let (signature, limits) = (Signature::union(), Limits::default());
+    let read = mapper(&signature, &limits).infer(body.as_bytes(), None);
+    read.map_err(|refused| refused.to_string())
+}
+
+fn list(count: usize) -> String {
+    format!("[{}]", vec![r#""a""#; count].join(","))
+}
+
+#[test]
+fn d_47_a_shape_has_sixteen_dimensions_at_most() {
+    let shaped = |rank: usize| {
+        let shape = vec!["1"; rank].join(",");
+        infer(&format!(
+            r#"{{"name":"text_input","datatype":"BYTES","shape":[{shape}],"data":["x"]}}"#
+        ))
+    };
+    assert!(shaped(16).is_ok());
+    assert_eq!(
+        shaped(17).unwrap_err(),
+        "a shape has more than 16 dimensions"
+    );
+}
+
+#[test]
+fn d_47_a_shape_that_is_refused_is_not_told_at_length() {
+    let refused = infer(r#"{"name":"text_input","datatype":"BYTES","shape":[2,2],"data":["x"]}"#);
+    assert!(refused.unwrap_err().len() < 256);
+    let name = "n".repeat(10_000);
+    let refused = infer(&format!(
+        r#"{{"name":"{name}","datatype":"BYTES","shape":[1],"data":["x"]}}"#
+    ));
+    assert!(refused.unwrap_err().len() < 512);
+    let body = format!(r#"{{"text_input":"x","temperature":"{name}"}}"#);
+    assert!(map(&Signature::union(), &body).unwrap_err().len() < 512);
+    let body = format!(r#"{{"text_input":"x","{name}":null}}"#);
+    assert!(map(&Signature::union(), &body).unwrap_err().len() < 512);
+}
+
+#[test]
+fn d_47_stop_texts_and_bad_words_are_counted_before_they_are_kept() {
+    for name in ["stop_words", "bad_words"] {
+        let given = |count| {
+            let body = format!(r#"{{"text_input":"x","{name}":{}}}"#, list(count));
+            map(&Signature::union(), &body)
+        };
+        assert!(given(64).is_ok());
+        let refused = given(65).unwrap_err();
+        assert!(
+            refused.contains("must be at most 64 strings of at most 1024 bytes"),
+            "{refused}"
+        );
+        // As a tensor: refused by its shape alone.
+        let tensor = |count: usize| {
+            infer(&format!(
+                r#"{{"name":"text_input","datatype":"BYTES","shape":[1],"data":["x"]}},
+                {{"name":"{name}","datatype":"BYTES","shape":[{count}],"data":{}}}"#,
+                list(count)
+            ))
+        };
+        assert!(tensor(64).is_ok());
+        assert!(tensor(65).unwrap_err().contains("at most 64 strings"));
+    }
+}
+
+#[test]
+fn d_47_sampling_parameters_are_bounded_while_they_are_read() {
+    let settings = |count: usize| {
+        let list = format!(r#"{{\"x\":[{}]}}"#, vec!["0"; count].join(","));
+        let body = format!(r#"{{"text_input":"x","sampling_parameters":"{list}"}}"#);
+        let signature = Signature::union();
+        let mapped = map(&signature, &body).unwrap();
+        Settings::of(&signature, &mapped, &Limits::default()).map_err(|refused| refused.to_string())
+    };
+    // An object counts eight, and the list is one.
+    assert!(settings(9_991).is_ok());
+    assert_eq!(
+        settings(9_992).unwrap_err(),
+        "sampling_parameters must be a JSON object: more than 10000 JSON values"
+    );
+}
+
+#[test]
+fn d_47_a_conversation_is_kept_without_its_white_space_and_makes_no_tree() {
+    let body = r#"{"messages": [ {"role" : "user",
+        "content": "a  \" b\\" } ] }"#;
+    let mapped = map(&Signature::union(), body).unwrap();
+    let (_, tensor) = &mapped.tensors[0];
+    let expect = r#"[{"role":"user","content":"a  \" b\\"}]"#;
+    assert_eq!(*tensor, Tensor::texts([expect]));
+}

@@ -1,0 +1,303 @@
+//! What a gRPC message would cost once it is decoded, counted on its bytes before anything is made of them (D-47).
+//!
+//! Decoded, a message is up to a hundred times as large as its bytes: two bytes are an empty tensor, one is a dimension of
+//! a shape. The generated decoder makes all of it before anybody can look, so this looks first.
+
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+use super::limits::Limits;
+use super::refused::Refused;
+
+/// Checks the bytes of a `ModelInferRequest`; how much memory the message takes at most.
+///
+/// # Errors
+/// `Tensors`, `Rank`, `Members` and `MessageBytes`; `Malformed` for what is no message.
+pub fn request_bytes(message: &[u8], limits: &Limits) -> Result<usize, Refused> {
+    let mut counting = Counting {
+        limits,
+        bytes: 0,
+        inputs: 0,
+        outputs: 0,
+        parameters: 0,
+    };
+    each_field(message, &mut |tag, value| counting.request(tag, value))?;
+    Ok(counting.bytes)
+}
+
+/// The value of a field.
+#[derive(Clone, Copy)]
+enum Value<'a> {
+    /// A number, and its bytes on the wire.
+    Number,
+    Bytes(&'a [u8]),
+}
+
+fn each_field<'a>(
+    mut rest: &'a [u8],
+    each: &mut dyn FnMut(u32, Value<'a>) -> Result<(), Refused>,
+) -> Result<(), Refused> {
+    while !rest.is_empty() {
+        let (tag, kind) = decode_key(&mut rest).map_err(|_| Refused::Malformed)?;
+        let value = if kind == WireType::LengthDelimited {
+            let len = decode_varint(&mut rest).map_err(|_| Refused::Malformed)?;
+            let len = usize::try_from(len).map_err(|_| Refused::Malformed)?;
+            let (value, after) = rest.split_at_checked(len).ok_or(Refused::Malformed)?;
+            rest = after;
+            Value::Bytes(value)
+        } else {
+            skip_field(kind, tag, &mut rest, DecodeContext::default())
+                .map_err(|_| Refused::Malformed)?;
+            Value::Number
+        };
+        each(tag, value)?;
+    }
+    Ok(())
+}
+
+/// What has been counted of one message.
+struct Counting<'a> {
+    limits: &'a Limits,
+    bytes: usize,
+    inputs: usize,
+    outputs: usize,
+    parameters: usize,
+}
+
+impl Counting<'_> {
+    fn request(&mut self, tag: u32, value: Value<'_>) -> Result<(), Refused> {
+        match (tag, value) {
+            (PARAMETERS, Value::Bytes(bytes)) => self.parameter(bytes.len()),
+            (INPUTS, Value::Bytes(tensor)) => {
+                self.inputs += 1;
+                self.tensor(self.inputs)?;
+                let mut rank = 0;
+                each_field(tensor, &mut |tag, value| self.input(tag, value, &mut rank))
+            }
+            (OUTPUTS, Value::Bytes(output)) => {
+                self.outputs += 1;
+                self.tensor(self.outputs)?;
+                each_field(output, &mut |tag, value| match (tag, value) {
+                    (OUTPUT_PARAMETERS, Value::Bytes(bytes)) => self.parameter(bytes.len()),
+                    (_, value) => self.text(value),
+                })
+            }
+            // Views of the message; a tensor's bytes each.
+            (RAW_CONTENTS, Value::Bytes(bytes)) => self.add(ENTRY_BYTES + bytes.len()),
+            (_, value) => self.text(value),
+        }
+    }
+
+    fn input(&mut self, tag: u32, value: Value<'_>, rank: &mut usize) -> Result<(), Refused> {
+        match (tag, value) {
+            (SHAPE, value) => {
+                *rank += numbers(value);
+                if *rank > self.limits.tensor_rank {
+                    return Err(Refused::Rank(self.limits.tensor_rank));
+                }
+                Ok(())
+            }
+            (INPUT_PARAMETERS, Value::Bytes(bytes)) => self.parameter(bytes.len()),
+            (CONTENTS, Value::Bytes(contents)) => {
+                each_field(contents, &mut |tag, value| self.contents(tag, value))
+            }
+            (_, value) => self.text(value),
+        }
+    }
+
+    fn contents(&mut self, tag: u32, value: Value<'_>) -> Result<(), Refused> {
+        let bytes = match (tag, value) {
+            (BOOLS, value) => numbers(value),
+            (INTS | UINTS, value) => numbers(value) * 4,
+            (INT64S | UINT64S, value) => numbers(value) * 8,
+            // Four and eight bytes each, as they are on the wire.
+            (FP32S | FP64S, Value::Bytes(bytes)) => bytes.len(),
+            (FP32S | FP64S, Value::Number) => 8,
+            (STRINGS, Value::Bytes(bytes)) => ENTRY_BYTES + bytes.len(),
+            _ => 0,
+        };
+        self.add(bytes)
+    }
+
+    fn parameter(&mut self, bytes: usize) -> Result<(), Refused> {
+        self.parameters += 1;
+        if self.parameters > self.limits.json_members {
+            return Err(Refused::Members(self.limits.json_members));
+        }
+        self.add(TENSOR_BYTES + bytes)
+    }
+
+    fn tensor(&mut self, count: usize) -> Result<(), Refused> {
+        if count > self.limits.tensors {
+            return Err(Refused::Tensors(self.limits.tensors));
+        }
+        self.add(TENSOR_BYTES)
+    }
+
+    fn text(&mut self, value: Value<'_>) -> Result<(), Refused> {
+        match value {
+            Value::Bytes(bytes) => self.add(bytes.len()),
+            Value::Number => Ok(()),
+        }
+    }
+
+    fn add(&mut self, bytes: usize) -> Result<(), Refused> {
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.bytes > self.limits.input_bytes {
+            return Err(Refused::MessageBytes(self.limits.input_bytes));
+        }
+        Ok(())
+    }
+}
+
+/// How many numbers a field has: packed ones end with a byte below 128 each.
+fn numbers(value: Value<'_>) -> usize {
+    match value {
+        Value::Number => 1,
+        Value::Bytes(bytes) => bytes.iter().filter(|byte| **byte < 0x80).count(),
+    }
+}
+
+/// What a view of bytes, or a string of its own, takes beside its bytes.
+const ENTRY_BYTES: usize = 64;
+/// What a tensor or a parameter takes beside its texts.
+const TENSOR_BYTES: usize = 256;
+
+// The fields of `ModelInferRequest` and of the messages within it.
+const PARAMETERS: u32 = 4;
+const INPUTS: u32 = 5;
+const OUTPUTS: u32 = 6;
+const RAW_CONTENTS: u32 = 7;
+const SHAPE: u32 = 3;
+const INPUT_PARAMETERS: u32 = 4;
+const CONTENTS: u32 = 5;
+const OUTPUT_PARAMETERS: u32 = 2;
+const BOOLS: u32 = 1;
+const INTS: u32 = 2;
+const INT64S: u32 = 3;
+const UINTS: u32 = 4;
+const UINT64S: u32 = 5;
+const FP32S: u32 = 6;
+const FP64S: u32 = 7;
+const STRINGS: u32 = 8;
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::*;
+    use crate::generated::inference::model_infer_request::{
+        InferInputTensor, InferRequestedOutputTensor,
+    };
+    use crate::generated::inference::{InferTensorContents, ModelInferRequest};
+
+    fn check(message: &ModelInferRequest, limits: &Limits, expect: Result<(), Refused>) {
+        let counted = request_bytes(&message.encode_to_vec(), limits);
+        assert_eq!(counted.map(|_| ()), expect);
+    }
+
+    fn input(tensor: InferInputTensor) -> ModelInferRequest {
+        ModelInferRequest {
+            inputs: vec![tensor],
+            ..ModelInferRequest::default()
+        }
+    }
+
+    fn contents(contents: InferTensorContents) -> ModelInferRequest {
+        input(InferInputTensor {
+            contents: Some(contents),
+            ..InferInputTensor::default()
+        })
+    }
+
+    #[test]
+    fn d_47_the_rank_of_a_shape_is_bounded_before_it_is_decoded() {
+        let limits = Limits::default();
+        let shape = |rank| {
+            input(InferInputTensor {
+                shape: vec![1; rank],
+                ..InferInputTensor::default()
+            })
+        };
+        check(&shape(16), &limits, Ok(()));
+        check(&shape(17), &limits, Err(Refused::Rank(16)));
+        // One by one, as older libraries write them: field 3 as a number.
+        let one_by_one = |rank| {
+            let tensor = [SHAPE as u8 * 8, 1].repeat(rank);
+            [&[INPUTS as u8 * 8 + 2, tensor.len() as u8], &tensor[..]].concat()
+        };
+        assert!(request_bytes(&one_by_one(16), &limits).is_ok());
+        let error = request_bytes(&one_by_one(17), &limits);
+        assert_eq!(error, Err(Refused::Rank(16)));
+    }
+
+    #[test]
+    fn d_47_tensors_and_parameters_are_bounded_before_they_are_decoded() {
+        let limits = Limits {
+            tensors: 2,
+            json_members: 2,
+            ..Limits::default()
+        };
+        let inputs = |count| ModelInferRequest {
+            inputs: vec![InferInputTensor::default(); count],
+            ..ModelInferRequest::default()
+        };
+        check(&inputs(2), &limits, Ok(()));
+        check(&inputs(3), &limits, Err(Refused::Tensors(2)));
+        let outputs = |count| ModelInferRequest {
+            outputs: vec![InferRequestedOutputTensor::default(); count],
+            ..ModelInferRequest::default()
+        };
+        check(&outputs(2), &limits, Ok(()));
+        check(&outputs(3), &limits, Err(Refused::Tensors(2)));
+        // Of the request and of its tensors together.
+        let parameter = |name: &str| (name.to_owned(), Default::default());
+        let mut message = inputs(1);
+        message.inputs[0].parameters = [parameter("a")].into();
+        message.parameters = [parameter("a")].into();
+        check(&message, &limits, Ok(()));
+        message.parameters = ["a", "b"].map(parameter).into();
+        check(&message, &limits, Err(Refused::Members(2)));
+    }
+
+    #[test]
+    fn d_47_elements_are_counted_as_they_will_be_stored() {
+        let room = |bytes| Limits {
+            input_bytes: TENSOR_BYTES + bytes,
+            ..Limits::default()
+        };
+        let numbers = |count: usize| {
+            contents(InferTensorContents {
+                int64_contents: vec![1; count],
+                ..InferTensorContents::default()
+            })
+        };
+        check(&numbers(10), &room(80), Ok(()));
+        let max = TENSOR_BYTES + 80;
+        check(&numbers(11), &room(80), Err(Refused::MessageBytes(max)));
+        let strings = |count: usize| {
+            contents(InferTensorContents {
+                bytes_contents: vec![Default::default(); count],
+                ..InferTensorContents::default()
+            })
+        };
+        check(&strings(10), &room(10 * ENTRY_BYTES), Ok(()));
+        let max = TENSOR_BYTES + 10 * ENTRY_BYTES;
+        let error = Err(Refused::MessageBytes(max));
+        check(&strings(11), &room(10 * ENTRY_BYTES), error);
+        let raw = |count| ModelInferRequest {
+            raw_input_contents: vec![Default::default(); count],
+            ..ModelInferRequest::default()
+        };
+        check(&raw(5), &room(ENTRY_BYTES), Ok(()));
+        let max = TENSOR_BYTES + ENTRY_BYTES;
+        check(&raw(6), &room(ENTRY_BYTES), Err(Refused::MessageBytes(max)));
+    }
+
+    #[test]
+    fn d_47_what_is_no_message_is_refused() {
+        let limits = Limits::default();
+        for bytes in [&[0xff][..], &[INPUTS as u8 * 8 + 2, 9, 0], &[0x0a, 0xff]] {
+            assert_eq!(request_bytes(bytes, &limits), Err(Refused::Malformed));
+        }
+    }
+}

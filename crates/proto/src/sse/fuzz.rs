@@ -1,0 +1,52 @@
+//! Any bytes as server-sent events, for the fuzzer and for tests.
+//!
+//! What has to hold: the same events however the bytes come, and none beyond its limits. Built for tests and fuzzing alone.
+
+use super::{Event, Events, Limits, Violation};
+
+/// Small, so that the fuzzer finds long lines.
+const LIMITS: Limits = Limits {
+    line_bytes: 512,
+    event_bytes: 1_024,
+};
+
+/// Reads `bytes` behind the first, which says how they are cut.
+///
+/// # Panics
+/// If an invariant does not hold.
+pub fn events(bytes: &[u8]) {
+    let (cut, bytes) = bytes.split_first().unwrap_or((&0, bytes));
+    let whole = read(bytes.chunks(bytes.len().max(1)));
+    let pieces = read(bytes.chunks(usize::from(*cut) + 1));
+    assert_eq!(whole, pieces, "how bytes are cut changes nothing");
+    for event in whole.0 {
+        assert!(event.data.len() <= LIMITS.event_bytes);
+        assert!(event.name.len().max(event.id.len()) <= LIMITS.line_bytes);
+    }
+}
+
+fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Event>, Result<(), Violation>) {
+    let mut events = Events::new(LIMITS);
+    let mut all = Vec::new();
+    for piece in pieces {
+        events.push(piece);
+        loop {
+            match events.next() {
+                Ok(Some(event)) => all.push(event),
+                Ok(None) => break,
+                Err(violation) => return (all, Err(violation)),
+            }
+        }
+    }
+    (all, events.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::corpus::replay;
+
+    #[test]
+    fn the_corpus_is_replayed() {
+        replay("sse_events", super::events);
+    }
+}

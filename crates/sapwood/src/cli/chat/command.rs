@@ -1,0 +1,81 @@
+//! What a line of a chat means.
+
+/// A line, read.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Command<'a> {
+    Nothing,
+    Ask(&'a str),
+    Help,
+    New,
+    Quit,
+    /// Ask the last question again.
+    Retry,
+    /// With a text, or nothing to see what is set; `-` takes it away.
+    System(&'a str),
+    Model(&'a str),
+    Temperature(&'a str),
+    Save(&'a str),
+    /// Begins like a command and is none.
+    Unknown(&'a str),
+}
+
+impl<'a> Command<'a> {
+    pub(super) fn read(line: &'a str) -> Self {
+        let line = line.trim();
+        if !line.starts_with('/') {
+            return if line.is_empty() {
+                Self::Nothing
+            } else {
+                Self::Ask(line)
+            };
+        }
+        let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        let rest = rest.trim();
+        match name {
+            "/help" => Self::Help,
+            "/new" => Self::New,
+            "/quit" | "/exit" => Self::Quit,
+            "/retry" => Self::Retry,
+            "/system" => Self::System(rest),
+            "/model" => Self::Model(rest),
+            "/temperature" => Self::Temperature(rest),
+            "/save" => Self::Save(rest),
+            other => Self::Unknown(other),
+        }
+    }
+}
+
+pub(super) const HELP: &str = "\
+/new               forget the conversation
+/retry             ask the last question again
+/system [TEXT]     set the system message; without TEXT, show it; /system - takes it away
+/model [NAME]      talk to another model; without NAME, list them
+/temperature [X]   0 takes the likeliest token, higher varies more; without X, show it; - goes back to the model's own
+/save FILE         write the conversation to a file, as JSON if its name ends in .json
+/quit              leave; so do Ctrl-D, and Ctrl-C while nothing is answered
+Ctrl-C             stop an answer";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_a_command_or_a_question() {
+        for (line, command) in [
+            ("  ", Command::Nothing),
+            (" What? ", Command::Ask("What?")),
+            ("/new", Command::New),
+            ("/exit ", Command::Quit),
+            ("/retry", Command::Retry),
+            ("/system", Command::System("")),
+            ("/system  Be brief. ", Command::System("Be brief.")),
+            ("/systematic", Command::Unknown("/systematic")),
+            ("/model\tb", Command::Model("b")),
+            ("/temperature 0.2", Command::Temperature("0.2")),
+            ("/save a b.txt", Command::Save("a b.txt")),
+            ("/", Command::Unknown("/")),
+        ] {
+            assert_eq!(Command::read(line), command, "{line}");
+        }
+    }
+}

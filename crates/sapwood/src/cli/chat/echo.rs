@@ -1,0 +1,37 @@
+//! A terminal that does not show what is typed while an answer is written: it would stand in the middle of it. The line that is
+//! edited next has it.
+
+use std::io::{IsTerminal, stdin};
+
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+
+/// Until it is dropped nothing typed is shown.
+pub(super) struct Quiet(Option<Termios>);
+
+impl Quiet {
+    /// Where standard input is no terminal nothing happens.
+    pub(super) fn begin() -> Self {
+        if !stdin().is_terminal() {
+            return Self(None);
+        }
+        let Ok(before) = tcgetattr(stdin()) else {
+            return Self(None);
+        };
+        let mut quiet = before.clone();
+        // Ctrl-C stays a signal.
+        quiet
+            .local_modes
+            .remove(LocalModes::ECHO | LocalModes::ECHONL);
+        let set = tcsetattr(stdin(), OptionalActions::Now, &quiet);
+        Self(set.is_ok().then_some(before))
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0 {
+            // A terminal that is gone needs nothing.
+            let _ = tcsetattr(stdin(), OptionalActions::Now, before);
+        }
+    }
+}

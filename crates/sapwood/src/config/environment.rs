@@ -1,0 +1,289 @@
+//! The environment as a layer of the configuration: which variables are ours, what they set, and what is said of the others.
+//!
+//! `SAPWOOD_ENGINE__THREADS=2` is `engine.threads = 2`; three names are shorter. A variable that begins with `SAPWOOD_` and is
+//! not ours never keeps anything from starting (D-46): Kubernetes defines several for each service, also for one that is called
+//! `sapwood`.
+
+use std::collections::BTreeSet;
+
+use figment::providers::Env;
+use figment::value::{Dict, Map, Value};
+use figment::{Metadata, Profile, Provider};
+use sapwood_proto::secret::Secret;
+
+use super::layers::nearest;
+use super::{Config, is_named_by_user, is_text};
+
+/// The variables that are ours, and what is said of those that are not.
+#[derive(Clone, Default)]
+pub(super) struct Environment {
+    set: Vec<Variable>,
+    strangers: Vec<String>,
+    /// Those of Kubernetes.
+    passed_over: Vec<String>,
+}
+
+#[derive(Clone)]
+struct Variable {
+    name: String,
+    /// Dotted.
+    key: String,
+    value: Value,
+}
+
+/// The name of this layer, by which its values are recognised.
+pub(super) const SOURCE: &str = "environment";
+const PREFIX: &str = "SAPWOOD_";
+/// Read elsewhere: by the command line, and when the binary is built.
+const OTHERS: [&str; 2] = ["SAPWOOD_CONFIG", "SAPWOOD_COMMIT"];
+/// Shorter than what their keys would make.
+const SHORT: [(&str, &str); 3] = [
+    ("SAPWOOD_SERVER", "client.server"),
+    ("SAPWOOD_API_KEY", "auth.key"),
+    ("SAPWOOD_CLIENT_KEY", "client.key"),
+];
+
+impl Environment {
+    /// The environment of this process.
+    pub(super) fn read() -> Self {
+        let all = Env::raw();
+        let all = all
+            .iter()
+            .map(|(name, value)| (name.as_str().to_ascii_uppercase(), value));
+        Self::of(all.filter(|(name, _)| name.starts_with(PREFIX)))
+    }
+
+    fn of(variables: impl Iterator<Item = (String, String)>) -> Self {
+        let known = known();
+        let mut read = Self::default();
+        for (name, value) in variables {
+            if OTHERS.contains(&name.as_str()) {
+                continue;
+            }
+            let short = SHORT.iter().find(|(short, _)| *short == name);
+            let key = match short {
+                Some((_, key)) => (*key).to_owned(),
+                None => name[PREFIX.len()..].to_ascii_lowercase().replace("__", "."),
+            };
+            if known.contains(&key) || is_named_by_user(&key) {
+                // A key of digits only would be taken for a number, and a server would then let in who leaves out its zeros.
+                let value = if is_text(&key) {
+                    Value::from(value)
+                } else {
+                    value.parse().unwrap_or_else(|never| match never {})
+                };
+                read.set.push(Variable { name, key, value });
+            } else if is_of_kubernetes(&name, &value) {
+                read.passed_over.push(name);
+            } else {
+                read.strangers.push(stranger(&name, &known));
+            }
+        }
+        read
+    }
+
+    /// What to say of each variable that looks like ours and is not.
+    pub(super) fn strangers(&self) -> &[String] {
+        &self.strangers
+    }
+
+    /// Variables that Kubernetes defines for a service of our name.
+    pub(super) fn passed_over(&self) -> &[String] {
+        &self.passed_over
+    }
+
+    /// The variable that sets a key, or what it stands below.
+    pub(super) fn name_of(&self, key: &str) -> Option<&str> {
+        let of = |variable: &&Variable| super::is_within(key, &variable.key);
+        self.set.iter().find(of).map(|variable| &*variable.name)
+    }
+}
+
+impl Provider for Environment {
+    fn metadata(&self) -> Metadata {
+        Metadata::named(SOURCE)
+    }
+
+    fn data(&self) -> figment::Result<Map<Profile, Dict>> {
+        let nested =
+            |variable: &Variable| figment::util::nest(&variable.key, variable.value.clone());
+        let merge =
+            |all, one: Value| super::layers::merge(all, one.into_dict().unwrap_or_default());
+        Ok(Profile::Default.collect(self.set.iter().map(nested).fold(Dict::new(), merge)))
+    }
+}
+
+/// Every key, dotted, tables included.
+fn known() -> BTreeSet<String> {
+    let mut keys = BTreeSet::new();
+    let tree = serde_json::to_value(Config::default()).unwrap_or_default();
+    collect("", &tree, &mut keys);
+    keys
+}
+
+fn collect(prefix: &str, value: &serde_json::Value, into: &mut BTreeSet<String>) {
+    for (key, value) in value.as_object().into_iter().flatten() {
+        let dotted = if prefix.is_empty() {
+            key.clone()
+        } else {
+            format!("{prefix}.{key}")
+        };
+        collect(&dotted, value, into);
+        into.insert(dotted);
+    }
+}
+
+fn stranger(name: &str, known: &BTreeSet<String>) -> String {
+    let usual = known
+        .iter()
+        .map(|key| key.replace('.', "__").to_uppercase());
+    let short = SHORT
+        .iter()
+        .map(|(short, _)| short[PREFIX.len()..].to_owned());
+    let names: Vec<String> = usual.chain(short).collect();
+    match nearest(&name[PREFIX.len()..], names.iter().map(String::as_str)) {
+        Some(best) => format!("{name} sets nothing; did you mean {PREFIX}{best}?"),
+        None => format!("{name} sets nothing: no key of the configuration is called so"),
+    }
+}
+
+/// Whether Kubernetes (or Docker, for links) defines it for a service whose name begins with `sapwood`: `SAPWOOD_SERVICE_HOST`,
+/// `SAPWOOD_SERVICE_PORT_HTTP`, `SAPWOOD_PORT=tcp://10.0.0.1:8000`, `SAPWOOD_PORT_8000_TCP_ADDR`, also with more of the service's
+/// name before these.
+fn is_of_kubernetes(name: &str, value: &str) -> bool {
+    let protocols = ["TCP", "UDP", "SCTP"];
+    let is_url = || {
+        let scheme = value.split_once("://").map_or("", |(scheme, _)| scheme);
+        protocols.contains(&scheme.to_ascii_uppercase().as_str())
+    };
+    if name.ends_with("_SERVICE_HOST") || name.ends_with("_SERVICE_PORT") {
+        return true;
+    }
+    if name.contains("_SERVICE_PORT_") {
+        return value.parse::<u16>().is_ok();
+    }
+    if name.ends_with("_PORT") && is_url() {
+        return true;
+    }
+    // NUMBER_PROTOCOL, and perhaps what of it is told.
+    let Some((_, rest)) = name.split_once("_PORT_") else {
+        return false;
+    };
+    let mut parts = rest.split('_');
+    let number = parts.next().is_some_and(|port| port.parse::<u16>().is_ok());
+    let protocol = parts.next().is_some_and(|name| protocols.contains(&name));
+    let field = parts
+        .next()
+        .is_none_or(|field| ["PROTO", "PORT", "ADDR"].contains(&field));
+    number && protocol && field && parts.next().is_none()
+}
+
+/// Whether the user wants no colours (the custom of `NO_COLOR`).
+pub(crate) fn no_colour() -> bool {
+    Env::raw()
+        .only(&["no_color"])
+        .iter()
+        .any(|(_, value)| !value.is_empty())
+}
+
+/// What the environment says of clouds, by the names that their own tools read. Only listed stores are asked with it.
+pub(crate) fn of_clouds() -> Vec<(String, Secret)> {
+    let of_cloud = |name: &str| {
+        let clouds = ["aws_", "google_", "azure_"];
+        clouds.iter().any(|cloud| name.starts_with(cloud))
+    };
+    Env::raw()
+        .iter()
+        .map(|(name, value)| (name.as_str().to_ascii_lowercase(), Secret::from(value)))
+        .filter(|(name, _)| of_cloud(name))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Environment {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        Environment::of(variables.iter().map(owned))
+    }
+
+    #[test]
+    fn d_46_what_kubernetes_defines_for_a_service_is_passed_over() {
+        let environment = read(&[
+            ("SAPWOOD_SERVICE_HOST", "10.96.0.7"),
+            ("SAPWOOD_SERVICE_PORT", "8000"),
+            ("SAPWOOD_SERVICE_PORT_HTTP", "8000"),
+            ("SAPWOOD_PORT", "tcp://10.96.0.7:8000"),
+            ("SAPWOOD_PORT_8000_TCP", "tcp://10.96.0.7:8000"),
+            ("SAPWOOD_PORT_8000_TCP_PROTO", "tcp"),
+            ("SAPWOOD_PORT_8000_TCP_PORT", "8000"),
+            ("SAPWOOD_PORT_8000_TCP_ADDR", "10.96.0.7"),
+            ("SAPWOOD_ADMIN_PORT_9_UDP_ADDR", "10.96.0.7"),
+            ("SAPWOOD_ADMIN_SERVICE_PORT_GRPC_WEB", "1"),
+        ]);
+        assert!(environment.set.is_empty());
+        assert_eq!(environment.strangers(), [""; 0]);
+        assert_eq!(environment.passed_over().len(), 10);
+    }
+
+    #[test]
+    fn d_46_others_are_told_with_what_was_probably_meant() {
+        for (name, value, said) in [
+            ("SAPWOOD_PORT", "9000", "sets nothing"),
+            ("SAPWOOD_PORT_X_TCP", "1", "sets nothing"),
+            ("SAPWOOD_LISEN", "a:1", "did you mean SAPWOOD_LISTEN?"),
+            ("SAPWOOD_APIKEY", "hush", "did you mean SAPWOOD_API_KEY?"),
+            (
+                "SAPWOOD_LIMITS__CONECTIONS",
+                "1",
+                "did you mean SAPWOOD_LIMITS__CONNECTIONS?",
+            ),
+            ("SAPWOOD_WHATEVER_THAT_IS", "hush", "sets nothing"),
+        ] {
+            let environment = read(&[(name, value)]);
+            let [told] = environment.strangers() else {
+                panic!("{name}: {:?}", environment.strangers());
+            };
+            assert!(told.starts_with(name) && told.contains(said), "{told}");
+            assert!(!told.contains("hush"), "{told}");
+        }
+    }
+
+    #[test]
+    fn d_46_the_key_of_the_server_is_not_that_of_its_clients() {
+        let environment = read(&[("SAPWOOD_API_KEY", "0123"), ("SAPWOOD_CLIENT_KEY", "1e5")]);
+        let of = |key: &str| {
+            let all = environment.set.iter().filter(|one| one.key == key);
+            all.map(|one| one.value.as_str().unwrap_or("no text"))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (of("auth.key"), of("client.key")),
+            (vec!["0123"], vec!["1e5"])
+        );
+        assert_eq!(environment.name_of("auth.key"), Some("SAPWOOD_API_KEY"));
+        assert_eq!(environment.name_of("auth"), None);
+    }
+
+    #[test]
+    fn d_46_secrets_below_a_table_are_text_too() {
+        for (name, key) in [
+            (
+                "SAPWOOD_REFERENCES__STORE_OPTIONS__AWS_SECRET_ACCESS_KEY",
+                "references.store_options.aws_secret_access_key",
+            ),
+            (
+                "SAPWOOD_GENERATE__RESTRICTED__TRACE__VALUE",
+                "generate.restricted.trace.value",
+            ),
+            ("SAPWOOD_AUTH__KEY", "auth.key"),
+        ] {
+            let environment = read(&[(name, "00")]);
+            let [variable] = &environment.set[..] else {
+                panic!("{name}: {:?}", environment.strangers());
+            };
+            assert_eq!((&*variable.key, variable.value.as_str()), (key, Some("00")));
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Sampling of `chat` and `run` where the user says nothing (D-53): what the model recommends, else values that suit most.
+//! Protocol defaults at the faces stay as they are.
+
+use sapwood_engine::recommended::RecommendedSampling;
+use serde_json::{Map, Value};
+
+/// Where nothing is recommended.
+const USUAL: RecommendedSampling = RecommendedSampling {
+    temperature: Some(0.7),
+    top_k: None,
+    top_p: Some(0.95),
+    min_p: Some(0.05),
+    repetition_penalty: None,
+};
+
+/// Adds what `config` does not say, in whichever spelling.
+pub(crate) fn fill(config: &mut Map<String, Value>, recommended: RecommendedSampling) {
+    let recommended = if recommended.is_empty() {
+        USUAL
+    } else {
+        recommended
+    };
+    let float = |value: Option<f32>| {
+        // As written: 0.7, and not what is next to it in 64 bits.
+        let written = value.and_then(|value| value.to_string().parse::<f64>().ok());
+        written.map(Value::from)
+    };
+    for (name, value) in [
+        ("temperature", float(recommended.temperature)),
+        ("top_k", recommended.top_k.map(Value::from)),
+        ("top_p", float(recommended.top_p)),
+        ("min_p", float(recommended.min_p)),
+        ("repetition_penalty", float(recommended.repetition_penalty)),
+    ] {
+        let same = |key: &String| plain(key) == plain(name);
+        if let Some(value) = value
+            && !config.keys().any(same)
+        {
+            config.insert(name.to_owned(), value);
+        }
+    }
+}
+
+/// `topP` is `top_p`.
+fn plain(key: &str) -> String {
+    key.replace('_', "").to_ascii_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn d_53_the_model_recommends_and_the_user_decides() {
+        let gemma = RecommendedSampling {
+            temperature: Some(1.0),
+            top_k: Some(64),
+            ..RecommendedSampling::default()
+        };
+        let none = RecommendedSampling::default();
+        for (said, recommended, expect) in [
+            (
+                json!({}),
+                none,
+                json!({"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}),
+            ),
+            (json!({}), gemma, json!({"temperature": 1.0, "top_k": 64})),
+            (
+                json!({"temperature": 0, "topP": 1, "max_tokens": 5}),
+                none,
+                json!({"temperature": 0, "topP": 1, "max_tokens": 5, "min_p": 0.05}),
+            ),
+            (
+                json!({"top_k": 1}),
+                gemma,
+                json!({"top_k": 1, "temperature": 1.0}),
+            ),
+        ] {
+            let mut config = said.as_object().unwrap().clone();
+            fill(&mut config, recommended);
+            assert_eq!(Value::Object(config), expect, "{said}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! A program's own functions behind one port, at every face: [`Serve`]. The command `sapwood serve`, which has models and a
+//! configuration, is in the binary.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+
+use sapwood_kernel::Kernel;
+use sapwood_proto::secret::Secret;
+use sapwood_server::allowance::{Allowance, Charging, Limits};
+use sapwood_server::auth::{Fingerprint, Key, Scopes};
+use sapwood_server::counting::Counting;
+use sapwood_server::lmtp::Lmtp;
+use sapwood_server::metrics::Face;
+use sapwood_server::server::BuildError;
+use sapwood_server::{Config, Server, evergreen, generate, lmtp, origin};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// What is to be served, and where.
+#[derive(Clone)]
+pub struct Serve {
+    kernel: Kernel,
+    listen: String,
+    key: Option<Secret>,
+}
+
+/// Why nothing is served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {cause}")]
+    Listen {
+        /// Where.
+        address: String,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// Other machines could call, and no key keeps them out.
+    #[error("{0} can be reached from other machines: give a key")]
+    Open(SocketAddr),
+    /// The server cannot be built.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The system gives no runtime, or no signals.
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+/// A server that listens and does not answer yet.
+pub struct Bound {
+    server: Server,
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl Serve {
+    /// The functions of `kernel` on 127.0.0.1:8000, for this machine alone.
+    #[must_use]
+    pub fn new(kernel: Kernel) -> Self {
+        Self {
+            kernel,
+            listen: "127.0.0.1:8000".into(),
+            key: None,
+        }
+    }
+
+    /// On another `HOST:PORT`. One that other machines can reach needs a key.
+    #[must_use]
+    pub fn listen(mut self, address: impl Into<String>) -> Self {
+        self.listen = address.into();
+        self
+    }
+
+    /// Callers must present this key.
+    #[must_use]
+    pub fn key(mut self, key: impl Into<Secret>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// Serves until SIGTERM or SIGINT, with a runtime of its own, and lets running calls finish.
+    ///
+    /// # Errors
+    /// [`ServeError`].
+    pub fn run(self) -> Result<(), ServeError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()?;
+        runtime.block_on(async {
+            let mut terminate = signal(SignalKind::terminate())?;
+            let mut interrupt = signal(SignalKind::interrupt())?;
+            let bound = self.bind().await?;
+            bound
+                .run_until(async {
+                    // Either may be cancelled: one signal is enough.
+                    tokio::select! {
+                        _ = terminate.recv() => {}
+                        _ = interrupt.recv() => {}
+                    }
+                })
+                .await;
+            Ok(())
+        })
+    }
+
+    /// Begins to listen, within a runtime.
+    ///
+    /// # Errors
+    /// [`ServeError`].
+    pub async fn bind(self) -> Result<Bound, ServeError> {
+        let failed = |cause| ServeError::Listen {
+            address: self.listen.clone(),
+            cause,
+        };
+        let listener = TcpListener::bind(&self.listen).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let loopback = address.ip().to_canonical().is_loopback();
+        if !loopback && self.key.is_none() {
+            return Err(ServeError::Open(address));
+        }
+        let config = Config {
+            origin: origin::Config {
+                loopback,
+                ..origin::Config::default()
+            },
+            ..Config::default()
+        };
+        let server = built(&self.kernel, config, self.key.as_ref())?;
+        Ok(Bound {
+            server,
+            listener,
+            address,
+        })
+    }
+}
+
+impl Bound {
+    /// Where it listens.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `shutdown` resolves, and lets running calls finish.
+    pub async fn run_until(self, shutdown: impl Future<Output = ()>) {
+        self.server.serve(self.listener, shutdown).await;
+    }
+}
+
+/// A server with every face over the functions of `kernel`.
+fn built(kernel: &Kernel, config: Config, key: Option<&Secret>) -> Result<Server, BuildError> {
+    let keys = key.map(|key| Key {
+        name: "default".into(),
+        fingerprint: Some(Fingerprint::of(key.expose())),
+        certificate: None,
+        scopes: Scopes::ALL,
+        allowance: Some(Allowance::new(Limits::default()).into()),
+    });
+    let builder = Server::builder(config, keys.into_iter().collect())?;
+    let shared = builder.shared().clone();
+    shared.metrics.watch_kernel(kernel.clone());
+    let counted = |face| {
+        let kernel = kernel.scope();
+        kernel.layer(Charging);
+        kernel.layer(Counting::new(&shared.metrics, face));
+        kernel
+    };
+    let evergreen = evergreen::face(
+        shared.clone(),
+        counted(Face::Evergreen),
+        evergreen::Config::default(),
+    );
+    let lmtp = Lmtp::new(shared.clone(), counted(Face::Lmtp), lmtp::Config::default());
+    let generate = generate::face(
+        shared.clone(),
+        counted(Face::Generate),
+        generate::Config::default(),
+    );
+    builder
+        .face(evergreen)
+        .face(lmtp.face())
+        .face(generate)
+        .build()
+}

@@ -1,0 +1,174 @@
+//! Whoever sends a request, as far as the server knows (D-45).
+//!
+//! Owns: [`Identity`], which decides what belongs to whom, and [`Caller`], which stands in the extensions of every request
+//! that a handler sees. Refuses to know: how keys and certificates are checked.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+
+use http::Extensions;
+use sapwood_kernel::Name;
+use sapwood_proto::code::Code;
+
+use crate::allowance::Allowance;
+use crate::auth::{Fingerprint, Scope, Scopes};
+use crate::listener::Peer;
+use crate::refusal::Refusal;
+
+/// Whose something is: shares, request ids, streams and resume tokens. A type and not a name, because names are chosen by
+/// whoever issues keys and certificates, and equal names of different kinds are different callers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Identity {
+    /// Whoever needed no key and has shown none. What is known is its network: of IPv4 the address, of IPv6 the first 64
+    /// bits, in which one client has as many addresses as it likes; `None` for a Unix socket.
+    Anonymous(Option<IpAddr>),
+    /// The key of this name.
+    Key(Arc<str>),
+    /// A client's certificate with this subject, which no key names.
+    Certificate(Arc<str>),
+}
+
+impl Identity {
+    /// Whoever has shown nothing, from this address.
+    #[must_use]
+    pub fn anonymous(extensions: &Extensions) -> Self {
+        Self::Anonymous(extensions.get().map(|Peer(peer)| network(peer.ip())))
+    }
+
+    /// Whether what `owner` has made may be used by this caller, who knows its token. Without a key the token is all there
+    /// is to know somebody by: its address may have changed.
+    pub(crate) fn may_use_what(&self, owner: &Self) -> bool {
+        matches!((self, owner), (Self::Anonymous(_), Self::Anonymous(_))) || self == owner
+    }
+}
+
+/// As log lines show it.
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Anonymous(_) => f.write_str("anonymous"),
+            Self::Key(name) => f.write_str(name),
+            Self::Certificate(subject) => write!(f, "certificate:{subject}"),
+        }
+    }
+}
+
+/// The network that an address belongs to, as one caller.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address @ IpAddr::V4(_) => address,
+    }
+}
+
+/// Whoever sent a request. The gate puts it into the extensions of each; a handler that finds none refuses.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// Whose the request is, and what comes of it.
+    pub identity: Identity,
+    /// What the caller may do.
+    pub scopes: Scopes,
+    /// What its calls of models are charged to.
+    pub allowance: Option<Arc<Allowance>>,
+    /// Which key it has shown; `None` if it needed none, or has shown a certificate.
+    pub(crate) fingerprint: Option<Fingerprint>,
+}
+
+impl Caller {
+    /// Whoever has shown nothing and may do this much.
+    #[must_use]
+    pub fn anonymous(extensions: &Extensions, scopes: Scopes) -> Self {
+        Self {
+            identity: Identity::anonymous(extensions),
+            scopes,
+            allowance: None,
+            fingerprint: None,
+        }
+    }
+
+    /// The caller of a request with these extensions.
+    ///
+    /// # Errors
+    /// `unauthenticated` if nobody has looked who it is: a handler that was reached past the gate does nothing.
+    pub fn of(extensions: &Extensions) -> Result<&Self, Refusal> {
+        extensions.get().ok_or_else(|| {
+            let message = "Nobody has checked who sends this request.";
+            Refusal::new(Code::Unauthenticated, "unchecked_caller", message)
+        })
+    }
+
+    /// Fails with `insufficient_scope` if the caller may not do things of this kind.
+    ///
+    /// # Errors
+    /// `permission-denied`.
+    pub fn require(&self, scope: Scope) -> Result<(), Refusal> {
+        if self.scopes.has(scope) {
+            return Ok(());
+        }
+        let message = format!("This caller does not have the scope `{}`.", scope.name());
+        Err(Refusal::new(
+            Code::PermissionDenied,
+            "insufficient_scope",
+            message,
+        ))
+    }
+
+    /// Whether the caller may know of this model, and call it.
+    pub(crate) fn may_use(&self, model: &Name) -> bool {
+        let limits = self.allowance.as_ref().map(|allowance| allowance.limits());
+        let models = limits.and_then(|limits| limits.models.as_ref());
+        models.is_none_or(|models| models.contains(model))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+
+    fn from(address: &str) -> Extensions {
+        let mut extensions = Extensions::new();
+        extensions.insert(Peer(SocketAddr::new(address.parse().unwrap(), 7)));
+        extensions
+    }
+
+    #[test]
+    fn d_45_a_name_makes_nobody_somebody_else() {
+        let name = |name: &str| -> Arc<str> { name.into() };
+        let all = [
+            Identity::Anonymous(None),
+            Identity::Key(name("anonymous")),
+            Identity::Certificate(name("anonymous")),
+            Identity::Key(name("default")),
+            Identity::Certificate(name("default")),
+        ];
+        for (i, one) in all.iter().enumerate() {
+            for (j, other) in all.iter().enumerate() {
+                assert_eq!(one.may_use_what(other), i == j, "{one:?} {other:?}");
+            }
+        }
+        let [here, there] = ["10.0.0.1", "10.0.0.2"].map(|it| Identity::anonymous(&from(it)));
+        assert!(here != there && here.may_use_what(&there));
+    }
+
+    #[test]
+    fn d_45_an_address_is_a_network_and_has_one_form() {
+        for (one, other, same) in [
+            ("10.0.0.1", "::ffff:10.0.0.1", true),
+            ("10.0.0.1", "10.0.0.2", false),
+            ("2001:db8::1", "2001:db8:0:0:ffff::1", true),
+            ("2001:db8::1", "2001:db8:0:1::1", false),
+        ] {
+            let [one, other] = [one, other].map(|it| Identity::anonymous(&from(it)));
+            assert_eq!(one == other, same, "{one:?} {other:?}");
+        }
+    }
+
+    #[test]
+    fn d_45_a_handler_that_finds_no_caller_refuses() {
+        let refusal = Caller::of(&Extensions::new()).unwrap_err();
+        assert_eq!(refusal.code, Code::Unauthenticated);
+    }
+}

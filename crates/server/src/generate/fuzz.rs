@@ -1,0 +1,54 @@
+//! Any bytes as a compressed body and as a message of the gRPC service, for the fuzzer and for tests.
+//!
+//! What has to hold: nothing unpacks to more than is allowed, and no refusal is much longer than a person would read.
+
+use prost::Message;
+use sapwood_proto::generate::{Limits, Mapper, Signature};
+use sapwood_proto::generated::inference::ModelInferRequest;
+
+use super::compression::Coding;
+use super::failure::Failure;
+
+/// Bytes that a body may unpack to.
+const UNPACKED_BYTES_MAX: usize = 1 << 20;
+/// Bytes of the headers of a refusal.
+const REFUSAL_BYTES_MAX: usize = 8 << 10;
+
+/// Unpacks `bytes` in every coding.
+///
+/// # Panics
+/// If an invariant does not hold.
+pub fn decompress(bytes: &[u8]) {
+    for coding in [Coding::Gzip, Coding::Deflate, Coding::Zstd] {
+        if let Ok(unpacked) = coding.decode(bytes, UNPACKED_BYTES_MAX) {
+            assert!(unpacked.len() <= UNPACKED_BYTES_MAX);
+        }
+    }
+}
+
+/// Reads `bytes` as a message, with the limits that servers have, and writes the refusal as it would be sent.
+///
+/// # Panics
+/// If an invariant does not hold.
+pub fn grpc(bytes: &[u8]) {
+    let Ok(message) = ModelInferRequest::decode(bytes) else {
+        return;
+    };
+    let limits = Limits::default();
+    let mapper = Mapper {
+        model: "m",
+        signature: &Signature::union(),
+        known: &[],
+        strict: false,
+        limits: &limits,
+    };
+    let Err(refused) = mapper.message(&message) else {
+        return;
+    };
+    let answer = super::grpc::status(&Failure::from(refused)).into_http::<()>();
+    let lengths = answer.headers().iter();
+    let length: usize = lengths
+        .map(|(name, value)| name.as_str().len() + value.len())
+        .sum();
+    assert!(length <= REFUSAL_BYTES_MAX, "{length} bytes of headers");
+}

@@ -1,0 +1,418 @@
+//! Every route x method x credential x version x port.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use http::{Method, Request};
+use http_body_util::Empty;
+use sapwood_engine::scripted;
+use sapwood_server::auth::{Access, Key, Scope, Scopes};
+use sapwood_server::generate::{self, Explicit, Failed, Model, Repository};
+use sapwood_server::lmtp::Lmtp;
+use sapwood_server::purpose::Purpose;
+use sapwood_server::route::Kind;
+use sapwood_server::tls::Mtls;
+use sapwood_server::{Server, Shared, evergreen, lmtp, origin, server};
+use sapwood_tests::{spawned, with_model};
+use tokio::net::TcpListener;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::client::{Authority, Client, Told, Version, Way};
+use super::table::{Target, targets};
+
+/// Whoever asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    Nobody,
+    WrongKey,
+    RevokedKey,
+    /// A key for something else.
+    Scraper,
+    User,
+    Admin,
+    /// No key, but a certificate that no key names, whatever its name is.
+    Certificate(&'static str),
+}
+
+impl Who {
+    const fn secret(self) -> Option<&'static str> {
+        match self {
+            Self::Nobody | Self::Certificate(_) => None,
+            Self::WrongKey => Some("wrong"),
+            Self::RevokedKey => Some("old"),
+            Self::Scraper => Some("scrape"),
+            Self::User => Some("use"),
+            Self::Admin => Some("manage"),
+        }
+    }
+
+    /// What the gate has to say to it.
+    fn judged(self, access: Access) -> Option<u16> {
+        let Access::Needs(scope) = access else {
+            return None;
+        };
+        let scopes: &[Scope] = match self {
+            Self::Nobody | Self::WrongKey | Self::RevokedKey => return Some(401),
+            Self::Scraper => &[Scope::Metrics],
+            Self::User | Self::Certificate(_) => &[Scope::Infer],
+            Self::Admin => &Scope::ALL,
+        };
+        (!scopes.contains(&scope)).then_some(403)
+    }
+}
+
+/// How a route is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Act {
+    Plain(&'static str),
+    /// A preflight of this origin, if of any.
+    Preflight(Option<&'static str>),
+    /// With the headers of a WebSocket.
+    Upgrade(&'static str),
+}
+
+const ACTS: [Act; 14] = [
+    Act::Plain("GET"),
+    Act::Plain("HEAD"),
+    Act::Plain("POST"),
+    Act::Plain("PUT"),
+    Act::Plain("PATCH"),
+    Act::Plain("DELETE"),
+    Act::Plain("OPTIONS"),
+    Act::Plain("CONNECT"),
+    Act::Plain("TRACE"),
+    Act::Preflight(Some(ALLOWED)),
+    Act::Preflight(Some("https://evil.example")),
+    Act::Preflight(None),
+    Act::Upgrade("GET"),
+    Act::Upgrade("HEAD"),
+];
+
+/// The page that may call.
+const ALLOWED: &str = "https://app.example";
+
+/// What must come of one cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expect {
+    /// The gate answers so.
+    Refused(u16),
+    /// A preflight's answer.
+    Allowed,
+    /// A handler answers, whatever it says.
+    Reached,
+}
+
+fn expect(purpose: Purpose, target: &Target, act: Act, who: Who, grpc: bool) -> Expect {
+    let scraping = ["/metrics", "/livez", "/readyz", "/health", "/ping"];
+    match purpose {
+        Purpose::Metrics if !scraping.contains(&&*target.path) => return Expect::Refused(404),
+        Purpose::Grpc if !grpc => return Expect::Refused(415),
+        Purpose::Grpc if target.kind == Kind::Http => return Expect::Refused(501),
+        Purpose::Everything | Purpose::Grpc | Purpose::Metrics => {}
+    }
+    match act {
+        Act::Preflight(Some(ALLOWED)) => return Expect::Allowed,
+        Act::Preflight(_) => return Expect::Refused(403),
+        Act::Plain(_) | Act::Upgrade(_) => {}
+    }
+    if let Some(refused) = who.judged(target.access) {
+        return Expect::Refused(refused);
+    }
+    let is_post = act == Act::Plain("POST");
+    if target.kind == Kind::Grpc && is_post && !grpc {
+        return Expect::Refused(415);
+    }
+    let taken = match (act, target.kind) {
+        (Act::Plain(method), Kind::Grpc) => method == "POST",
+        (Act::Plain(method), Kind::Http) => !matches!(method, "CONNECT" | "TRACE"),
+        (Act::Upgrade(_), kind) => kind == Kind::Http,
+        (Act::Preflight(_), _) => false,
+    };
+    if taken {
+        Expect::Reached
+    } else {
+        Expect::Refused(405)
+    }
+}
+
+/// Notes what is done with models.
+#[derive(Default)]
+struct Notes(Mutex<Vec<String>>);
+
+impl Repository for Notes {
+    fn load(&self, name: &str, _: Option<String>) -> BoxFuture<'static, Result<Model, Failed>> {
+        self.0.lock().unwrap().push(format!("load {name}"));
+        async { Ok(Model::default()) }.boxed()
+    }
+
+    fn unload(&self, name: &str) -> BoxFuture<'static, Result<(), Failed>> {
+        self.0.lock().unwrap().push(format!("unload {name}"));
+        async { Ok(()) }.boxed()
+    }
+}
+
+/// The whole server on its three ports.
+struct House {
+    ports: Vec<(Purpose, SocketAddr)>,
+    targets: Vec<Target>,
+    shared: Shared,
+    notes: Arc<Notes>,
+    _serving: AbortOnDropHandle<()>,
+}
+
+impl House {
+    async fn open(config: server::Config, keys: Vec<Key>) -> Self {
+        let kernel = with_model(spawned(scripted::Config::default()));
+        let builder = Server::builder(config, keys).unwrap();
+        let shared = builder.shared().clone();
+        let notes = Arc::new(Notes::default());
+        let generate = generate::Config {
+            repository: Some(Explicit(Arc::clone(&notes) as Arc<dyn Repository>)),
+            ..generate::Config::default()
+        };
+        let lmtp = Lmtp::new(shared.clone(), kernel.clone(), lmtp::Config::default());
+        let evergreen = evergreen::Config::default();
+        let builder = builder
+            .face(evergreen::face(shared.clone(), kernel.clone(), evergreen))
+            .face(lmtp.face())
+            .face(generate::face(shared.clone(), kernel, generate));
+        let mut server = builder.build().unwrap();
+        let targets = targets(server.routes());
+        let mut ports = Vec::new();
+        for purpose in [Purpose::Grpc, Purpose::Metrics] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            ports.push((purpose, listener.local_addr().unwrap()));
+            server = server.also(listener, purpose);
+        }
+        let common = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        ports.push((Purpose::Everything, common.local_addr().unwrap()));
+        let serving = async move {
+            server.serve(common, std::future::pending()).await;
+        };
+        Self {
+            ports,
+            targets,
+            shared,
+            notes,
+            _serving: AbortOnDropHandle::new(tokio::spawn(serving)),
+        }
+    }
+
+    /// Walks it all as one caller, and gives how many cells there were.
+    async fn walk(&self, who: Who, tls: Option<&Authority>) -> usize {
+        let mut cells = 0;
+        let config = |authority: &Authority| match who {
+            Who::Certificate(name) => authority.client(Some(name)),
+            _ => authority.client(None),
+        };
+        let tls = tls.map(config);
+        // Every handshake costs time, and what a port is for does not depend on who asks.
+        let common = tls.is_some();
+        let ports = self.ports.iter().copied();
+        for (purpose, address) in
+            ports.filter(|(purpose, _)| !common || *purpose == Purpose::Everything)
+        {
+            for version in [Version::One, Version::Two] {
+                let tls = tls.clone();
+                let mut client = Client::new(Way {
+                    address,
+                    version,
+                    tls,
+                });
+                for target in &self.targets {
+                    for act in ACTS {
+                        // As what it comes is asked where that could make a difference.
+                        let forms: &[bool] = match (purpose, target.kind) {
+                            (Purpose::Everything, Kind::Http) => &[false],
+                            _ => &[false, true],
+                        };
+                        for &grpc in forms {
+                            let Some(request) = request(target, act, who, version, grpc) else {
+                                continue;
+                            };
+                            let told = client.ask(request).await;
+                            let expect = expect(purpose, target, act, who, grpc);
+                            let at = (purpose, version, target, act, who, grpc);
+                            check(expect, &told, &format!("{at:?}"));
+                            cells += 1;
+                        }
+                    }
+                }
+            }
+        }
+        cells
+    }
+}
+
+/// The request of one cell; `None` where its version has no such thing.
+fn request(
+    target: &Target,
+    act: Act,
+    who: Who,
+    version: Version,
+    grpc: bool,
+) -> Option<Request<Empty<Bytes>>> {
+    let (method, two) = match act {
+        Act::Plain(method) | Act::Upgrade(method) => (method, version == Version::Two),
+        Act::Preflight(_) => ("OPTIONS", version == Version::Two),
+    };
+    // HTTP/2 has neither upgrades nor a path beside CONNECT.
+    if two && (matches!(act, Act::Upgrade(_)) || method == "CONNECT") {
+        return None;
+    }
+    let uri = if two {
+        format!("http://localhost{}", target.path)
+    } else {
+        target.path.clone()
+    };
+    let method = Method::from_bytes(method.as_bytes()).unwrap();
+    let mut request = Request::builder().method(method).uri(uri);
+    if !two {
+        request = request.header("host", "localhost");
+    }
+    if let Some(secret) = who.secret() {
+        request = request.header("authorization", format!("Bearer {secret}"));
+    }
+    if grpc {
+        request = request
+            .header("content-type", "application/grpc")
+            .header("te", "trailers");
+    }
+    if let Act::Preflight(origin) = act {
+        request = request.header("access-control-request-method", "POST");
+        if let Some(origin) = origin {
+            request = request.header("origin", origin);
+        }
+    }
+    if let Act::Upgrade(_) = act {
+        request = request
+            .header("connection", "upgrade")
+            .header("upgrade", "websocket")
+            .header("sec-websocket-version", "13")
+            .header("sec-websocket-key", "AAAAAAAAAAAAAAAAAAAAAA==");
+    }
+    Some(request.body(Empty::new()).unwrap())
+}
+
+fn check(expect: Expect, told: &Told, at: &str) {
+    let Told {
+        class,
+        headers,
+        body,
+    } = told;
+    let body = String::from_utf8_lossy(body);
+    assert!(headers.contains_key("x-request-id"), "{at}: {told:?}");
+    match expect {
+        Expect::Refused(status) => {
+            assert_eq!(*class, status, "{at}: {body}");
+        }
+        Expect::Allowed => {
+            assert_eq!(*class, 204, "{at}: {body}");
+            assert_eq!(headers["access-control-allow-origin"], ALLOWED, "{at}");
+        }
+        Expect::Reached => {
+            let refusal = body.contains("invalid_api_key") || body.contains("unchecked_caller");
+            assert!(*class != 401 && !refusal, "{at}: {class}: {body}");
+        }
+    }
+    if *class == 101 {
+        assert!(at.contains("Upgrade(\"GET\")"), "{at}: {class}");
+    }
+}
+
+fn config() -> server::Config {
+    server::Config {
+        origin: origin::Config {
+            origins: vec![ALLOWED.into()],
+            ..origin::Config::default()
+        },
+        ..server::Config::default()
+    }
+}
+
+fn keys() -> Vec<Key> {
+    let key =
+        |name, secret, scopes: &[Scope]| Key::new(name, secret, scopes.iter().copied().collect());
+    vec![
+        key("scraper", "scrape", &[Scope::Metrics]),
+        key("user", "use", &[Scope::Infer]),
+        Key::new("admin", "manage", Scopes::ALL),
+    ]
+}
+
+/// Everything in the clear, as one caller.
+async fn walked(who: Who) {
+    let before = [keys(), vec![Key::new("gone", "old", Scopes::ALL)]].concat();
+    let house = House::open(config(), before).await;
+    house.shared.auth.replace(keys());
+    let cells = house.walk(who, None).await;
+    assert!(cells > 4_000, "{cells} cells");
+    let done = std::mem::take(&mut *house.notes.0.lock().unwrap());
+    assert_eq!(done.is_empty(), who != Who::Admin, "{who:?}: {done:?}");
+}
+
+/// The same for whoever shows a certificate, or could.
+async fn certified(keys: Vec<Key>, who: Who) {
+    let authority = Authority::new();
+    let config = server::Config {
+        tls: Some(authority.tls(Mtls::Optional)),
+        ..config()
+    };
+    let house = House::open(config, keys).await;
+    house.walk(who, Some(&authority)).await;
+    let done = std::mem::take(&mut *house.notes.0.lock().unwrap());
+    assert!(done.is_empty(), "{done:?}");
+}
+
+#[tokio::test]
+async fn d_45_every_route_is_closed_to_nobody_in_particular() {
+    walked(Who::Nobody).await;
+}
+
+#[tokio::test]
+async fn d_45_every_route_is_closed_to_a_wrong_key() {
+    walked(Who::WrongKey).await;
+}
+
+#[tokio::test]
+async fn d_45_every_route_is_closed_to_a_revoked_key() {
+    walked(Who::RevokedKey).await;
+}
+
+#[tokio::test]
+async fn d_45_a_key_for_metrics_opens_metrics_alone() {
+    walked(Who::Scraper).await;
+}
+
+#[tokio::test]
+async fn d_45_a_key_for_infer_opens_what_calls_functions() {
+    walked(Who::User).await;
+}
+
+#[tokio::test]
+async fn d_45_a_key_with_all_scopes_opens_every_route_to_its_methods() {
+    walked(Who::Admin).await;
+}
+
+#[tokio::test]
+async fn d_45_a_certificate_without_keys_has_infer_and_never_admin() {
+    certified(Vec::new(), Who::Certificate("robot")).await;
+}
+
+#[tokio::test]
+async fn d_45_a_certificate_beside_keys_has_infer() {
+    certified(keys(), Who::Certificate("robot")).await;
+}
+
+#[tokio::test]
+async fn d_45_a_certificate_with_the_name_of_a_key_has_none_of_its_scopes() {
+    certified(keys(), Who::Certificate("admin")).await;
+}
+
+#[tokio::test]
+async fn d_45_a_certificate_named_anonymous_is_somebody() {
+    certified(keys(), Who::Certificate("anonymous")).await;
+}

@@ -1,0 +1,386 @@
+//! A model behind each kind of upstream, asked at each face: the text is the model's own, and what an upstream cannot give
+//! is `unimplemented`, said before it is asked for anything (D-5).
+
+use futures::{StreamExt, stream};
+use sapwood_engine::{Engine, scripted};
+use sapwood_kernel::connect::{evergreen, lmtp, triton};
+use sapwood_kernel::{Error, Fun, GenerateConfig, Kernel, Port, PromptMode, Run, args};
+use sapwood_net::evergreen::{Address as EvergreenAddress, Options, Session};
+use sapwood_net::lmtp::pool::{Endpoint, Pool};
+use sapwood_net::lmtp::{Address as LmtpAddress, Options as LmtpOptions};
+use sapwood_net::triton::{Address as TritonAddress, Client};
+use sapwood_proto::lmtp::pool as machine;
+use sapwood_server::health::State;
+use sapwood_tests::http::Wire;
+use sapwood_tests::socket::Socket;
+use sapwood_tests::{Running, request, spawned, with_model};
+use serde_json::{Value, json};
+
+use crate::generate::grpc::{Grpc, prompt, text};
+use crate::lmtp::{stream as items, told};
+
+/// What the model repeats, byte by byte.
+const PROMPT: &str = "two w\u{f6}rds";
+
+/// How a server can be an upstream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Upstream {
+    EvergreenGrpc,
+    EvergreenSocket,
+    /// With the model's tokenizer, and without.
+    Lmtp,
+    LmtpTokens,
+    TritonHttp,
+    TritonGrpc,
+}
+
+const UPSTREAMS: [Upstream; 6] = [
+    Upstream::EvergreenGrpc,
+    Upstream::EvergreenSocket,
+    Upstream::Lmtp,
+    Upstream::LmtpTokens,
+    Upstream::TritonHttp,
+    Upstream::TritonGrpc,
+];
+
+impl Upstream {
+    /// It takes text and gives text.
+    fn has_text(self) -> bool {
+        self != Self::LmtpTokens
+    }
+
+    /// It takes token ids and gives them, with their probabilities.
+    fn has_tokens(self) -> bool {
+        !matches!(self, Self::TritonHttp | Self::TritonGrpc)
+    }
+}
+
+/// A server with the model `parrot`, and the engine behind it.
+async fn there() -> (Running, Engine) {
+    let engine = spawned(scripted::Config {
+        name: "parrot".into(),
+        ..scripted::Config::default()
+    });
+    let kernel = with_model(engine.clone());
+    let server = Running::start(kernel, Default::default(), Vec::new()).await;
+    (server, engine)
+}
+
+async fn pool(server: &Running) -> Pool {
+    let endpoint = Endpoint {
+        address: LmtpAddress::parse(&format!("{}/lmtp", server.address)).unwrap(),
+        model: "parrot".into(),
+        weight: 1,
+    };
+    let (options, settings) = (LmtpOptions::default(), machine::Options::default());
+    Pool::connect(vec![endpoint], &options, settings)
+        .await
+        .unwrap()
+}
+
+/// The model of `server` as a function here.
+async fn function(server: &Running, engine: &Engine, kind: Upstream) -> Fun {
+    let model = |all: Vec<Fun>| {
+        let mut all = all.into_iter();
+        all.find(|one| one.spec().name == *"parrot").unwrap()
+    };
+    let at = server.address;
+    match kind {
+        Upstream::EvergreenGrpc | Upstream::EvergreenSocket => {
+            let scheme = match kind {
+                Upstream::EvergreenGrpc => "http",
+                _ => "ws",
+            };
+            let address = EvergreenAddress::new(format!("{scheme}://{at}"));
+            let options = Options {
+                partial_failure: true,
+                ..Options::default()
+            };
+            let session = Session::connect(&address, options).await.unwrap();
+            model(evergreen::import(&session).await.unwrap())
+        }
+        Upstream::Lmtp | Upstream::LmtpTokens => {
+            let known = kind == Upstream::Lmtp;
+            let terms = lmtp::Terms {
+                vocabulary: known.then(|| engine.vocabulary().clone()),
+                ..lmtp::Terms::default()
+            };
+            lmtp::function(&pool(server).await, "parrot", terms)
+        }
+        Upstream::TritonHttp | Upstream::TritonGrpc => {
+            let scheme = match kind {
+                Upstream::TritonHttp => "triton+http",
+                _ => "triton+grpc",
+            };
+            let address = TritonAddress::new(format!("{scheme}://{at}"));
+            let client = Client::connect(&address).await.unwrap();
+            model(triton::import(&client).await.unwrap())
+        }
+    }
+}
+
+/// A server in front of that.
+struct Front {
+    kernel: Kernel,
+    server: Running,
+}
+
+impl Front {
+    async fn of(server: &Running, engine: &Engine, kind: Upstream) -> Self {
+        let kernel = Kernel::new();
+        kernel.add(function(server, engine, kind).await).unwrap();
+        kernel
+            .add(sapwood_kernel::generate(Default::default()))
+            .unwrap();
+        let server = Running::start(kernel.clone(), Default::default(), Vec::new()).await;
+        Self { kernel, server }
+    }
+
+    /// What a face gives: the text, or the code of an error.
+    async fn ask(&self, face: Face) -> Result<String, String> {
+        match face {
+            Face::Kernel => {
+                let config = GenerateConfig {
+                    prompt_mode: PromptMode::Raw,
+                    ..GenerateConfig::default()
+                };
+                let args = args! { prompt: PROMPT, config: config.into_chunk() };
+                let run: Run<String> = self.kernel.run("parrot", args);
+                run.await.map_err(|error| code(&error))
+            }
+            Face::Evergreen => self.evergreen().await,
+            Face::Lmtp => self.lmtp().await,
+            Face::Generate | Face::GenerateStream | Face::Infer => self.http(face).await,
+            Face::ModelInfer | Face::ModelStreamInfer => self.grpc(face).await,
+        }
+    }
+
+    async fn evergreen(&self) -> Result<String, String> {
+        let session = self.server.partial().await;
+        let mut input = session.write().unwrap();
+        let node = input.node().clone();
+        let mut request = request("GENERATE", &[("prompt", &node)], &["response"]);
+        request.target = "parrot".into();
+        let call = session.call(request).unwrap();
+        let plain = std::sync::Arc::new(sapwood_proto::evergreen::Metadata::of("text/plain"));
+        input.write(&plain, PROMPT.into()).await.unwrap();
+        input.end(&plain).unwrap();
+        let said = call.output("response").unwrap().read().whole().await;
+        said.map(|said| String::from_utf8(said.to_vec()).unwrap())
+            .map_err(|status| status.code.name().to_owned())
+    }
+
+    async fn lmtp(&self) -> Result<String, String> {
+        let mut socket = Socket::open(&self.server, "/lmtp", &[]).await.unwrap();
+        let prompt: Vec<u32> = PROMPT.bytes().map(u32::from).collect();
+        let message = json!({"stream_id": 1, "model": "parrot", "prompt": prompt, "max_tokens": 99, "top_logprobs": 2});
+        socket.say(&format!("GENERATE {message}")).await;
+        let items = items(&mut socket, 1).await;
+        let (tokens, end) = told(&items);
+        if end != "stop" {
+            return Err(end);
+        }
+        assert_eq!(tokens.last(), Some(&257), "the end is sent (LM-404)");
+        assert!(
+            items
+                .iter()
+                .all(|item| item["logprob"].as_f64().is_some_and(|it| it <= 0.0))
+        );
+        let bytes = tokens.iter().filter_map(|token| u8::try_from(*token).ok());
+        Ok(String::from_utf8(bytes.collect()).unwrap())
+    }
+
+    async fn http(&self, face: Face) -> Result<String, String> {
+        let (path, body) = match face {
+            Face::Generate => (
+                "generate",
+                json!({"text_input": PROMPT, "return_finish_reason": true}),
+            ),
+            Face::GenerateStream => (
+                "generate_stream",
+                json!({"text_input": PROMPT, "stream": true}),
+            ),
+            _ => (
+                "infer",
+                json!({"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [PROMPT]}]}),
+            ),
+        };
+        let mut wire = Wire::connect(self.server.address).await;
+        let path = format!("/v2/models/parrot/{path}");
+        let answer = wire.post(&path, &body.to_string()).await;
+        if answer.told().0 != 200 {
+            return Err(answer.head.header("sapwood-error").unwrap());
+        }
+        let said = |value: &Value| value["text_output"].as_str().unwrap().to_owned();
+        Ok(match face {
+            Face::Generate => said(&answer.json()),
+            Face::GenerateStream => answer.events().iter().map(said).collect(),
+            _ => answer.json()["outputs"][0]["data"][0]
+                .as_str()
+                .unwrap()
+                .to_owned(),
+        })
+    }
+
+    async fn grpc(&self, face: Face) -> Result<String, String> {
+        let mut grpc = Grpc::connect(&self.server).await;
+        let streams = face == Face::ModelStreamInfer;
+        let message = prompt("parrot", "1", PROMPT, streams);
+        let refused = |status: tonic::Status| {
+            assert_eq!(status.code(), tonic::Code::Unimplemented, "{status}");
+            "unimplemented".to_owned()
+        };
+        if !streams {
+            let answer = grpc.send("ModelInfer", tonic::Request::new(message)).await;
+            return answer.map(|answer| text(&answer)).map_err(refused);
+        }
+        let mut answers = grpc.stream(stream::iter([message]), true).await;
+        let mut said = String::new();
+        while let Some(answer) = answers.message().await.map_err(refused)? {
+            said.push_str(&text(&answer.infer_response.unwrap()));
+        }
+        Ok(said)
+    }
+}
+
+fn code(error: &Error) -> String {
+    error.code().name().to_owned()
+}
+
+/// Where a model can be asked.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Face {
+    Kernel,
+    Evergreen,
+    Lmtp,
+    Generate,
+    GenerateStream,
+    Infer,
+    ModelInfer,
+    ModelStreamInfer,
+}
+
+const FACES: [Face; 8] = [
+    Face::Kernel,
+    Face::Evergreen,
+    Face::Lmtp,
+    Face::Generate,
+    Face::GenerateStream,
+    Face::Infer,
+    Face::ModelInfer,
+    Face::ModelStreamInfer,
+];
+
+/// LM-712, TR-1311: every face before every kind of upstream.
+#[tokio::test]
+async fn d_5_a_model_behind_any_upstream_says_the_same_at_every_face() {
+    let (server, engine) = there().await;
+    for kind in UPSTREAMS {
+        let front = Front::of(&server, &engine, kind).await;
+        for face in FACES {
+            let asked = engine.stats().prompt_tokens.get();
+            let given = front.ask(face).await;
+            let can = if face == Face::Lmtp {
+                kind.has_tokens()
+            } else {
+                kind.has_text()
+            };
+            if can {
+                assert_eq!(given.as_deref(), Ok(PROMPT), "{kind:?} {face:?}");
+                continue;
+            }
+            let code = given.unwrap_err();
+            let expect = if face == Face::Lmtp {
+                "unsupported_operation"
+            } else {
+                "unimplemented"
+            };
+            assert_eq!(code, expect, "{kind:?} {face:?}");
+            let after = engine.stats().prompt_tokens.get();
+            assert_eq!(after, asked, "{kind:?} {face:?}: said before any work");
+        }
+    }
+}
+
+/// D-5: log-probabilities come from those who have them, and from the others nothing does.
+#[tokio::test]
+async fn d_5_log_probabilities_are_given_or_refused_and_never_left_out() {
+    let (server, engine) = there().await;
+    for kind in UPSTREAMS {
+        if !kind.has_text() {
+            continue;
+        }
+        let front = Front::of(&server, &engine, kind).await;
+        let asked = engine.stats().prompt_tokens.get();
+        let config = json!({"prompt_mode": "raw", "top_logprobs": 2});
+        let run = front
+            .kernel
+            .run::<sapwood_kernel::Chunk>("parrot", args! { prompt: PROMPT, config: config });
+        let lines: Vec<_> = run.port(Port::LOGPROBS).collect().await;
+        let mut wire = Wire::connect(front.server.address).await;
+        let body = json!({"text_input": PROMPT, "return_logprobs": true, "logprobs": 1});
+        let answer = wire
+            .post("/v2/models/parrot/generate", &body.to_string())
+            .await;
+        if kind.has_tokens() {
+            assert!(lines.len() >= PROMPT.len(), "{kind:?}: {lines:?}");
+            let told = answer.json();
+            let told = told["logprobs"].as_str().unwrap();
+            let told: Value = serde_json::from_str(told).unwrap();
+            assert!(told.as_array().unwrap().len() >= PROMPT.len(), "{told}");
+            continue;
+        }
+        let error = lines.into_iter().find_map(Result::err).unwrap();
+        assert_eq!(code(&error), "unimplemented", "{kind:?}");
+        assert_eq!(answer.told().0, 501, "{kind:?}: {}", answer.text());
+        let after = engine.stats().prompt_tokens.get();
+        assert_eq!(after, asked, "{kind:?}: said before any work");
+    }
+}
+
+/// LM-331: who asks what a model is, is told as much as is known.
+#[tokio::test]
+async fn lm_331_models_of_upstreams_are_known_at_the_lmtp_face() {
+    let (server, engine) = there().await;
+    for kind in UPSTREAMS {
+        let front = Front::of(&server, &engine, kind).await;
+        let mut socket = Socket::open(&front.server, "/lmtp", &[]).await.unwrap();
+        socket
+            .say(r#"MODEL_INFO {"stream_id":1,"model":"parrot"}"#)
+            .await;
+        let (word, answer) = crate::lmtp::message(&mut socket).await;
+        let facts = &answer[0]["model_info"];
+        assert_eq!((&*word, &facts["model"]), ("MSG", &json!("parrot")));
+        let known = matches!(kind, Upstream::Lmtp | Upstream::LmtpTokens);
+        assert_eq!(facts["vocab_size"].as_u64(), known.then_some(258));
+        assert_eq!(facts["max_context"].is_null(), !known, "{kind:?}: {facts}");
+        let has_tokenizer = !facts["tokenizer"].is_null();
+        assert_eq!(has_tokenizer, kind == Upstream::Lmtp, "{kind:?}");
+    }
+}
+
+/// LM-804, OA-902, TR-204: nobody is there any more, and no face takes that for a fault of its own.
+#[tokio::test]
+async fn lm_804_a_server_without_any_upstream_is_unavailable_and_not_ready() {
+    let (server, engine) = there().await;
+    let front = Front::of(&server, &engine, Upstream::Lmtp).await;
+    let health = &front.server.shared.health;
+    health.running("parrot", Box::new(|| std::time::Duration::ZERO));
+    server.kill().await;
+    health.away("parrot");
+    assert_eq!(health.state("parrot"), Some(State::Away));
+    let mut wire = Wire::connect(front.server.address).await;
+    for path in ["/readyz", "/v2/health/ready", "/v2/models/parrot/ready"] {
+        let answer = wire.get(path).await;
+        assert_ne!(answer.told().0, 200, "{path}");
+    }
+    for path in ["generate", "generate_stream"] {
+        let path = format!("/v2/models/parrot/{path}");
+        let answer = wire.post(&path, r#"{"text_input":"x"}"#).await;
+        assert_eq!(answer.told().0, 503, "{path}: {}", answer.text());
+        assert!(answer.head.header("retry-after").is_some());
+    }
+    assert_eq!(front.ask(Face::Evergreen).await, Err("unavailable".into()));
+    assert_eq!(front.ask(Face::Kernel).await, Err("unavailable".into()));
+    assert_eq!(front.ask(Face::Lmtp).await, Err("upstream_error".into()));
+}
