@@ -10,7 +10,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::ci::Outcome;
 use crate::server::Server;
@@ -20,7 +20,7 @@ use crate::{process, root};
 pub(crate) fn run() -> Result<Outcome> {
     let folder = root().join("tests/foreign");
     let server = Server::start(&folder.join("sapwood.toml"))?;
-    let mut skipped = Vec::new();
+    let (mut skipped, mut failed) = (Vec::new(), Vec::new());
     for client in clients(&folder)? {
         let name = client
             .file_name()
@@ -40,10 +40,18 @@ pub(crate) fn run() -> Result<Outcome> {
         let own = client.join("sapwood.toml");
         let own = own.exists().then(|| Server::start(&own)).transpose()?;
         let address = &own.as_ref().unwrap_or(&server).address;
-        process::run(&mut process::program(
+        let checked = process::run(&mut process::program(
             &program,
             &[&script, "--server", address],
-        ))?;
+        ));
+        // The clients have nothing to do with each other: one that fails must not hide the next one's failure.
+        if let Err(error) = checked {
+            process::say(&format!("{name}: {error:#}"));
+            failed.push(name);
+        }
+    }
+    if !failed.is_empty() {
+        bail!("clients failed: {}", failed.join(", "));
     }
     if skipped.is_empty() {
         return Ok(Outcome::Passed);

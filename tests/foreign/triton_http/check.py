@@ -196,7 +196,7 @@ def who_goes_away_in_mid_stream_harms_nobody(world):
     host, port = world.server.rsplit(":", 1)
     body = json.dumps({"text_input": "x", "stream": True, "max_tokens": 4000})
     with socket.create_connection((host, int(port)), TIMEOUT_S) as gone:
-        lines = ["POST /v2/models/load/generate_stream HTTP/1.1", "Host: h", f"Content-Length: {len(body)}"]
+        lines = ["POST /v2/models/load/generate_stream HTTP/1.1", f"Host: {world.server}", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in world.headers.items()]
         gone.sendall(("\r\n".join(lines) + "\r\n\r\n" + body).encode())
         assert gone.recv(100).startswith(b"HTTP/1.1 200")
