@@ -100,6 +100,7 @@ fn parrot_signature() -> Signature {
         max_batch_size: 0,
         decoupled: true,
         lenient: false,
+        tensorrt_llm: false,
     }
 }
 

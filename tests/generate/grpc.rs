@@ -1,6 +1,7 @@
 //! `inference.GRPCInferenceService`: messages by hand, and our own client.
 
 mod additional;
+mod ensemble;
 mod streams;
 
 use futures::stream;

@@ -23,7 +23,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::failure::Failure;
 use endpoint::Endpoint;
-use generate::{Generate, Tensor};
+use generate::{Generate, ModelCompat, Tensor};
 use lmtp::Lmtp;
 use ports::Preset;
 use references::References;
@@ -231,6 +231,9 @@ pub(crate) struct Model {
     /// The batch that it says it takes there.
     #[serde(default)]
     pub(crate) max_batch_size: Option<u32>,
+    /// Whose clients it is there for.
+    #[serde(default)]
+    pub(crate) compat: ModelCompat,
     /// Parameters that mean nothing are refused there.
     #[serde(default)]
     pub(crate) strict_parameters: bool,

@@ -41,6 +41,7 @@ pub fn every_datatype() -> Signature {
         max_batch_size: 0,
         decoupled: true,
         lenient: false,
+        tensorrt_llm: false,
     }
 }
 

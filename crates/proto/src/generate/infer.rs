@@ -11,7 +11,7 @@ use super::json;
 use super::refused::Refused;
 use super::request::{Mapped, Mapper, Parameter, Reading, id};
 use super::settings;
-use super::signature::{Input, Signature};
+use super::signature::{Input, Output, OutputRole, Signature};
 use super::tensor::{Data, Tensor, fit};
 use crate::generated::inference::InferTensorContents;
 use crate::shown::shown;
@@ -335,6 +335,9 @@ impl Mapper<'_> {
 
     /// The place of an output that is asked for by name.
     pub(super) fn output(&self, name: &str, id: &str) -> Result<usize, Refused> {
+        if self.signature.lacks_output(name) {
+            return Err(Refused::Unsupported(name.into()));
+        }
         self.signature.output(name).ok_or_else(|| {
             let (name, model) = (shown(name), self.model);
             refused(format!(
@@ -402,7 +405,7 @@ impl Infer {
             let Some(output) = signature.outputs.get(*place) else {
                 continue;
             };
-            let shape = shaped(signature, &output.shape, tensor);
+            let shape = shaped(signature, output, tensor);
             let mut told =
                 json!({"name": output.name, "datatype": output.datatype.name(), "shape": shape});
             let (key, value) = if self.all_binary || self.binary.contains(place) {
@@ -434,14 +437,18 @@ impl Infer {
 }
 
 /// The shape under which an output is told: the declared one, as far as it says how elements lie.
-pub(super) fn shaped(signature: &Signature, declared: &[i64], tensor: &Tensor) -> Vec<i64> {
+pub(super) fn shaped(signature: &Signature, output: &Output, tensor: &Tensor) -> Vec<i64> {
+    if signature.tensorrt_llm && output.role == OutputRole::Text {
+        // The ensemble decodes a list of texts, and its client reads one, whatever the configuration declares.
+        return vec![i64::try_from(tensor.data.len()).unwrap_or(i64::MAX)];
+    }
     // Rows of a batch were put together as such.
     let rows = match tensor.shape[..] {
         [rows, _] if signature.max_batch_size > 0 && rows > 0 => rows,
         _ => 1,
     };
     let each = usize::try_from(rows).map_or(0, |rows| tensor.data.len() / rows);
-    match fit(declared, each) {
+    match fit(&output.shape, each) {
         Some(shape) if signature.max_batch_size > 0 => [&[rows], shape.as_slice()].concat(),
         Some(shape) => shape,
         None => tensor.shape.clone(),

@@ -99,7 +99,7 @@ impl Response {
             message.outputs.push(InferOutputTensor {
                 name: output.name.clone(),
                 datatype: output.datatype.name().into(),
-                shape: shaped(signature, &output.shape, tensor),
+                shape: shaped(signature, output, tensor),
                 ..InferOutputTensor::default()
             });
             let raw = tensor.data.to_raw(output.datatype);

@@ -87,6 +87,7 @@ const FIELDS: &[&str] = &[
     "ignore_eos",
     "skip_special_tokens",
     "n",
+    "num_return_sequences",
     "beam_width",
     "logprobs",
     "prompt_logprobs",
@@ -119,7 +120,12 @@ impl Settings {
             }
         }
         settings.limit(limits);
-        if settings.stream && settings.exclude_prompt == Some(false) {
+        // vLLM's backend refuses it; the TensorRT-LLM ensemble, whose client asks for it unless told otherwise, takes it and
+        // streams no prompt all the same (D-55).
+        if settings.stream
+            && settings.exclude_prompt == Some(false)
+            && !signature.is_for_tensorrt_llm(mapped)
+        {
             return Err(Refused::PromptInStream);
         }
         Ok(settings)
@@ -163,12 +169,14 @@ impl Settings {
             "stop" => self.stop = field.texts(limits)?,
             "bad_words" => self.bad_words = field.texts(limits)?,
             "stop_token_ids" => self.stop_token_ids.extend(field.tokens()?),
-            "end_id" => self
-                .stop_token_ids
-                .push(field.count("a token id", u32::MAX)?),
+            "end_id" => match field.integer("a token id, or -1", -1, i128::from(u32::MAX))? {
+                // No token ends the output.
+                -1 => self.ignore_eos = Some(true),
+                id => self.stop_token_ids.extend(u32::try_from(id)),
+            },
             "ignore_eos" => self.ignore_eos = Some(field.flag()?),
             "skip_special_tokens" => self.skip_special_tokens = Some(field.flag()?),
-            "n" => self.choices = Some(field.between(1, limits.choices)?),
+            "n" | "num_return_sequences" => self.choices = Some(field.between(1, limits.choices)?),
             "logprobs" => self.top_logprobs = Some(field.between(0, TOP_LOGPROBS_MAX)?),
             "logit_bias" => self.logit_bias = field.biases(limits)?,
             "timeout" => {
@@ -315,12 +323,6 @@ impl Field<'_> {
         };
         let fits = number.filter(|number| (least..=most).contains(number));
         fits.ok_or_else(|| self.wrong(range))
-    }
-
-    /// A count that fits 32 bits.
-    fn count(self, range: &str, most: u32) -> Result<u32, Refused> {
-        let number = self.integer(range, 0, i128::from(most))?;
-        Ok(u32::try_from(number).unwrap_or(most))
     }
 
     /// A count of tokens; what is more than 32 bits hold is as good as no limit.

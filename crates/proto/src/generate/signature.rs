@@ -20,6 +20,9 @@ pub struct Signature {
     pub decoupled: bool,
     /// Numbers and flags are taken as strings too (TR-312): the union signature alone.
     pub lenient: bool,
+    /// It behaves as a TensorRT-LLM ensemble (D-55): each response is of one sequence and says of which, and the prompt
+    /// may be asked for in a stream, which never has it.
+    pub tensorrt_llm: bool,
 }
 
 /// One input.
@@ -98,6 +101,10 @@ pub enum OutputRole {
     NumInputTokens,
     /// Tokens of a response.
     NumOutputTokens,
+    /// Which row of a batch a response is of.
+    BatchIndex,
+    /// Which of several choices a response is of.
+    SequenceIndex,
     /// An embedding.
     Embedding,
     /// The output of a function.
@@ -147,6 +154,11 @@ impl InputRole {
 }
 
 impl OutputRole {
+    /// Whether it says of which sequence a response is.
+    pub(super) const fn is_index(&self) -> bool {
+        matches!(self, Self::BatchIndex | Self::SequenceIndex)
+    }
+
     /// The role of this name; `None` if there is none.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
@@ -157,6 +169,8 @@ impl OutputRole {
             "logprobs" => Self::Logprobs,
             "num_input_tokens" => Self::NumInputTokens,
             "num_output_tokens" => Self::NumOutputTokens,
+            "batch_index" => Self::BatchIndex,
+            "sequence_index" => Self::SequenceIndex,
             "embedding" => Self::Embedding,
             _ => Self::Port(name.strip_prefix("port.")?.into()),
         })
@@ -215,6 +229,10 @@ impl Signature {
                 .collect();
         }
         let asks = |output: &Output| {
+            // What vLLM's clients never see.
+            if output.role.is_index() {
+                return self.tensorrt_llm;
+            }
             let asking = self
                 .inputs
                 .iter()
@@ -229,6 +247,21 @@ impl Signature {
             flags.is_empty() || flags.contains(&true)
         };
         self.outputs.iter().map(asks).collect()
+    }
+
+    /// The place of the output with this role.
+    #[must_use]
+    pub fn output_of(&self, role: &OutputRole) -> Option<usize> {
+        self.outputs.iter().position(|output| output.role == *role)
+    }
+
+    /// Whether each response is of one sequence: the request gets an output that says of which (D-55).
+    #[must_use]
+    pub fn is_apart(&self, mapped: &Mapped) -> bool {
+        let outputs = self.outputs.iter().zip(self.wanted(mapped));
+        outputs
+            .into_iter()
+            .any(|(output, wanted)| wanted && output.role.is_index())
     }
 
     /// The shape that metadata shows: with a leading -1 where there are batches (TR-102).

@@ -35,6 +35,7 @@ fn parrot() -> Signature {
         max_batch_size: 0,
         decoupled: true,
         lenient: false,
+        tensorrt_llm: false,
     }
 }
 
@@ -657,7 +658,19 @@ fn tr_404_fields_have_ranges_and_messages_name_them() {
             "parameter 'logprobs' must be in [0, 20], got \"many\"",
         ),
         (r#""beam_width":2"#, "beam search is not supported"),
+        (
+            r#""num_return_sequences":17"#,
+            "parameter 'num_return_sequences' must be in [1, 16], got 17",
+        ),
+        (
+            r#""end_id":-2"#,
+            "parameter 'end_id' must be a token id, or -1, got -2",
+        ),
         (r#""image":["aGk="]"#, "'image' is not supported"),
+        (
+            r#""embedding_bias_words":["no"]"#,
+            "'embedding_bias_words' is not supported",
+        ),
         (
             r#""return_context_logits":true"#,
             "'return_context_logits' is not supported",
@@ -685,6 +698,12 @@ fn tr_404_fields_have_ranges_and_messages_name_them() {
         r#""n":16"#,
         r#""max_tokens":0"#,
         r#""pad_id":-1"#,
+        r#""end_id":-1"#,
+        r#""num_return_sequences":16"#,
+        r#""length_penalty":2.0"#,
+        r#""embedding_bias_words":[""]"#,
+        r#""stream":true,"exclude_input_in_output":false,"beam_width":1"#,
+        r#""stream":true,"exclude_input_in_output":false,"stop_words":[""]"#,
         r#""skip_special_tokens":true"#,
         r#""bad_words":[""]"#,
     ] {

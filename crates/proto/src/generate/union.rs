@@ -2,7 +2,8 @@
 //!
 //! Owns: its tables. Refuses to know: what a field does (`settings`).
 
-use super::datatype::Datatype::{self, Bool, Bytes, Fp32, Int32, Uint32, Uint64};
+use super::datatype::Datatype::{self, Bool, Bytes, Fp16, Fp32, Int32, Uint32, Uint64};
+use super::request::Mapped;
 use super::signature::{Input, InputRole, Output, OutputRole, Signature};
 
 /// Inputs whose name is their sampling field.
@@ -19,7 +20,7 @@ const FIELDS: [(&str, Datatype); 9] = [
 ];
 
 /// What there is no way to do here; refused where it is asked for.
-const UNSUPPORTED: [(&str, Datatype); 7] = [
+const UNSUPPORTED: [(&str, Datatype); 8] = [
     ("return_context_logits", Bool),
     ("return_generation_logits", Bool),
     ("return_perf_metrics", Bool),
@@ -27,7 +28,64 @@ const UNSUPPORTED: [(&str, Datatype); 7] = [
     ("guided_decoding_guide", Bytes),
     ("lora_name", Bytes),
     ("lora_task_id", Uint64),
+    ("decoder_text_input", Bytes),
 ];
+
+/// The same, of more than one element.
+const UNSUPPORTED_LISTS: [(&str, Datatype, &[i64]); 4] = [
+    ("embedding_bias_words", Bytes, &[-1]),
+    ("prompt_embedding_table", Fp16, &[-1, -1]),
+    ("lora_weights", Fp16, &[-1, -1]),
+    ("lora_config", Int32, &[-1, 3]),
+];
+
+/// What changes nothing without one of those, without beam search, or but how fast an answer comes.
+const IGNORED: [(&str, Datatype, &[i64]); 7] = [
+    ("pad_id", Int32, &[1]),
+    ("length_penalty", Fp32, &[1]),
+    ("embedding_bias_weights", Fp32, &[-1]),
+    ("prompt_vocab_size", Int32, &[1]),
+    ("prompt_table_extra_id", Uint64, &[1]),
+    ("num_draft_tokens", Int32, &[1]),
+    ("use_draft_logits", Bool, &[1]),
+];
+
+/// Inputs of the TensorRT-LLM ensemble that mean nothing to vLLM's backend: whoever gives one is a client of the former.
+const OF_TENSORRT_LLM: [&str; 14] = [
+    "beam_width",
+    "num_return_sequences",
+    "stop_words",
+    "end_id",
+    "pad_id",
+    "random_seed",
+    "return_log_probs",
+    "return_context_logits",
+    "return_generation_logits",
+    "return_perf_metrics",
+    "prompt_vocab_size",
+    "embedding_bias_words",
+    "num_draft_tokens",
+    "use_draft_logits",
+];
+
+/// Outputs of the TensorRT-LLM ensemble that there is no way to give here.
+const UNSUPPORTED_OUTPUTS: [&str; 12] = [
+    "context_logits",
+    "generation_logits",
+    "kv_cache_alloc_new_blocks",
+    "kv_cache_reused_blocks",
+    "kv_cache_alloc_total_blocks",
+    "arrival_time_ns",
+    "first_scheduled_time_ns",
+    "first_token_time_ns",
+    "last_token_time_ns",
+    "acceptance_rate",
+    "total_accepted_draft_tokens",
+    "total_draft_tokens",
+];
+
+/// Prompts in one request of a TensorRT-LLM ensemble, unless its table says another number.
+const BATCH_SIZE_MAX: u32 = 16;
 
 const WANTED: [(&str, &str); 6] = [
     ("return_finish_reason", "finish_reason"),
@@ -60,12 +118,18 @@ impl Signature {
             many(optional("stop_words", Bytes, field("stop"))),
             many(optional("bad_words", Bytes, field("bad_words"))),
             optional("end_id", Int32, field("end_id")),
-            optional("pad_id", Int32, InputRole::Ignore),
             optional("beam_width", Int32, field("beam_width")),
+            optional("num_return_sequences", Int32, field("num_return_sequences")),
             many(optional("image", Bytes, InputRole::Image)),
         ]);
         let unsupported = |(name, datatype)| optional(name, datatype, InputRole::Unsupported);
         inputs.extend(UNSUPPORTED.map(unsupported));
+        let shaped = |(name, datatype, shape): (&str, Datatype, &[i64]), role| Input {
+            shape: shape.to_vec(),
+            ..optional(name, datatype, role)
+        };
+        inputs.extend(UNSUPPORTED_LISTS.map(|it| shaped(it, InputRole::Unsupported)));
+        inputs.extend(IGNORED.map(|it| shaped(it, InputRole::Ignore)));
         inputs.extend(
             WANTED.map(|(name, output)| optional(name, Bool, InputRole::Want(output.into()))),
         );
@@ -84,7 +148,41 @@ impl Signature {
             max_batch_size: 0,
             decoupled: true,
             lenient: true,
+            tensorrt_llm: false,
         }
+    }
+
+    /// The signature of a text model for clients of a TensorRT-LLM ensemble (D-55).
+    #[must_use]
+    pub fn tensorrt_llm() -> Self {
+        let mut signature = Self {
+            max_batch_size: BATCH_SIZE_MAX,
+            tensorrt_llm: true,
+            ..Self::union()
+        };
+        // The leading dimension is that of the batch.
+        let indices = signature.outputs.iter_mut();
+        for index in indices.filter(|output| output.role.is_index()) {
+            index.shape = vec![1];
+        }
+        signature
+    }
+
+    /// Whether a request is one of a client of a TensorRT-LLM ensemble: the model is there for those, or it gives what
+    /// only they do.
+    #[must_use]
+    pub(super) fn is_for_tensorrt_llm(&self, mapped: &Mapped) -> bool {
+        let mut given = mapped.tensors.iter();
+        let shows = |place: usize| {
+            let input = self.inputs.get(place);
+            input.is_some_and(|input| OF_TENSORRT_LLM.contains(&&*input.name))
+        };
+        self.tensorrt_llm || self.lenient && given.any(|(place, _)| shows(*place))
+    }
+
+    /// Whether this is an output that clients know, and that no text model here has.
+    pub(super) fn lacks_output(&self, name: &str) -> bool {
+        self.lenient && UNSUPPORTED_OUTPUTS.contains(&name)
     }
 }
 
@@ -131,6 +229,9 @@ fn outputs() -> Vec<Output> {
             &[-1, -1],
             OutputRole::TokenLogprobs,
         ),
+        // Its client reads them as a matrix.
+        ("batch_index", Int32, &[1, 1], OutputRole::BatchIndex),
+        ("sequence_index", Int32, &[1, 1], OutputRole::SequenceIndex),
     ]
     .into_iter()
     .map(|(name, datatype, shape, role)| Output {

@@ -75,6 +75,18 @@ pub(crate) enum Compat {
     Triton,
 }
 
+/// Whose clients a model is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ModelCompat {
+    /// All of those that this face knows, as far as one does not contradict the other.
+    #[default]
+    Sapwood,
+    /// Those of a TensorRT-LLM ensemble.
+    #[serde(rename = "tensorrt_llm")]
+    TensorRtLlm,
+}
+
 impl Default for Generate {
     fn default() -> Self {
         let limits = Limits::default();
@@ -247,7 +259,12 @@ impl Model {
     pub(crate) fn signature(&self) -> Result<Option<Signature>, Failure> {
         let name = self.name.as_str();
         let changed = self.decoupled.is_some() || self.max_batch_size.is_some();
-        let mut signature = if !self.inputs.is_empty() || !self.outputs.is_empty() {
+        let is_own = !self.inputs.is_empty() || !self.outputs.is_empty();
+        let is_tensorrt_llm = self.compat == ModelCompat::TensorRtLlm;
+        let mut signature = if is_own && is_tensorrt_llm {
+            let what = "compat = \"tensorrt_llm\" gives it inputs and outputs: leave its own out";
+            return Err(wrong(name, what));
+        } else if is_own {
             let inputs: Result<_, _> = self.inputs.iter().map(|it| it.input(name)).collect();
             let outputs: Result<_, _> = self.outputs.iter().map(|it| it.output(name)).collect();
             Signature {
@@ -256,14 +273,17 @@ impl Model {
                 max_batch_size: 0,
                 decoupled: true,
                 lenient: false,
+                tensorrt_llm: false,
             }
+        } else if is_tensorrt_llm {
+            Signature::tensorrt_llm()
         } else if changed {
             Signature::union()
         } else {
             return Ok(None);
         };
         signature.decoupled = self.decoupled.unwrap_or(true);
-        signature.max_batch_size = self.max_batch_size.unwrap_or(0);
+        signature.max_batch_size = self.max_batch_size.unwrap_or(signature.max_batch_size);
         signature
             .check()
             .map_err(|invalid| wrong(name, &invalid.to_string()))?;

@@ -371,3 +371,26 @@ fn d_46_no_secret_is_in_what_is_shown_of_a_configuration() {
         }
     });
 }
+
+/// TR-105
+#[test]
+fn d_55_a_model_may_be_there_for_clients_of_a_tensorrt_llm_ensemble() {
+    in_jail(|jail| {
+        let table = "[[models]]\nname = \"m\"\nbackend = \"scripted\"\ncompat = \"tensorrt_llm\"\n";
+        let read = |jail: &mut Jail, more: &str| {
+            jail.create_file("sapwood.toml", &format!("{table}{more}"))
+                .unwrap();
+            let config = Layers::read(None, Flags::default()).unwrap().config();
+            config.map_err(|failure| failure.to_string())
+        };
+        let signature = read(jail, "").unwrap().models[0].signature();
+        let signature = signature.unwrap().unwrap();
+        assert!(signature.tensorrt_llm && signature.max_batch_size == 16);
+        let signature = read(jail, "max_batch_size = 4\n").unwrap().models[0].signature();
+        assert_eq!(signature.unwrap().unwrap().max_batch_size, 4);
+        let own =
+            "inputs = [{ name = \"Q\", datatype = \"BYTES\", shape = [1], role = \"prompt\" }]\n";
+        let refused = read(jail, own).unwrap_err();
+        assert!(refused.contains("leave its own out"), "{refused}");
+    });
+}

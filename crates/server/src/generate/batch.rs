@@ -7,7 +7,7 @@ use futures::future::try_join_all;
 use futures::stream::{self, select_all};
 use futures::{FutureExt, StreamExt};
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::{Mapped, Parameter, Response};
+use sapwood_proto::generate::{Data, Mapped, OutputRole, Parameter, Response};
 
 use super::call::{Call, Responses, streams};
 use super::catalogue::Catalogue;
@@ -24,7 +24,10 @@ pub(super) fn begin(
     call: Call,
     rows: Vec<Mapped>,
     catalogue: &Catalogue,
+    pieces: bool,
 ) -> Result<Responses, Failure> {
+    let signature = &call.found.signature;
+    let is_apart = pieces && signature.is_apart(&call.mapped);
     let streams = streams(&call.found, &call.mapped);
     let each = rows.into_iter().map(|mapped| {
         let row = Call {
@@ -32,24 +35,40 @@ pub(super) fn begin(
             mapped,
             deadline: call.deadline,
         };
-        row.begin(catalogue, false)
+        row.begin(catalogue, pieces)
     });
     let each: Vec<Responses> = each.collect::<Result<_, _>>()?;
-    if !streams {
-        let whole = try_join_all(each.into_iter().map(only));
+    let is_whole = !streams && !is_apart;
+    let index = signature.output_of(&OutputRole::BatchIndex);
+    let each = (0..).zip(each).map(|(row, responses)| {
+        let named = responses.map(move |response| {
+            let mut response = response?;
+            if !set_row(&mut response, index, row) && !is_whole {
+                let mark = (INDEX.into(), Parameter::Int(row));
+                response.parameters.push(mark);
+            }
+            Ok(response)
+        });
+        named.boxed()
+    });
+    if is_whole {
+        let whole = try_join_all(each.map(only));
         let whole = whole.map(|rows| rows.map(Response::of_rows));
         return Ok(stream::once(whole).boxed());
     }
-    let marked = (0..).zip(each).map(|(row, responses)| {
-        let marked = responses.map(move |response| {
-            let mut response = response?;
-            let mark = (INDEX.into(), Parameter::Int(row));
-            response.parameters.push(mark);
-            Ok(response)
-        });
-        marked.boxed()
-    });
-    Ok(select_all(marked).boxed())
+    Ok(select_all(each).boxed())
+}
+
+/// Says in the output for it, at `index`, which row a response is of; false where the response has no such output.
+fn set_row(response: &mut Response, index: Option<usize>, row: i64) -> bool {
+    let mut outputs = response.outputs.iter_mut();
+    let Some((_, tensor)) = outputs.find(|(place, _)| Some(*place) == index) else {
+        return false;
+    };
+    if let Data::Int(rows) = &mut tensor.data {
+        rows.fill(row);
+    }
+    true
 }
 
 /// Without a stream a row has one response.

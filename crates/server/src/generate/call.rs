@@ -31,8 +31,8 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// The responses, of which none has been asked for yet. `pieces`: one for each chunk of a function's output, rather
-    /// than one for all.
+    /// The responses, of which none has been asked for yet. `pieces`: one for each chunk of a function's output, or for each
+    /// sequence of a request that tells them apart (D-55), rather than one for all.
     ///
     /// # Errors
     /// What TR-203 checks of values.
@@ -56,11 +56,11 @@ impl Call {
         let limits = &catalogue.config.limits;
         let rows = self.mapped.rows(&self.found.signature, &self.found.name)?;
         if let Some(rows) = rows {
-            return batch::begin(self, rows, catalogue);
+            return batch::begin(self, rows, catalogue, pieces);
         }
         let settings = Settings::of(&self.found.signature, &self.mapped, limits)?;
         if self.found.model.controls.is_empty() {
-            return text::begin(self, &settings, kernel);
+            return text::begin(self, &settings, kernel, pieces);
         }
         scripted::begin(self, settings, kernel)
     }

@@ -38,6 +38,7 @@ pub(super) fn signature(spec: &Spec) -> Signature {
         max_batch_size: 0,
         decoupled: true,
         lenient: false,
+        tensorrt_llm: false,
     }
 }
 

@@ -9,6 +9,8 @@
 //!                                                              whole: one response at the end
 //! ```
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -42,9 +44,12 @@ pub(super) fn begin(
     call: Call,
     settings: &Settings,
     kernel: &Kernel,
+    pieces: bool,
 ) -> Result<Responses, Failure> {
     let prompt = prompt(&call)?;
-    Ok(Telling::new(&call, settings, &prompt, kernel).boxed())
+    let mut telling = Telling::new(&call, settings, &prompt, kernel);
+    telling.is_apart = pieces && call.found.signature.is_apart(&call.mapped);
+    Ok(telling.boxed())
 }
 
 fn prompt(call: &Call) -> Result<Prompt, Failure> {
@@ -101,6 +106,10 @@ struct Telling {
     stream: bool,
     id: String,
     choices: Vec<Choice>,
+    /// A response is of one choice, and says of which (D-55).
+    is_apart: bool,
+    /// Those of the last step that are still to be told.
+    queued: VecDeque<Response>,
     /// What comes after the last response; it was found while the end was looked for.
     ahead: Option<Result<Chunk, Error>>,
     over: bool,
@@ -160,6 +169,8 @@ impl Telling {
             stream: settings.stream,
             id: call.shown_id().to_owned(),
             choices,
+            is_apart: false,
+            queued: VecDeque::new(),
             ahead: None,
             over: false,
         }
@@ -245,17 +256,33 @@ impl Telling {
             })
     }
 
-    /// What there is to tell, which is told with it.
-    fn response(&mut self, last: bool) -> Response {
+    /// What there is to tell, which is told with it: all of it, or of the first choice that has something while the others
+    /// queue.
+    fn tell(&mut self, last: bool) -> Option<Result<Response, Failure>> {
+        if !self.is_apart {
+            return Some(Ok(self.response(0..self.choices.len(), last)));
+        }
+        for place in 0..self.choices.len() {
+            let has_end = last && (self.more || !self.stream);
+            if has_end || !self.choices[place].text.is_empty() {
+                let response = self.response(place..place + 1, last);
+                self.queued.push_back(response);
+            }
+        }
+        self.queued.pop_front().map(Ok)
+    }
+
+    /// What these choices have to tell, which is told with it.
+    fn response(&mut self, told: Range<usize>, last: bool) -> Response {
         let mut outputs = Vec::with_capacity(1);
         for (place, output) in self.signature.outputs.iter().enumerate() {
             if self.wanted.get(place) == Some(&true)
-                && let Some(tensor) = self.output(&output.role, last)
+                && let Some(tensor) = self.output(&output.role, told.clone(), last)
             {
                 outputs.push((place, tensor));
             }
         }
-        for choice in &mut self.choices {
+        for choice in &mut self.choices[told] {
             choice.text.clear();
             choice.tokens = 0;
             choice.logprobs.clear();
@@ -267,8 +294,8 @@ impl Telling {
         }
     }
 
-    fn output(&self, role: &OutputRole, last: bool) -> Option<Tensor> {
-        let choices = &self.choices;
+    fn output(&self, role: &OutputRole, told: Range<usize>, last: bool) -> Option<Tensor> {
+        let choices = &self.choices[told.clone()];
         let data = match role {
             OutputRole::Text => {
                 let texts = choices.iter().map(|choice| choice.text.as_bytes());
@@ -315,6 +342,9 @@ impl Telling {
             OutputRole::NumOutputTokens => {
                 Data::Uint(choices.iter().map(|choice| choice.tokens.into()).collect())
             }
+            // Of a batch, whoever puts its rows together says which is which.
+            OutputRole::BatchIndex => Data::Int(vec![0; choices.len()]),
+            OutputRole::SequenceIndex => Data::Int((0..).take(told.end).skip(told.start).collect()),
             OutputRole::Embedding | OutputRole::Port(_) | OutputRole::Nothing => return None,
         };
         Some(Tensor::flat(data))
@@ -327,6 +357,9 @@ impl Stream for Telling {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let telling = &mut *self;
+        if let Some(queued) = telling.queued.pop_front() {
+            return Poll::Ready(Some(Ok(queued)));
+        }
         let mut taken = 0;
         while !telling.over {
             let polled = match telling.ahead.take() {
@@ -350,14 +383,14 @@ impl Stream for Telling {
                     telling.over = true;
                     telling.finish();
                     let tells = !telling.stream || telling.more || telling.has_text();
-                    return Poll::Ready(tells.then(|| Ok(telling.response(true))));
+                    return Poll::Ready(if tells { telling.tell(true) } else { None });
                 }
                 Poll::Pending if taken == 0 || !telling.is_tellable() => return Poll::Pending,
                 Poll::Pending => {}
             }
             if telling.is_tellable() {
                 let last = telling.is_last(cx);
-                return Poll::Ready(Some(Ok(telling.response(last))));
+                return Poll::Ready(telling.tell(last));
             }
         }
         Poll::Ready(None)
@@ -406,7 +439,8 @@ impl Choice {
 /// TR-405.
 fn prepends(call: &Call, settings: &Settings) -> bool {
     match settings.exclude_prompt {
-        Some(exclude) => !exclude,
+        // A stream has never the prompt, whoever may ask for it there (D-55).
+        Some(exclude) => !exclude && !settings.stream,
         None => call.found.model.prepend_prompt_default && !settings.stream,
     }
 }
