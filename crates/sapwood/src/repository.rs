@@ -326,6 +326,7 @@ mod tests {
         models.unload("slow").await.unwrap();
         let error = run.next().await.unwrap().unwrap_err();
         assert_eq!(error.code().name(), "unavailable");
+        assert!(error.to_string().contains("was unloaded"), "{error}");
         models.load("slow", None).await.unwrap();
         let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
         assert_eq!(run.next().await.unwrap().unwrap(), "a");

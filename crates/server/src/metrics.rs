@@ -58,6 +58,9 @@ impl Face {
 #[derive(Clone, Default)]
 struct Watched {
     engines: Vec<Engine>,
+    /// What engines have counted that have gone, and may count while they end.
+    ending: Vec<Arc<Stats>>,
+    ended: Ended,
     kernels: Vec<Kernel>,
     /// How long loading a model took.
     loaded: BTreeMap<String, Duration>,
@@ -65,6 +68,30 @@ struct Watched {
     pools: Vec<(String, Pool)>,
     /// Lines of the log that found no reader.
     log: Option<Arc<AtomicU64>>,
+}
+
+/// The counts of engines that nobody holds any more, which sums go on with: a counter never falls.
+#[derive(Clone, Copy, Default)]
+struct Ended {
+    panics: u64,
+    rejected_queue: u64,
+    rejected_tokens: u64,
+}
+
+impl Watched {
+    /// Keeps no more of an engine than its sums once it counts nothing more.
+    fn fold(&mut self) {
+        let (ended, ending) = (&mut self.ended, &mut self.ending);
+        ending.retain(|stats| {
+            let counts = Arc::strong_count(stats) > 1;
+            if !counts {
+                ended.panics += stats.panics.get();
+                ended.rejected_queue += stats.rejected_queue.get();
+                ended.rejected_tokens += stats.rejected_tokens.get();
+            }
+            counts
+        });
+    }
 }
 
 impl std::fmt::Debug for Watched {
@@ -193,14 +220,19 @@ impl Metrics {
 
     /// Adds an engine, whose own numbers are read when rendered.
     pub fn watch(&self, engine: Engine) {
-        self.change(|watched| watched.engines.push(engine));
+        self.change(|watched| {
+            watched.fold();
+            watched.engines.push(engine);
+        });
     }
 
-    /// Leaves an engine out that has gone.
+    /// Leaves an engine out that has gone, but for its part of the sums of all engines.
     pub fn unwatch(&self, engine: &Engine) {
         let gone = engine.stats();
         self.change(|watched| {
+            watched.fold();
             watched.engines.retain(|it| !Arc::ptr_eq(it.stats(), gone));
+            watched.ending.push(Arc::clone(gone));
         });
     }
 
@@ -280,12 +312,22 @@ impl Metrics {
 
     /// What several parts count, each event once: the numbers of the server, its engines and its kernels together.
     fn write_sums(&self, watched: &Watched, text: &mut Text) {
-        let engines = || watched.engines.iter().map(Engine::stats);
+        let ended = &watched.ended;
+        let engines = || {
+            let running = watched.engines.iter().map(Engine::stats);
+            running.chain(&watched.ending)
+        };
         let sum = |read: fn(&Stats) -> u64| engines().map(|stats| read(stats)).sum::<u64>();
         text.family(names::REJECTED, "counter", "Work refused at the door.");
         for (reason, engines) in [
-            ("queue", sum(|stats| stats.rejected_queue.get())),
-            ("tokens", sum(|stats| stats.rejected_tokens.get())),
+            (
+                "queue",
+                ended.rejected_queue + sum(|stats| stats.rejected_queue.get()),
+            ),
+            (
+                "tokens",
+                ended.rejected_tokens + sum(|stats| stats.rejected_tokens.get()),
+            ),
             ("key", 0),
             ("drain", 0),
         ] {
@@ -299,7 +341,8 @@ impl Metrics {
         }
         let functions: u64 = watched.kernels.iter().map(Kernel::panics).sum();
         let code = functions + sapwood_kernel::source_panics() + sapwood_net::evergreen::panics();
-        let panics = self.panics.get() + code + sum(|stats| stats.panics.get());
+        let engines = ended.panics + sum(|stats| stats.panics.get());
+        let panics = self.panics.get() + code + engines;
         text.family(names::PANICS, "counter", "What panicked and was caught.");
         text.sample(names::PANICS, &[], panics);
         if let Some(dropped) = &watched.log {

@@ -87,6 +87,10 @@ pub fn from_grpc(status: &tonic::Status) -> Status {
 #[must_use]
 pub fn from_client(status: &tonic::Status, max: usize) -> Status {
     let from_transport = std::error::Error::source(status).is_some();
+    // What the codec refuses comes with its own words, whatever its code is: another limit has that of a large message.
+    if let Some(Some(ours)) = Status::decode(status.details()) {
+        return ours;
+    }
     // Of a compressed message the library says so in the second way.
     let too_much = [tonic::Code::OutOfRange, tonic::Code::ResourceExhausted];
     if too_much.contains(&status.code()) && !from_transport {
@@ -160,5 +164,18 @@ mod tests {
         assert_eq!(status.code, Code::Unavailable);
         let ours = to_grpc(&Status::new(Reason::BadMessage, "bad"));
         assert_eq!(from_client(&ours, 1).known(), Some(Reason::BadMessage));
+    }
+
+    #[test]
+    fn ev_703_a_limit_within_a_message_is_not_told_as_one_of_its_size() {
+        let entries = Status::limit(Reason::FragmentLimit, "entries_max", 11, 10);
+        let told = from_client(&to_grpc(&entries), 1 << 20);
+        assert_eq!(told.known(), Some(Reason::FragmentLimit));
+        assert_eq!(told.message, entries.message);
+        for code in [tonic::Code::OutOfRange, tonic::Code::ResourceExhausted] {
+            let large = from_client(&tonic::Status::new(code, "too long"), 1 << 20);
+            assert_eq!(large.known(), Some(Reason::MessageTooLarge));
+            assert!(large.message.contains("1048576"), "{}", large.message);
+        }
     }
 }

@@ -152,6 +152,40 @@ async fn oa_913_panics_are_one_number_wherever_they_were_caught() {
     assert!(metrics.render(Format::Text).contains(&line));
 }
 
+/// An engine that goes takes nothing off the sums, neither while somebody still holds it nor afterwards.
+#[test]
+fn oa_913_counts_of_an_engine_that_has_gone_stay() {
+    let metrics = Metrics::new().unwrap();
+    let count = |metrics: &Metrics, name: &str| {
+        let text = metrics.render(Format::Text);
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap().trim().parse::<u64>().unwrap()
+    };
+    let names = [
+        "sapwood_panics_total",
+        "sapwood_rejected_total{reason=\"queue\"}",
+    ];
+    let before = names.map(|name| count(&metrics, name));
+    let rules = r#"{"script": "steps", "rules": [{"steps": [{"panic": true}]}]}"#;
+    for round in 1..=3 {
+        let model = Scripted::new(serde_json::from_str(rules).unwrap()).unwrap();
+        let config = Config {
+            queue_requests: 1,
+            ..Config::default()
+        };
+        let (mut owner, engine) = Owner::by_hand(Box::new(model), config);
+        metrics.watch(engine.clone());
+        let ask = || engine.submit(Request::new(Prompt::Text("x".into())));
+        let _handle = ask().unwrap();
+        assert!(ask().is_err(), "the queue is full");
+        metrics.unwatch(&engine);
+        // It counts while it ends.
+        owner.step(Time::from_millis(1));
+        let grown = names.map(|name| count(&metrics, name));
+        assert_eq!(grown, before.map(|count| count + round));
+    }
+}
+
 /// A model that stays in its forward pass until it is let go.
 struct Stuck {
     model: Scripted,
