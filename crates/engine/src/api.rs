@@ -40,6 +40,23 @@ pub enum Prompt {
     Chat(Chat),
 }
 
+impl Prompt {
+    /// Bytes of its texts, by which the work on it is judged before it is done. Of a conversation its messages alone: what
+    /// stands around them depends on the template.
+    #[must_use]
+    pub fn text_bytes(&self) -> usize {
+        match self {
+            Self::Tokens(_) => 0,
+            Self::Text(text) => text.len(),
+            Self::Chat(chat) => chat
+                .messages
+                .iter()
+                .map(|message| message.content.len())
+                .sum(),
+        }
+    }
+}
+
 /// A conversation, rendered by the model's own chat template.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chat {
@@ -394,6 +411,18 @@ pub trait Vocabulary: Send + Sync + 'static {
 
     /// The bytes of one token; empty for control tokens and ids outside the vocabulary.
     fn bytes(&self, token: Token) -> &[u8];
+
+    /// Bytes of the longest token, or more where that is not known. Looks at all of them unless implemented.
+    fn token_bytes_max(&self) -> usize {
+        if !self.has_text() {
+            return usize::MAX;
+        }
+        let tokens = 0..Token::try_from(self.size()).unwrap_or(Token::MAX);
+        tokens
+            .map(|token| self.bytes(token).len())
+            .max()
+            .unwrap_or(0)
+    }
 
     /// Whether the token is a control token.
     fn is_special(&self, token: Token) -> bool;

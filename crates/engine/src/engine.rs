@@ -108,6 +108,8 @@ pub(crate) struct Inbox {
 struct Shared {
     info: ModelInfo,
     vocabulary: SharedVocabulary,
+    /// Bytes of its longest token.
+    token_bytes_max: usize,
     /// Made for the first request with bad words.
     lexicon: OnceLock<Arc<Lexicon>>,
     config: Config,
@@ -205,6 +207,7 @@ impl Engine {
             .unwrap_or_else(|| RandomState::new().hash_one(0));
         let shared = Shared {
             info: model.info(),
+            token_bytes_max: model.vocabulary().token_bytes_max(),
             vocabulary: model.vocabulary(),
             lexicon: OnceLock::new(),
             config: config.clone(),
@@ -233,7 +236,8 @@ impl Engine {
         )
     }
 
-    /// Hands a request to the owner. Tokenises here, on the caller's thread; returns without waiting.
+    /// Hands a request to the owner. Renders and tokenises here, on the caller's thread, which takes as long as the prompt
+    /// is; returns without waiting.
     ///
     /// # Errors
     /// `BAD_CONFIG`, `BAD_TOKENS`, `EMPTY_PROMPT`, `PROMPT_TOO_LONG` and what the chat template says, before anything
@@ -243,7 +247,15 @@ impl Engine {
         let steered = request.steer.is_some();
         let seed = || mix(shared.seeds.fetch_add(1, Ordering::Relaxed));
         let lexicon = || shared.lexicon();
-        let submission = prepare(request, &shared.info, &*shared.vocabulary, lexicon, seed)?;
+        let (info, vocabulary) = (&shared.info, &*shared.vocabulary);
+        let submission = prepare(
+            request,
+            info,
+            vocabulary,
+            shared.token_bytes_max,
+            lexicon,
+            seed,
+        )?;
         let prompt_tokens = submission.prompt.len();
         let limits = Limits {
             requests: shared.config.queue_requests,

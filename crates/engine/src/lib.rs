@@ -30,6 +30,7 @@ mod sampling;
 mod scheduler;
 pub mod scripted;
 pub mod stats;
+pub mod stop;
 mod submission;
 pub mod template;
 mod text;

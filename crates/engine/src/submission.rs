@@ -1,7 +1,8 @@
 //! What becomes of a request before the owner sees it: checked, tokenised, with its seed and its limits settled.
 //!
 //! Owns: the ranges of D-20's core column, [`Submission`], and the refusals that need no scheduler.
-//! Refuses to know: queues and threads. It runs on the caller's thread, so that a long prompt delays nobody else (D-8).
+//! Refuses to know: queues and threads. It runs on the caller's thread, so that a long prompt delays nobody else (D-8), and ends
+//! early where nobody waits for it any more ([`stop`]).
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use sapwood_proto::steer::{Steer, Token};
 use crate::api::{ModelInfo, Prompt, Refusal, Request, Sampling, Vocabulary};
 use crate::bad_words::{BadWords, Lexicon};
 use crate::phase::Follower;
+use crate::stop;
 
 /// Choices of one request, forks of its steerers included.
 pub const CHOICES_MAX: u32 = 64;
@@ -116,14 +118,24 @@ pub(crate) fn prepare(
     mut request: Request,
     info: &ModelInfo,
     vocabulary: &dyn Vocabulary,
+    token_bytes_max: usize,
     lexicon: impl FnOnce() -> Arc<Lexicon>,
     seed: impl FnOnce() -> u64,
 ) -> Result<Submission, Refusal> {
     check(&request, info.vocabulary_tokens)?;
+    fits(&request.prompt, info, token_bytes_max)?;
     let (prompt, scored) = match request.scored.take() {
         None => (tokenise(&request.prompt, info, vocabulary)?, None),
         Some(tokens) => scoring(&request.prompt, tokens, info, vocabulary)?,
     };
+    if stop::stopped() {
+        // What was tokenised may not be all of it, and nobody waits for it.
+        return Err(Refusal::new(
+            Code::Cancelled,
+            "",
+            "nobody waits for this request any more",
+        ));
+    }
     // A vector's length and the context both fit: the prompt is shorter than the context, which is a u32.
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     let rest = info.context_tokens - prompt_tokens;
@@ -220,6 +232,40 @@ fn too_long(what: &str, length: usize, info: &ModelInfo) -> Refusal {
     let message =
         format!("{what} of {length} tokens exceeds the model's context of {context} tokens");
     Refusal::new(Code::InvalidRequest, "PROMPT_TOO_LONG", message)
+}
+
+/// Bytes of a prompt for each that its tokens may stand for at most: a tokenizer may drop some, of spaces or accents, and a
+/// template too.
+const DROPPED_TIMES: usize = 4;
+
+/// Refuses what cannot fit, before anything is rendered or tokenised: that takes time and memory.
+fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(), Refusal> {
+    if let Prompt::Chat(chat) = prompt
+        && chat.messages.len() > info.context_tokens as usize
+    {
+        let (count, context) = (chat.messages.len(), info.context_tokens);
+        let message =
+            format!("{count} messages cannot fit the model's context of {context} tokens");
+        return Err(Refusal::new(
+            Code::InvalidRequest,
+            "PROMPT_TOO_LONG",
+            message,
+        ));
+    }
+    let at_least = prompt.text_bytes() / token_bytes_max.max(1).saturating_mul(DROPPED_TIMES);
+    if at_least > info.context_tokens as usize {
+        let context = info.context_tokens;
+        let message = format!(
+            "a prompt of {} bytes, at least {at_least} tokens, exceeds the model's context of {context} tokens",
+            prompt.text_bytes()
+        );
+        return Err(Refusal::new(
+            Code::InvalidRequest,
+            "PROMPT_TOO_LONG",
+            message,
+        ));
+    }
+    Ok(())
 }
 
 fn tokenise(

@@ -30,6 +30,7 @@ use sapwood_proto::code::Code;
 use sapwood_proto::steer::Token;
 
 use crate::api::{Chat, Fault, Message, Vocabulary};
+use crate::stop;
 use shield::{Covered, Shield};
 
 /// Steps that one rendering may take.
@@ -63,14 +64,16 @@ pub enum Piece {
     Plain(String),
 }
 
-/// The tokens of a rendered conversation. Most templates print the beginning themselves; it stands there once.
+/// The tokens of a rendered conversation. Most templates print the beginning themselves; it stands there once. Where nobody
+/// waits for them any more ([`stop`]) they are not all of them.
 #[must_use]
 pub fn tokens(pieces: &[Piece], vocabulary: &impl Vocabulary) -> Vec<Token> {
     let of = |piece: &Piece| match piece {
         Piece::Template(text) => vocabulary.tokenize(text, true),
         Piece::Plain(text) => vocabulary.tokenize(text, false),
     };
-    let mut tokens: Vec<Token> = pieces.iter().flat_map(of).collect();
+    let wanted = pieces.iter().take_while(|_| !stop::stopped());
+    let mut tokens: Vec<Token> = wanted.flat_map(of).collect();
     if let Some(beginning) = vocabulary.beginning()
         && tokens.first() != Some(&beginning)
     {

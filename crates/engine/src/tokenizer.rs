@@ -17,6 +17,7 @@ use tokenizers::Tokenizer as Machine;
 
 use self::pieces::Pieces;
 use crate::api::{Chat, Fault, Vocabulary};
+use crate::stop;
 use crate::template::{self, SpecialTexts, Template, no_template};
 
 /// The files of a tokenizer, read.
@@ -126,6 +127,8 @@ pub struct Tokenizer {
     /// They stand for those tokens to it; only where there is a template that writes them.
     special: Option<Machine>,
     pieces: Pieces,
+    /// Bytes of the longest token.
+    token_bytes_max: usize,
     beginning: Option<Token>,
     ends: Vec<Token>,
     template: Option<Template>,
@@ -190,6 +193,10 @@ impl Tokenizer {
             file: files.tokenizer.clone(),
             plain,
             special,
+            token_bytes_max: (0..pieces.len())
+                .map(|id| pieces.bytes(id as Token).len())
+                .max()
+                .unwrap_or(0),
             pieces,
             beginning,
             ends,
@@ -219,6 +226,9 @@ fn beginning(machine: &Machine, files: &Files, pieces: &Pieces) -> Option<Token>
 
 /// The tokens of a text. What a tokenizer cannot take at once, because of its pattern, it may take in halves.
 fn tokens(machine: &Machine, text: &str) -> Vec<Token> {
+    if stop::stopped() {
+        return Vec::new();
+    }
     if let Ok(encoded) = machine.encode_fast(text, false) {
         return encoded.get_ids().to_vec();
     }
@@ -242,6 +252,10 @@ impl Vocabulary for Tokenizer {
 
     fn file(&self) -> Option<Bytes> {
         Some(self.file.clone())
+    }
+
+    fn token_bytes_max(&self) -> usize {
+        self.token_bytes_max
     }
 
     fn tokenize(&self, text: &str, special: bool) -> Vec<Token> {

@@ -67,7 +67,8 @@ impl Transcript {
         };
         let lexicon = || Arc::clone(words.0.get_or_init(made));
         // Whoever computes draws, and has a seed of its own unless one was asked for.
-        let submission = prepare(request, info, &*vocabulary, lexicon, || 0)?;
+        let longest = vocabulary.token_bytes_max();
+        let submission = prepare(request, info, &*vocabulary, longest, lexicon, || 0)?;
         let Submission {
             prompt,
             terms,

@@ -51,6 +51,7 @@ mod model;
 mod name;
 mod node;
 mod payer;
+pub mod pool;
 #[cfg(test)]
 mod probe;
 mod run;

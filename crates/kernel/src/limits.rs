@@ -22,6 +22,10 @@ pub const CHOICES_SEEN_MAX: u32 = 1024;
 pub const CALL_DEPTH: u32 = 16;
 /// Bytes of one JSON value (KE-203).
 pub const JSON_VALUE_BYTES: usize = 16 << 20;
+/// Values within one JSON input of a model: messages, tools or configuration. Each takes some 70 bytes.
+pub const JSON_VALUES: usize = 1 << 18;
+/// Elements or members of one JSON input of a model: messages, tools or fields.
+pub const JSON_ENTRIES: usize = 1 << 16;
 /// Nesting of one JSON value (KE-203).
 pub const JSON_DEPTH: usize = 128;
 /// Bytes of a prompt.

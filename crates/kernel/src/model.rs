@@ -22,8 +22,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
-use sapwood_engine::Engine;
 use sapwood_engine::api::{self, ModelInfo, Prompt, Request};
+use sapwood_engine::{Engine, Handle};
+use sapwood_proto::bounded_json::{self, Bounds};
 use serde_json::{Map, Value};
 
 pub(crate) use self::answer::{Answer, Asked, Told};
@@ -37,7 +38,9 @@ use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::function::Fun;
 use crate::handler::raw;
+use crate::limits;
 use crate::name::{Mime, Name, Port};
+use crate::pool::{Pool, Size};
 use crate::spec::{Effect, InnerType, Input, Output, Spec};
 
 /// The key of a call's context under which a base for input `config` may stand, a JSON object; the input overrides it
@@ -98,7 +101,7 @@ async fn begin(
     facts: Arc<Facts>,
 ) -> Result<impl Stream<Item = Result<Chunk>> + Send> {
     let (request, mut asked) = read(&call, &facts).await?;
-    let handle = engine.submit(request)?;
+    let handle = submit(engine, request).await?;
     asked.prompt_tokens = handle.prompt_tokens();
     if let Some(payer) = &call.payer {
         // A refusal drops the handle, and with it the request.
@@ -110,13 +113,48 @@ async fn begin(
     ))
 }
 
+/// Bytes of a prompt that is rendered and tokenised where it is read: handing it over would take about as long.
+const INLINE_BYTES: usize = 2 << 10;
+/// Messages of such a prompt: each is a turn of a template's loop.
+const INLINE_MESSAGES: usize = 32;
+
+/// Hands a request to the engine; what that takes of the processor first, away from whoever serves connections.
+async fn submit(engine: Engine, request: Request) -> Result<Handle> {
+    let Some(size) = size(&request.prompt) else {
+        return Ok(engine.submit(request)?);
+    };
+    let turn = request.caller;
+    let submitted = Pool::global().run(turn, size, move || engine.submit(request));
+    Ok(submitted.await??)
+}
+
+/// How much there is to do to make tokens of a prompt; `None` if hardly anything.
+pub(crate) fn size(prompt: &Prompt) -> Option<Size> {
+    let (texts, is_plain) = match prompt {
+        Prompt::Tokens(_) => return None,
+        Prompt::Text(_) => (1, true),
+        // Templates print tools and arguments, whatever their size.
+        Prompt::Chat(chat) => (
+            chat.messages.len(),
+            chat.tools.is_null() && chat.template_args.is_null(),
+        ),
+    };
+    let bytes = prompt.text_bytes();
+    if is_plain && bytes < INLINE_BYTES && texts < INLINE_MESSAGES {
+        return None;
+    }
+    // What stands around a message is as long as a short one.
+    Some(Size::of(bytes.saturating_add(texts.saturating_mul(32))))
+}
+
 /// What a model with these facts is asked, whoever computes its tokens, and what is to be known to tell the answer.
 pub(crate) async fn read(call: &Call, facts: &Facts) -> Result<(Request, Asked)> {
     let began = Instant::now();
     let config = read_config(call, facts).await?;
     let tools = read_tools(call).await?;
     let has_tools = tools.as_array().is_some_and(|tools| !tools.is_empty());
-    let prompt = read_prompt(call, facts, &config, tools).await?;
+    let turn = turn(call, &config);
+    let prompt = read_prompt(call, facts, &config, tools, turn).await?;
     let markup = matches!(prompt, Prompt::Chat(_));
     let asked = Asked {
         model: Name::shared(&facts.info.name),
@@ -147,12 +185,19 @@ fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> Request {
     request.timeout = call
         .deadline
         .map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    let turn = call.payer.as_ref().map_or(0, |payer| payer.turn());
-    request.caller = if turn == 0 { config.turn } else { turn };
+    request.caller = turn(call, &config);
     // Whoever pays has prefixes of its own; all others have theirs together.
-    request.prefix_scope = turn;
+    request.prefix_scope = call.payer.as_ref().map_or(0, |payer| payer.turn());
     config.apply(&mut request);
     request
+}
+
+/// Whose turn it is when this call waits (D-54).
+fn turn(call: &Call, config: &GenerateConfig) -> u64 {
+    match call.payer.as_ref().map_or(0, |payer| payer.turn()) {
+        0 => config.turn,
+        turn => turn,
+    }
 }
 
 /// How many alternatives to compute; `None` if nobody reads log-probabilities (EV-506).
@@ -225,18 +270,47 @@ async fn read_tools(call: &Call) -> Result<Value> {
 
 /// An input as JSON; `None` if it was not given or is empty.
 async fn read_json(call: &Call, name: &'static str) -> Result<Option<Value>> {
-    let Some(node) = call.inputs.get(name) else {
+    let Some(data) = whole(call, name).await? else {
         return Ok(None);
     };
-    let data: Bytes = node.main().whole().await?;
+    let turn = call.payer.as_ref().map_or(0, |payer| payer.turn());
+    apart(turn, data.len(), move || parse(name, &data)).await
+}
+
+/// An input, all of it; `None` if it was not given.
+async fn whole(call: &Call, name: &str) -> Result<Option<Bytes>> {
+    match call.inputs.get(name) {
+        Some(node) => Ok(Some(node.main().whole().await?)),
+        None => Ok(None),
+    }
+}
+
+/// Does what takes long for so many bytes on the threads for slow work.
+async fn apart<T: Send + 'static>(
+    turn: u64,
+    bytes: usize,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    if bytes < INLINE_BYTES {
+        return work();
+    }
+    Pool::global().run(turn, Size::of(bytes), work).await?
+}
+
+/// JSON; `None` if there is nothing but white space.
+fn parse(name: &'static str, data: &[u8]) -> Result<Option<Value>> {
     if data.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);
     }
-    match serde_json::from_slice(&data) {
+    let bounds = Bounds {
+        values: limits::JSON_VALUES,
+        entries: limits::JSON_ENTRIES,
+    };
+    match bounded_json::read(data, bounds) {
         Ok(value) => Ok(Some(value)),
         Err(error) => {
             let reason = if name == "config" { "BAD_CONFIG" } else { "" };
-            Err(Error::argument(name, format!("not JSON: {error}")).because(reason))
+            Err(Error::argument(name, error.to_string()).because(reason))
         }
     }
 }
@@ -246,14 +320,17 @@ async fn read_prompt(
     facts: &Facts,
     config: &GenerateConfig,
     tools: Value,
+    turn: u64,
 ) -> Result<Prompt> {
     let mode = prompt_mode(config, &facts.info)?;
     let given = (call.inputs.get("prompt"), call.inputs.get("messages"));
     let turns = match given {
         (Some(_), None) => prompt::read(call.read("prompt")?).await?,
         (None, Some(_)) => {
-            let messages = read_json(call, "messages").await?.unwrap_or(Value::Null);
-            prompt::Prompting::Messages(prompt::messages(messages)?)
+            let data = whole(call, "messages").await?.unwrap_or_default();
+            let bytes = data.len();
+            let read = move || prompt::messages(parse("messages", &data)?.unwrap_or(Value::Null));
+            prompt::Prompting::Messages(apart(turn, bytes, read).await?)
         }
         (Some(_), Some(_)) => {
             let why = "give either prompt or messages, not both";
@@ -265,7 +342,10 @@ async fn read_prompt(
         }
     };
     match mode {
-        PromptMode::Raw => turns.raw(&*facts.vocabulary),
+        PromptMode::Raw => {
+            let (bytes, vocabulary) = (turns.raw_bytes(), facts.vocabulary.clone());
+            apart(turn, bytes, move || turns.raw(&*vocabulary)).await
+        }
         _ => {
             let template_args = config.template_args.clone().unwrap_or(Value::Null);
             turns.chat(tools, template_args)

@@ -8,6 +8,7 @@ mod format;
 mod names;
 mod pools;
 mod process;
+mod slow_work;
 mod triton;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +22,7 @@ use prometheus::{
 };
 use sapwood_engine::Engine;
 use sapwood_engine::stats::Stats;
-use sapwood_kernel::Kernel;
+use sapwood_kernel::{Kernel, pool};
 use sapwood_net::lmtp::pool::Pool;
 
 pub use format::Format;
@@ -117,7 +118,7 @@ pub struct Metrics {
     pub auth_failures: IntCounter,
     /// Work refused at the door, by `reason`: `queue`, `tokens`, `key` (a key's own limits), `drain`.
     pub rejected: IntCounterVec,
-    /// Work that ended early, by `reason`: `client`, `stall`, `timeout`, `drain`, `delete`.
+    /// Work that ended early, by `reason`: `client`, `stall`, `timeout`, `drain`, `delete`, `revoked`, `panic`.
     pub cancelled: IntCounterVec,
     /// Handlers of requests that panicked; functions and models are counted where they run.
     pub panics: IntCounter,
@@ -306,6 +307,7 @@ impl Metrics {
         {
             triton.write(self, &watched, &mut text);
         }
+        slow_work::write(&mut text);
         process::write(&mut text);
         text.end()
     }
@@ -335,12 +337,18 @@ impl Metrics {
             text.sample(names::REJECTED, &[("reason", reason)], door + engines);
         }
         text.family(names::CANCELLED, "counter", "Work that ended early.");
-        for reason in ["client", "stall", "timeout", "drain", "delete"] {
+        let reasons = [
+            "client", "stall", "timeout", "drain", "delete", "revoked", "panic",
+        ];
+        for reason in reasons {
             let count = self.cancelled.with_label_values(&[reason]).get();
             text.sample(names::CANCELLED, &[("reason", reason)], count);
         }
         let functions: u64 = watched.kernels.iter().map(Kernel::panics).sum();
-        let code = functions + sapwood_kernel::source_panics() + sapwood_net::evergreen::panics();
+        let code = functions
+            + sapwood_kernel::source_panics()
+            + sapwood_net::evergreen::panics()
+            + pool::Pool::global().stats().panics;
         let engines = ended.panics + sum(|stats| stats.panics.get());
         let panics = self.panics.get() + code + engines;
         text.family(names::PANICS, "counter", "What panicked and was caught.");

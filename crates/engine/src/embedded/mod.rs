@@ -15,6 +15,7 @@
 mod checks;
 mod llama;
 mod load;
+mod marks;
 mod memory;
 pub mod random;
 #[cfg(test)]

@@ -611,3 +611,31 @@ fn a_word_without_end_does_not_end_the_process() {
         assert!(bytes == text.as_bytes(), "{word:?}");
     }
 }
+
+/// llama.cpp by itself takes minutes for it.
+#[test]
+fn many_turns_are_tokenised_as_each_of_them_in_time_that_grows_with_their_number() {
+    let vocabulary = loaded(&options()).vocabulary();
+    let turn = "<|im_start|>user\nthe word<|im_end|>\n";
+    let once = vocabulary.tokenize(turn, true);
+    assert!(once.len() > 5 && once[0] == IM_START, "{once:?}");
+    assert_eq!(
+        vocabulary.tokenize(&turn.repeat(20_000), true),
+        once.repeat(20_000)
+    );
+    let plain = vocabulary.tokenize(turn, false);
+    assert!(!plain.contains(&IM_START));
+    // A turn ends with a new line and the next begins with a bracket: no merge goes over that.
+    assert_eq!(
+        vocabulary.tokenize(&turn.repeat(300), false),
+        plain.repeat(300)
+    );
+}
+
+#[test]
+fn tokenising_ends_where_nobody_waits_for_it() {
+    let vocabulary = loaded(&options()).vocabulary();
+    let flag = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let text = "word ".repeat(10);
+    assert!(crate::stop::with(&flag, || vocabulary.tokenize(&text, true)).is_empty());
+}

@@ -8,9 +8,12 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use sapwood_proto::steer::Token;
 
+use super::marks::Marks;
+use super::tokenizer_json::Added;
 use super::{llama, tokenizer_json};
 use crate::api::{self, Chat, Fault};
 use crate::gguf::Header;
+use crate::stop;
 use crate::template::{self, SpecialTexts, Template, TemplateError, no_template};
 
 /// Characters between two white spaces (or of white space) that the tokenizer is given at once.
@@ -31,6 +34,12 @@ pub(super) struct Vocabulary {
     beginning: Option<Token>,
     end_of_turn: Option<Token>,
     template: Option<Template>,
+    /// Bytes of the longest token.
+    token_bytes_max: usize,
+    /// Tokens of a fixed text that are found in every text.
+    added: Marks,
+    /// Those, and control tokens.
+    fixed: Marks,
     /// Its `tokenizer.json`.
     file: Option<Bytes>,
 }
@@ -49,13 +58,16 @@ impl Vocabulary {
         let (wants_beginning, beginning) = model.beginning();
         special.beginning = text(beginning);
         special.end = text(model.end());
-        let (mut ends, mut kinds) = (Vec::new(), Vec::new());
+        let (mut ends, mut kinds, mut fixed) = (Vec::new(), Vec::new(), Vec::new());
         for token in 0..model.size() {
             let kind = model.kind(token);
             if kind.control {
                 special.all.push(text(Some(token)));
             } else {
                 bytes.extend(model.piece(token, false));
+            }
+            if let Some(how) = model.found(token) {
+                fixed.push((model.text(token), how));
             }
             kinds.push(kind);
             // Tokens are short: 2^32 bytes would be 16 KiB for each of 2^18.
@@ -73,7 +85,16 @@ impl Vocabulary {
         if let Err(why) = &file {
             tracing::info!(%why, "others cannot be given the model's tokenizer as a file");
         }
+        let marks = |of: &dyn Fn(&Added) -> bool| {
+            let those = fixed.iter().filter(|(_, how)| of(how));
+            Marks::new(those.map(|(text, how)| (text.clone(), how.takes_left)))
+        };
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        let lengths = ends.iter().zip(starts).map(|(end, start)| end - start);
         Ok(Self {
+            token_bytes_max: lengths.max().unwrap_or(0) as usize,
+            added: marks(&|how| !how.control),
+            fixed: marks(&|_| true),
             file: file.ok(),
             bytes,
             ends,
@@ -101,20 +122,28 @@ impl api::Vocabulary for Vocabulary {
     }
 
     fn tokenize(&self, text: &str, special: bool) -> Vec<Token> {
-        // Other kinds do not recurse, and some put a space before each text they are given.
-        if !self.model.is_byte_pair() {
-            return self.model.tokenize(text, special);
-        }
+        let marks = if special { &self.fixed } else { &self.added };
         let mut tokens = Vec::new();
-        for part in parts(text) {
-            let of_part = self.model.tokenize(part, special);
-            if tokens.is_empty() {
-                tokens = of_part;
+        for part in marks.parts(text) {
+            // Other kinds do not recurse, and some put a space before each text they are given.
+            if self.model.is_byte_pair() {
+                for run in parts(part) {
+                    if stop::stopped() {
+                        return tokens;
+                    }
+                    tokens.append(&mut self.model.tokenize(run, special));
+                }
+            } else if stop::stopped() {
+                return tokens;
             } else {
-                tokens.extend(of_part);
+                tokens.append(&mut self.model.tokenize(part, special));
             }
         }
         tokens
+    }
+
+    fn token_bytes_max(&self) -> usize {
+        self.token_bytes_max
     }
 
     fn bytes(&self, token: Token) -> &[u8] {

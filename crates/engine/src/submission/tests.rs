@@ -11,7 +11,14 @@ fn refused(change: impl FnOnce(&mut Request)) -> Option<(&'static str, String)> 
     })
     .unwrap();
     let lexicon = || Arc::new(Lexicon::new(model.vocabulary(), 258));
-    let prepared = prepare(request, &model.info(), &*model.vocabulary(), lexicon, || 7);
+    let prepared = prepare(
+        request,
+        &model.info(),
+        &*model.vocabulary(),
+        8,
+        lexicon,
+        || 7,
+    );
     prepared
         .err()
         .map(|refusal| (refusal.reason, refusal.message))
@@ -205,8 +212,15 @@ fn limits_and_seed_are_settled() {
         let mut request = Request::new(Prompt::Tokens(vec![1; 12]));
         (request.max_tokens, request.sampling.seed) = (max_tokens, seed);
         let lexicon = || unreachable!("nobody asked for it");
-        let submission =
-            prepare(request, &model.info(), &*model.vocabulary(), lexicon, || 7).unwrap();
+        let submission = prepare(
+            request,
+            &model.info(),
+            &*model.vocabulary(),
+            8,
+            lexicon,
+            || 7,
+        )
+        .unwrap();
         (submission.terms.max_tokens, submission.terms.seed)
     };
     assert_eq!(terms(None, None), (20, 7));
@@ -216,4 +230,41 @@ fn limits_and_seed_are_settled() {
         (20, 7),
         "never more than the context leaves"
     );
+}
+
+#[test]
+fn what_cannot_fit_is_refused_before_it_is_tokenised() {
+    // 32 tokens of at most 8 bytes, of which a tokenizer might drop three quarters.
+    let text = |bytes: usize| refused(|r| r.prompt = Prompt::Text("x".repeat(bytes)));
+    let (reason, why) = text(33 * 32).unwrap();
+    assert_eq!(reason, "PROMPT_TOO_LONG");
+    assert!(why.contains("1056 bytes, at least 33 tokens"), "{why}");
+    let (_, why) = text(33 * 32 - 1).unwrap();
+    assert!(
+        why.contains("exceeds") && !why.contains("at least"),
+        "tokenised and counted: {why}"
+    );
+    let message = || crate::api::Message {
+        role: "user".to_owned(),
+        ..Default::default()
+    };
+    let chat = |count| {
+        let messages = (0..count).map(|_| message()).collect();
+        refused(|r| {
+            r.prompt = Prompt::Chat(crate::api::Chat {
+                messages,
+                ..Default::default()
+            })
+        })
+    };
+    let (_, why) = chat(33).unwrap();
+    assert!(why.contains("33 messages cannot fit"), "{why}");
+    assert!(chat(32).is_none_or(|(_, why)| !why.contains("messages cannot fit")));
+}
+
+#[test]
+fn a_prompt_that_nobody_waits_for_is_not_submitted() {
+    let flag = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    assert!(stop::with(&flag, || refused(|_| {})).is_some());
+    assert_eq!(refused(|_| {}), None);
 }

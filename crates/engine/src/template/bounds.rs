@@ -1,6 +1,7 @@
 //! What one rendering may make and how long it may take: bytes, elements, depth, time.
 //!
-//! A rendering runs on one thread from its beginning to its end, so that its budget is the thread's. Everything that grows
+//! A rendering runs on one thread from its beginning to its end, so that its budget is the thread's; one that nobody waits for any
+//! more ([`stop`]) has none left. Everything that grows
 //! passes [`held`], [`stored`], [`show`] or one of the wrapped filters; see [`super::program`].
 
 use std::cell::Cell;
@@ -10,6 +11,8 @@ use std::time::{Duration, Instant};
 use minijinja::value::{Rest, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, filters};
 use minijinja_contrib::pycompat::unknown_method_callback;
+
+use crate::stop;
 
 /// Bytes that one rendering may make, intermediate values included, beside so many times those that it was given.
 pub(super) const MADE_BYTES_MAX: usize = 64 << 20;
@@ -56,7 +59,7 @@ fn too_much() -> Error {
 /// Checks that so many bytes are left, and that there is time.
 pub(super) fn check(bytes: usize) -> Result<Budget, Error> {
     let budget = BUDGET.get().ok_or_else(too_much)?;
-    if bytes > budget.bytes || Instant::now() > budget.until {
+    if bytes > budget.bytes || Instant::now() > budget.until || stop::stopped() {
         return Err(too_much());
     }
     Ok(budget)

@@ -252,6 +252,19 @@ fn place_context(messages: &mut [Message]) {
 }
 
 impl Prompting {
+    /// Bytes of text that [`Self::raw`] makes tokens of.
+    pub(super) fn raw_bytes(&self) -> usize {
+        let of = |item: &Item| match &item.content {
+            Content::Text(text) => text.len(),
+            Content::Tokens(_) | Content::EndOfTurn => 0,
+        };
+        let is_text = |item: &Item| matches!(item.content, Content::Text(_));
+        match self {
+            Self::Items(items) if !items.iter().all(is_text) => items.iter().map(of).sum(),
+            Self::Items(_) | Self::Messages(_) => 0,
+        }
+    }
+
     /// A conversation for the chat template.
     pub(super) fn chat(self, tools: Value, template_args: Value) -> Result<Prompt> {
         let (messages, continue_last) = match self {

@@ -664,8 +664,8 @@ fn ev_608_a_leaf_is_joined_before_it_is_judged() {
     let (turns, _) = chat(vec![Node::new(futures::stream::iter(cut))]).unwrap();
     assert_eq!(turns[0].1, "caf\u{e9}");
     let long = |bytes: usize| vec![Node::from("x".repeat(bytes))];
-    assert!(chat(long(crate::limits::PROMPT_BYTES)).is_ok());
-    let over = chat(long(crate::limits::PROMPT_BYTES + 1));
+    assert!(chat(long(limits::PROMPT_BYTES)).is_ok());
+    let over = chat(long(limits::PROMPT_BYTES + 1));
     assert!(matches!(
         over,
         Err(Error::Limit {

@@ -5,6 +5,7 @@
 //!
 //! ```text
 //!   wire ─ heard ─► session ─ Start, Cancel ─► works ─ what a step gave ─► session ─ one message ─► wire
+//!   a long message ─► the session goes with it to a thread for slow work, and everything waits until it is back
 //!   a drain, the clock, a peer that goes ─► session ─ last words ─► Close
 //!   a peer that is lost ─► session, held ─ in a task of its own ─► another connection, or the end
 //! ```
@@ -18,6 +19,7 @@ use bytestring::ByteString;
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
+use sapwood_kernel::pool::{Pool, Running, Size};
 use sapwood_proto::lmtp::{self, Close, Output, Session, Unreadable};
 use sapwood_proto::time::Time;
 use tokio::sync::{oneshot, watch};
@@ -107,6 +109,9 @@ pub(super) struct Conversation {
     coming: Option<oneshot::Receiver<Estate>>,
     /// There is no wire.
     apart: bool,
+    /// The session is elsewhere with a long message: rendering and tokenising it may take long. What stands in its place
+    /// meanwhile is nobody's, so nothing is done until it is back.
+    reading: Option<Running<(Session, Option<ByteString>)>>,
     /// Text that the session had no room to answer.
     unread: Option<ByteString>,
     /// The client sends nothing more.
@@ -136,6 +141,7 @@ impl Conversation {
             place: None,
             coming: None,
             apart: false,
+            reading: None,
             unread: None,
             heard_all: false,
             timer: None,
@@ -154,7 +160,7 @@ impl Conversation {
 
     /// Whether any stream is open.
     pub(super) fn is_busy(&self) -> bool {
-        self.session.live() + self.session.waiting() > 0
+        self.reading.is_some() || self.session.live() + self.session.waiting() > 0
     }
 
     /// Talks over `wire` to the end.
@@ -179,11 +185,19 @@ impl Conversation {
     /// Goes on as far as it can.
     pub(super) fn poll_end(&mut self, wire: &mut impl Wire, cx: &mut Context<'_>) -> Poll<End> {
         self.works.belong_to(cx);
-        if self.poll_asked(cx).is_ready() {
-            return Poll::Ready(End::Taken);
-        }
         for _ in 0..ROUNDS {
+            if self.poll_read(cx).is_pending() {
+                // If the client is gone, that shows again when there is a session to tell.
+                let _ = wire.poll_sent(cx);
+                return Poll::Pending;
+            }
+            if self.poll_asked(cx).is_ready() {
+                return Poll::Ready(End::Taken);
+            }
             let heard = self.come(cx) | self.hear(wire, cx);
+            if self.reading.is_some() {
+                continue;
+            }
             let seen = self.look();
             self.watch(cx);
             if let Some(end) = self.obey() {
@@ -285,6 +299,39 @@ impl Conversation {
         Some(name)
     }
 
+    /// Waits until the session is back from reading a long message.
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(reading) = &mut self.reading else {
+            return Poll::Ready(());
+        };
+        let back = std::task::ready!(reading.poll_unpin(cx));
+        self.reading = None;
+        match back {
+            Ok((session, unread)) => (self.session, self.unread) = (session, unread),
+            // It is lost with everything that it knew; the new one in its place says goodbye.
+            Err(_logged) => {
+                self.works = Works::new();
+                self.works.belong_to(cx);
+                self.close(Close::INTERNAL, "panic");
+            }
+        }
+        Poll::Ready(())
+    }
+
+    /// Takes in a long message, elsewhere.
+    fn read_apart(&mut self, text: ByteString) {
+        let now = self.now();
+        let (house, allowance) = (Arc::clone(&self.house), self.allowance.clone());
+        let place = Session::new(lmtp::Config::default());
+        let mut session = std::mem::replace(&mut self.session, place);
+        let size = Size::of(text.len());
+        self.reading = Some(Pool::global().run_only(self.turn, size, move || {
+            let models = house.catalog.for_caller(allowance);
+            let unread = session.handle(text, &models, now);
+            (session, unread)
+        }));
+    }
+
     fn listens(&self) -> bool {
         self.session.wants_input() && !self.heard_all
     }
@@ -293,7 +340,7 @@ impl Conversation {
     fn hear(&mut self, wire: &mut impl Wire, cx: &mut Context<'_>) -> bool {
         let mut heard = false;
         for _ in 0..MESSAGES {
-            if !self.session.wants_input() {
+            if self.reading.is_some() || !self.session.wants_input() {
                 break;
             }
             let next = match self.unread.take() {
@@ -317,6 +364,7 @@ impl Conversation {
     fn take(&mut self, heard: Heard) {
         let now = self.now();
         match heard {
+            Heard::Text(text) if text.len() >= APART_BYTES => self.read_apart(text),
             Heard::Text(text) => {
                 let models = self.house.catalog.for_caller(self.allowance.clone());
                 self.unread = self.session.handle(text, &models, now);
@@ -506,6 +554,8 @@ fn await_phase(house: &House, phase: Phase) -> (Phase, BoxFuture<'static, ()>) {
     (phase, async move { drain.reached(phase).await }.boxed())
 }
 
+/// Bytes of a message from which on it is read on a thread for slow work: it may hold a text to be tokenised.
+const APART_BYTES: usize = 4 << 10;
 /// How often everything is looked at before others get their turn.
 const ROUNDS: usize = 32;
 /// Messages taken in before works are looked at.

@@ -1,0 +1,51 @@
+//! Telling slow work on this thread that nobody wants its result any more.
+//!
+//! Rendering and tokenising are plain calls, many layers deep, in crates of others too, so the flag is not handed down but
+//! belongs to the thread for as long as the work lasts, as the budget of a template does. Work looks at it between pieces.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+thread_local! {
+    static FLAG: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+}
+
+/// Runs `work`, in which [`stopped`] says what `flag` says.
+pub fn with<T>(flag: &Arc<AtomicBool>, work: impl FnOnce() -> T) -> T {
+    /// Takes the flag off again, also where the work panics: the thread has other work after it.
+    struct Restore(Option<Arc<AtomicBool>>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            let before = self.0.take();
+            FLAG.with_borrow_mut(|held| *held = before);
+        }
+    }
+    let before = FLAG.with_borrow_mut(|held| held.replace(Arc::clone(flag)));
+    let _restore = Restore(before);
+    work()
+}
+
+/// Whether the work on this thread may end without a result. Never outside of [`with`].
+#[must_use]
+pub fn stopped() -> bool {
+    FLAG.with_borrow(|flag| {
+        flag.as_ref()
+            .is_some_and(|flag| flag.load(Ordering::Relaxed))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flag_is_the_threads_while_the_work_lasts() {
+        let flag = Arc::new(AtomicBool::new(true));
+        assert!(!stopped());
+        assert!(with(&flag, stopped));
+        assert!(!stopped());
+        let panicked = std::panic::catch_unwind(|| with(&flag, || panic!("in the work")));
+        assert!(panicked.is_err() && !stopped());
+    }
+}

@@ -1,0 +1,388 @@
+//! Slow work on the processor, away from the threads that serve connections: rendering, tokenising, parsing, unpacking.
+//!
+//! A worker of the async runtime that renders a template for a second serves nobody for a second, so whatever takes more than
+//! about a millisecond runs here, on a few threads of its own.
+//!
+//! ```text
+//!   run(turn, size, work) ──► one queue per size ── turn by turn ──► threads ──► Running (a future)
+//! ```
+//!
+//! - **Sizes.** One thread at least is kept for small work, so that a short prompt never waits for a long one, and one may
+//!   always do large work, so that small work cannot hold it up for ever.
+//! - **Turns.** Work of one size is taken from one caller after the other (D-54): whose backlog is long waits for itself.
+//! - **Ends.** Dropping the future takes the work off its queue, or tells it to stop ([`stop`]). A panic ends that
+//!   work alone.
+//! - **Bounds.** [`QUEUE_MAX`] pieces of work may wait in all, and [`QUEUE_EACH_MAX`] of one caller.
+//!
+//! The processor belongs to the whole process, so there is one [`Pool::global`].
+
+mod queue;
+#[cfg(test)]
+mod tests;
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use futures::channel::oneshot;
+pub use sapwood_engine::stop;
+use sapwood_proto::code::Code;
+
+use self::queue::{Job, Queue};
+use crate::error::Error;
+use crate::name::Name;
+use crate::node::panic_text;
+
+/// Pieces of work that may wait, of all callers.
+pub const QUEUE_MAX: usize = 4096;
+/// Pieces of work of one caller that may wait.
+pub const QUEUE_EACH_MAX: usize = 1024;
+/// Bytes from which on the work on a text is large: at some megabytes a second it takes milliseconds.
+pub const LARGE_BYTES: usize = 16 << 10;
+
+/// How much there is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// A few milliseconds at most.
+    Small,
+    /// Anything else.
+    Large,
+}
+
+impl Size {
+    /// Of work on a text of so many bytes.
+    #[must_use]
+    pub const fn of(bytes: usize) -> Self {
+        if bytes < LARGE_BYTES {
+            Self::Small
+        } else {
+            Self::Large
+        }
+    }
+}
+
+/// Threads for slow work. Clones are the same pool; its threads end some seconds after the last one.
+#[derive(Clone, Debug)]
+pub struct Pool(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    wake: Condvar,
+    threads: usize,
+    refused: AtomicU64,
+    panics: AtomicU64,
+    waited_us: AtomicU64,
+    done: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    small: Queue,
+    large: Queue,
+    started: usize,
+    running: usize,
+    running_large: usize,
+    next_id: u64,
+}
+
+/// What a pool counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Pieces of work that wait now.
+    pub waiting: usize,
+    /// Pieces of work that run now.
+    pub running: usize,
+    /// Pieces of work that ran, whether or not to their end.
+    pub done: u64,
+    /// How long all those waited, together.
+    pub waited: Duration,
+    /// Pieces of work that were refused because too many waited.
+    pub refused: u64,
+    /// Pieces of work that panicked.
+    pub panics: u64,
+}
+
+impl Pool {
+    /// A pool of so many threads, at least two. They start when there is work for them.
+    #[must_use]
+    pub fn new(threads: usize) -> Self {
+        Self(Arc::new(Shared {
+            state: Mutex::default(),
+            wake: Condvar::new(),
+            threads: threads.max(2),
+            refused: AtomicU64::new(0),
+            panics: AtomicU64::new(0),
+            waited_us: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+        }))
+    }
+
+    /// The pool of this process: a thread for each processor, two to eight.
+    #[must_use]
+    pub fn global() -> &'static Self {
+        static POOL: OnceLock<Pool> = OnceLock::new();
+        POOL.get_or_init(|| {
+            let processors = std::thread::available_parallelism().map_or(2, usize::from);
+            Self::new(processors.min(8))
+        })
+    }
+
+    /// Runs `work` on one of the threads, when it is the turn of whoever `turn` stands for. Whether anybody still waits for
+    /// it, the work learns from [`stop::stopped`].
+    ///
+    /// # Errors
+    /// Of the future: `ENGINE_BUSY` if too much waits already, [`Error::Panicked`] if the work panics.
+    pub fn run<T: Send + 'static>(
+        &self,
+        turn: u64,
+        size: Size,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Running<T> {
+        self.begin(turn, size, true, work)
+    }
+
+    /// The same for those who have one piece of work at a time and are counted themselves, such as connections: it is never
+    /// refused.
+    pub fn run_only<T: Send + 'static>(
+        &self,
+        turn: u64,
+        size: Size,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Running<T> {
+        self.begin(turn, size, false, work)
+    }
+
+    fn begin<T: Send + 'static>(
+        &self,
+        turn: u64,
+        size: Size,
+        bounded: bool,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Running<T> {
+        let (sender, result) = oneshot::channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let entered = Instant::now();
+        let shared = Arc::downgrade(&self.0);
+        let flag = Arc::clone(&stop);
+        let run = move || {
+            let outcome = catch_unwind(AssertUnwindSafe(|| stop::with(&flag, work)));
+            if let (Err(panic), Some(shared)) = (&outcome, shared.upgrade()) {
+                shared.panics.fetch_add(1, Ordering::Relaxed);
+                tracing::error!(panic = panic_text(&**panic), "slow work panicked");
+            }
+            // If that fails, nobody waits for it any more.
+            let _ = sender.send(outcome.map_err(|_logged| panicked()));
+        };
+        let job = Job {
+            id: 0,
+            entered,
+            run: Box::new(run),
+        };
+        let id = self.0.enter(turn, size, bounded, job);
+        Running {
+            result,
+            refused: id.is_none(),
+            work: id.map(|id| Work {
+                pool: Arc::clone(&self.0),
+                turn,
+                size,
+                id,
+                stop,
+            }),
+        }
+    }
+
+    /// What is counted.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let state = self.0.state();
+        let waited = Duration::from_micros(self.0.waited_us.load(Ordering::Relaxed));
+        Stats {
+            waiting: state.small.len() + state.large.len(),
+            running: state.running,
+            done: self.0.done.load(Ordering::Relaxed),
+            waited,
+            refused: self.0.refused.load(Ordering::Relaxed),
+            panics: self.0.panics.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No work runs under this lock, and the state is whole after every statement.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues work; its number, unless there is no room.
+    fn enter(self: &Arc<Self>, turn: u64, size: Size, bounded: bool, mut job: Job) -> Option<u64> {
+        let mut state = self.state();
+        let full = state.small.len() + state.large.len() >= QUEUE_MAX;
+        let queue = state.queue(size);
+        if bounded && (full || queue.len_of(turn) >= QUEUE_EACH_MAX) {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        state.next_id += 1;
+        let id = state.next_id;
+        job.id = id;
+        state.queue(size).push(turn, job);
+        self.start_thread(&mut state);
+        drop(state);
+        self.wake.notify_one();
+        Some(id)
+    }
+
+    /// One more thread, while there is work for more than have been started. Where the system gives none, those that are
+    /// there do the work; the first one has to be there.
+    fn start_thread(self: &Arc<Self>, state: &mut State) {
+        let wanted = state.running + state.small.len() + state.large.len();
+        if state.started >= wanted.min(self.threads) {
+            return;
+        }
+        let shared = Arc::downgrade(self);
+        let builder = std::thread::Builder::new().name("slow work".to_owned());
+        match builder.spawn(move || work_until_gone(&shared)) {
+            Ok(_detached) => state.started += 1,
+            Err(why) => tracing::error!(%why, "no thread for slow work"),
+        }
+    }
+}
+
+impl State {
+    fn queue(&mut self, size: Size) -> &mut Queue {
+        match size {
+            Size::Small => &mut self.small,
+            Size::Large => &mut self.large,
+        }
+    }
+
+    /// What a free thread does next.
+    fn next(&mut self, threads: usize) -> Option<(Size, Job)> {
+        let for_large = self.running_large + 1 < threads;
+        // One thread always goes on with large work, however much small work there is.
+        if self.running_large == 0
+            && self.running > 0
+            && let Some(job) = self.large.pop()
+        {
+            return Some((Size::Large, job));
+        }
+        if let Some(job) = self.small.pop() {
+            return Some((Size::Small, job));
+        }
+        let job = for_large.then(|| self.large.pop()).flatten()?;
+        Some((Size::Large, job))
+    }
+}
+
+/// How long an idle thread looks for work before it sees whether its pool is still there.
+const IDLE: Duration = Duration::from_secs(10);
+
+fn work_until_gone(pool: &std::sync::Weak<Shared>) {
+    while let Some(shared) = pool.upgrade() {
+        let mut state = shared.state();
+        let next = loop {
+            if let Some(next) = state.next(shared.threads) {
+                break Some(next);
+            }
+            let (guard, waited) = shared
+                .wake
+                .wait_timeout(state, IDLE)
+                .unwrap_or_else(PoisonError::into_inner);
+            state = guard;
+            if waited.timed_out() {
+                break None;
+            }
+        };
+        let Some((size, job)) = next else {
+            continue;
+        };
+        state.running += 1;
+        state.running_large += usize::from(size == Size::Large);
+        drop(state);
+        let waited = u64::try_from(job.entered.elapsed().as_micros()).unwrap_or(u64::MAX);
+        shared.waited_us.fetch_add(waited, Ordering::Relaxed);
+        (job.run)();
+        shared.done.fetch_add(1, Ordering::Relaxed);
+        let mut state = shared.state();
+        state.running -= 1;
+        state.running_large -= usize::from(size == Size::Large);
+        drop(state);
+        // What this one kept others from beginning may begin now, whichever thread is awake.
+        shared.wake.notify_one();
+    }
+}
+
+/// Work that waits or runs; resolves to what it gave. Dropping it ends the work.
+#[must_use = "work that nobody waits for is not done"]
+#[derive(Debug)]
+pub struct Running<T> {
+    result: oneshot::Receiver<Result<T, Error>>,
+    refused: bool,
+    work: Option<Work>,
+}
+
+impl<T> Running<T> {
+    /// Tells the work to end soon, with whatever result.
+    pub fn stop(&self) {
+        if let Some(work) = &self.work {
+            work.stop.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Work {
+    pool: Arc<Shared>,
+    turn: u64,
+    size: Size,
+    id: u64,
+    stop: Arc<AtomicBool>,
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        // What it holds is freed after the lock.
+        let removed = self
+            .pool
+            .state()
+            .queue(self.size)
+            .remove(self.turn, self.id);
+        drop(removed);
+    }
+}
+
+impl<T> Future for Running<T> {
+    type Output = Result<T, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.refused {
+            return Poll::Ready(Err(too_much_waits()));
+        }
+        let result = std::task::ready!(Pin::new(&mut self.result).poll(cx));
+        self.work = None;
+        Poll::Ready(result.unwrap_or_else(|_gone| Err(panicked())))
+    }
+}
+
+fn panicked() -> Error {
+    Error::Panicked {
+        function: Name::new("the work on a prompt"),
+    }
+}
+
+/// The same as when too many requests wait for an engine.
+fn too_much_waits() -> Error {
+    Error::Fault {
+        code: Code::Overloaded,
+        reason: "ENGINE_BUSY",
+        message: "too many prompts wait to be read: try again later".to_owned(),
+        retry_after: Some(Duration::from_secs(1)),
+    }
+}

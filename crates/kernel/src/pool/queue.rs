@@ -1,0 +1,75 @@
+//! Work that waits, in the order of turns.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::time::Instant;
+
+/// One piece of work.
+pub(super) struct Job {
+    pub(super) id: u64,
+    pub(super) entered: Instant,
+    pub(super) run: Box<dyn FnOnce() + Send>,
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// First come, first served among the work of one caller; among callers, one after the other.
+///
+/// `order` names each caller once who has an entry in `jobs`, and no entry is empty.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    order: VecDeque<u64>,
+    jobs: HashMap<u64, VecDeque<Job>>,
+    len: usize,
+}
+
+impl Queue {
+    pub(super) const fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn len_of(&self, turn: u64) -> usize {
+        self.jobs.get(&turn).map_or(0, VecDeque::len)
+    }
+
+    pub(super) fn push(&mut self, turn: u64, job: Job) {
+        let jobs = self.jobs.entry(turn).or_default();
+        if jobs.is_empty() {
+            self.order.push_back(turn);
+        }
+        jobs.push_back(job);
+        self.len += 1;
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Job> {
+        let turn = self.order.pop_front()?;
+        let jobs = self.jobs.get_mut(&turn)?;
+        let job = jobs.pop_front();
+        if jobs.is_empty() {
+            self.jobs.remove(&turn);
+        } else {
+            self.order.push_back(turn);
+        }
+        self.len -= usize::from(job.is_some());
+        job
+    }
+
+    /// Takes out one that nobody waits for any more, if it still waits.
+    pub(super) fn remove(&mut self, turn: u64, id: u64) -> Option<Job> {
+        let jobs = self.jobs.get_mut(&turn)?;
+        let at = jobs.iter().position(|job| job.id == id)?;
+        let job = jobs.remove(at);
+        if jobs.is_empty() {
+            self.jobs.remove(&turn);
+            self.order.retain(|other| *other != turn);
+        }
+        self.len -= 1;
+        job
+    }
+}

@@ -1,0 +1,154 @@
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+
+use futures::executor::block_on;
+
+use super::*;
+
+/// Work that waits until it is let go, and tells when it has begun.
+fn held(pool: &Pool, turn: u64, size: Size) -> (Running<()>, Sender<()>) {
+    let (go, gate) = mpsc::channel::<()>();
+    let (begun, has_begun) = mpsc::channel();
+    let running = pool.run(turn, size, move || {
+        begun.send(()).unwrap();
+        // Whoever drops the sender lets it go, too.
+        let _ = gate.recv();
+    });
+    has_begun.recv().unwrap();
+    (running, go)
+}
+
+/// Queues work that writes its name down.
+fn noted(
+    pool: &Pool,
+    turn: u64,
+    size: Size,
+    name: &'static str,
+    notes: &Sender<&'static str>,
+) -> Running<()> {
+    let notes = notes.clone();
+    pool.run(turn, size, move || notes.send(name).unwrap())
+}
+
+fn drain(notes: &Receiver<&'static str>) -> Vec<&'static str> {
+    notes.try_iter().collect()
+}
+
+#[test]
+fn d_54_work_is_taken_from_one_caller_after_the_other() {
+    let pool = Pool::new(2);
+    let (_large, _go) = held(&pool, 9, Size::Large);
+    let (small, go) = held(&pool, 9, Size::Small);
+    let (notes, read) = mpsc::channel();
+    let all = [
+        noted(&pool, 1, Size::Small, "1a", &notes),
+        noted(&pool, 1, Size::Small, "1b", &notes),
+        noted(&pool, 1, Size::Small, "1c", &notes),
+        noted(&pool, 2, Size::Small, "2a", &notes),
+    ];
+    assert_eq!(pool.stats().waiting, 4);
+    drop(go);
+    block_on(small).unwrap();
+    for running in all {
+        block_on(running).unwrap();
+    }
+    assert_eq!(drain(&read), ["1a", "2a", "1b", "1c"]);
+}
+
+#[test]
+fn small_work_does_not_wait_for_large_work_nor_large_for_all_small() {
+    let pool = Pool::new(2);
+    let (large, go_large) = held(&pool, 1, Size::Large);
+    let (notes, read) = mpsc::channel();
+    let waiting = noted(&pool, 1, Size::Large, "large", &notes);
+    block_on(noted(&pool, 1, Size::Small, "small", &notes)).unwrap();
+    assert_eq!(drain(&read), ["small"], "a thread is kept for small work");
+    drop(go_large);
+    block_on(large).unwrap();
+    block_on(waiting).unwrap();
+    assert_eq!(drain(&read), ["large"]);
+    // A thread is busy with small work, and more small work waits: the other one takes what is large.
+    let (_small, _go) = held(&pool, 1, Size::Small);
+    let (_second, go_second) = held(&pool, 1, Size::Small);
+    let later = [
+        noted(&pool, 1, Size::Small, "small", &notes),
+        noted(&pool, 1, Size::Large, "large", &notes),
+    ];
+    drop(go_second);
+    for running in later {
+        block_on(running).unwrap();
+    }
+    assert_eq!(drain(&read), ["large", "small"]);
+}
+
+#[test]
+fn work_that_nobody_waits_for_is_not_begun_or_is_told_to_stop() {
+    let pool = Pool::new(2);
+    let (_large, _go) = held(&pool, 1, Size::Large);
+    let (_small, go) = held(&pool, 1, Size::Small);
+    let (notes, read) = mpsc::channel();
+    let dropped = noted(&pool, 2, Size::Small, "dropped", &notes);
+    drop(dropped);
+    assert_eq!(pool.stats().waiting, 0);
+    drop(go);
+    let (begun, has_begun) = mpsc::channel();
+    let (ended, has_ended) = mpsc::channel();
+    let running = pool.run(2, Size::Small, move || {
+        begun.send(()).unwrap();
+        while !stop::stopped() {
+            std::thread::yield_now();
+        }
+        ended.send(()).unwrap();
+    });
+    has_begun.recv().unwrap();
+    drop(running);
+    has_ended.recv().unwrap();
+    assert_eq!(drain(&read), [""; 0]);
+}
+
+#[test]
+fn a_panic_ends_one_piece_of_work() {
+    let pool = Pool::new(2);
+    let failed: Result<(), _> = block_on(pool.run(1, Size::Small, || panic!("of the test")));
+    assert!(matches!(failed, Err(Error::Panicked { .. })), "{failed:?}");
+    assert_eq!(pool.stats().panics, 1);
+    assert_eq!(block_on(pool.run(1, Size::Small, || 7)).unwrap(), 7);
+}
+
+#[test]
+fn a_caller_may_have_so_much_waiting_and_others_still_wait_beside_it() {
+    let pool = Pool::new(2);
+    let (_large, _go) = held(&pool, 9, Size::Large);
+    let (_small, _gate) = held(&pool, 9, Size::Small);
+    let nothing = |turn| pool.run(turn, Size::Small, || ());
+    let waiting: Vec<_> = (0..QUEUE_EACH_MAX).map(|_| nothing(1)).collect();
+    let refused = block_on(nothing(1)).unwrap_err();
+    assert_eq!(
+        (refused.code(), refused.reason()),
+        (Code::Overloaded, "ENGINE_BUSY")
+    );
+    let _other = nothing(2);
+    assert_eq!(pool.stats().waiting, QUEUE_EACH_MAX + 1);
+    assert_eq!(pool.stats().refused, 1);
+    drop(waiting);
+    assert_eq!(pool.stats().waiting, 1);
+}
+
+#[test]
+fn what_is_dropped_with_the_work_is_dropped_outside_of_the_lock() {
+    /// Asks the pool something when it goes.
+    struct Asks(Pool, Arc<Mutex<usize>>);
+    impl Drop for Asks {
+        fn drop(&mut self) {
+            *self.1.lock().unwrap() = self.0.stats().waiting + 1;
+        }
+    }
+    let pool = Pool::new(2);
+    let (_large, _go) = held(&pool, 1, Size::Large);
+    let (_small, _gate) = held(&pool, 1, Size::Small);
+    let seen = Arc::new(Mutex::new(0));
+    let asks = Asks(pool.clone(), Arc::clone(&seen));
+    let running = pool.run(1, Size::Small, move || drop(asks));
+    drop(running);
+    assert_eq!(*seen.lock().unwrap(), 1);
+}
