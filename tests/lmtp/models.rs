@@ -133,6 +133,45 @@ async fn lm_332_a_model_says_what_it_is_while_its_engine_does_nothing() {
     assert_eq!(message(&mut socket).await.0, "MSG");
 }
 
+/// The header of its file is enough to say what a model is; what it computes waits (LM-322).
+#[tokio::test]
+async fn lm_332_a_model_that_is_loading_says_what_its_file_says() {
+    let engine = spawned(parrot());
+    let facts = sapwood_kernel::Facts {
+        info: engine.info().clone(),
+        vocabulary: engine.vocabulary().clone(),
+    };
+    let mut spec = sapwood_kernel::Spec::new("later", "");
+    spec.model = true;
+    spec.facts = Some(std::sync::Arc::new(facts));
+    let kernel = Kernel::new();
+    let none = |_| Box::pin(futures::stream::empty()) as sapwood_kernel::Chunks;
+    kernel.add(sapwood_kernel::raw(spec, none)).unwrap();
+    let server = Running::start(kernel.clone(), Default::default(), Vec::new()).await;
+    let health = &server.shared.health;
+    health.loading("later");
+    let mut socket = client(&server).await;
+    let ask = r#"MODEL_INFO {"model":"later","stream_id":1}"#;
+    socket
+        .say(r#"GENERATE {"model":"later","prompt":[7],"stream_id":2}"#)
+        .await;
+    socket.say(ask).await;
+    let (word, told) = message(&mut socket).await;
+    assert_eq!(word, "MSG");
+    let info = &told[0]["model_info"];
+    assert_eq!(
+        (&info["loading"], &info["vocab_size"]),
+        (&json!(true), &json!(258))
+    );
+    kernel.replace(sapwood_kernel::model("later", engine));
+    health.running("later", Box::new(|| std::time::Duration::ZERO));
+    let items = stream(&mut socket, 2).await;
+    assert_eq!(super::told(&items).0, [7, 257]);
+    socket.say(ask).await;
+    let (_, told) = message(&mut socket).await;
+    assert!(told[0]["model_info"].get("loading").is_none(), "{told:?}");
+}
+
 /// What takes text alone is no model.
 #[tokio::test]
 async fn lm_322_a_stream_waits_for_a_model_that_is_loading() {

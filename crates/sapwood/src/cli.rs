@@ -21,8 +21,8 @@ use figment::value::{Dict, Value};
 use sapwood_proto::secret::{Secret, SecretUrl};
 
 use crate::client::HERE;
-use crate::config::Config;
 use crate::config::layers::{Flags, Layers, list};
+use crate::config::{Config, DEMO};
 use crate::failure::{Exit, Failure};
 
 /// One server, runtime and library for streaming generative AI.
@@ -129,8 +129,12 @@ impl ModelFlags {
     }
 }
 
-/// `NAME=PATH`, or `PATH` under the name of the file without its extension.
+/// `NAME=PATH`, or `PATH` under the name of the file without its extension; `demo` is the model in the binary.
 fn model_entry(given: &str) -> Result<Value, Failure> {
+    if given == DEMO {
+        let demo = Dict::from([("name".into(), Value::from(DEMO))]);
+        return Ok(Value::from(demo));
+    }
     let (name, path) = match given.split_once('=') {
         Some((name, path)) => (name.to_owned(), path),
         None => {

@@ -16,8 +16,8 @@ use sapwood_proto::evergreen::Status;
 use sapwood_proto::secret::masked;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::config::Config;
 use crate::config::endpoint::Access;
+use crate::config::{Config, DEMO};
 use crate::failure::{Exit, Failure};
 use crate::models::Planned;
 use crate::{models, serving};
@@ -322,8 +322,6 @@ pub(crate) fn interrupts() -> Result<Signal, Failure> {
 
 /// Instead of a URL: no server at all.
 pub(crate) const HERE: &str = "here";
-/// What the demo model is called where nobody calls it otherwise.
-const DEMO: &str = "demo";
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A server on this machine accepts at once or not at all.
 const LOCAL_TIMEOUT: Duration = Duration::from_secs(1);

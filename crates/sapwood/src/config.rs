@@ -189,7 +189,7 @@ pub(crate) struct Model {
     /// What computes it.
     #[serde(default)]
     pub(crate) backend: Backend,
-    /// The GGUF file of an embedded model.
+    /// The GGUF file of an embedded model; the model `demo` has none if it is that of the binary.
     #[serde(default)]
     pub(crate) path: Option<PathBuf>,
     /// The server is ready only with it, and does not start if it cannot be loaded; not given: so it is.
@@ -244,6 +244,9 @@ pub(crate) struct Model {
     #[serde(default)]
     pub(crate) template_raw_prompts: Option<bool>,
 }
+
+/// What the model in the binary is called where nobody calls it otherwise.
+pub(crate) const DEMO: &str = "demo";
 
 /// What computes a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -465,9 +468,10 @@ impl Config {
                 let what = format!("models.name: two models are called `{}`", model.name);
                 return Err(Failure::usage(what));
             }
-            if model.backend == Backend::Embedded && model.path.is_none() {
+            if model.backend == Backend::Embedded && model.path.is_none() && !model.is_demo() {
                 let what = format!(
-                    "models.path: the model `{}` needs the path of its GGUF file",
+                    "models.path: the model `{}` needs the path of its GGUF file; only the demo model needs none, and is \
+                     called `{DEMO}`",
                     model.name
                 );
                 return Err(Failure::usage(what));
@@ -501,6 +505,11 @@ impl Config {
 }
 
 impl Model {
+    /// Whether it is the model that is part of the binary: that has its name, and no file.
+    pub(crate) fn is_demo(&self) -> bool {
+        self.backend == Backend::Embedded && self.path.is_none() && self.name == DEMO
+    }
+
     /// A model that servers elsewhere compute says where they are, and no other does.
     fn check_upstream(&self) -> Result<(), Failure> {
         let name = &self.name;

@@ -11,6 +11,7 @@ use std::path::Path;
 #[cfg(feature = "embedded")]
 use sapwood_engine::embedded;
 use sapwood_engine::{Engine, PrefixSharing, scripted};
+use sapwood_kernel::Facts;
 use sapwood_server::generate;
 
 use crate::config::{Backend, Config, Model, PrefixScope};
@@ -113,6 +114,15 @@ pub(crate) fn planned(config: &Config, model: &Model) -> Result<Option<Planned>,
     let source = match model.backend {
         Backend::Scripted => Source::Scripted(Box::new(script(model, size)?)),
         Backend::Embedded => {
+            if model.is_demo() {
+                let demo = demo(config)?;
+                return Ok(Some(Planned {
+                    name: model.name.clone(),
+                    required: model.required.unwrap_or(true),
+                    size,
+                    ..demo
+                }));
+            }
             // One that is not required may be missing, and whoever asks for it is told.
             if let (Some(path), true) = (&model.path, model.required.unwrap_or(true)) {
                 look_at(&model.name, path)?;
@@ -267,7 +277,7 @@ fn demo(config: &Config) -> Result<Planned, Failure> {
 
 #[cfg(not(feature = "demo-model"))]
 fn demo(_: &Config) -> Result<Planned, Failure> {
-    let message = "no model is configured, and this binary was built without the demo model; name a GGUF file with \
+    let message = "this binary was built without the demo model, and no other is named; name a GGUF file with \
                    --model PATH, or build with `cargo xtask serve`";
     Err(Failure::exit(Exit::Model, message))
 }
@@ -320,6 +330,27 @@ impl Planned {
                 .unwrap_or(served.template_raw_prompts);
         }
         Ok(served)
+    }
+
+    /// What its file says of it before it is loaded, if it has one that reads. Slow: call it where blocking is allowed.
+    #[cfg(feature = "embedded")]
+    pub(crate) fn outline(&self) -> Option<Facts> {
+        let source = match &self.source {
+            Source::Scripted(_) => return None,
+            #[cfg(feature = "demo-model")]
+            Source::Demo => embedded::Source::Bytes(sapwood_demo::MODEL),
+            Source::File(path) => embedded::Source::File(path.clone()),
+        };
+        // What is wrong with it is told by whoever loads it.
+        let outline = embedded::outline(&self.name, &source, &self.size.options());
+        let (info, vocabulary) = outline.ok()?;
+        Some(Facts { info, vocabulary })
+    }
+
+    /// Scripted models have no file.
+    #[cfg(not(feature = "embedded"))]
+    pub(crate) fn outline(&self) -> Option<Facts> {
+        None
     }
 
     /// Loads the model and starts its engine. Slow: call it where blocking is allowed. `progress` is told the share

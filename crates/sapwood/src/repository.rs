@@ -17,6 +17,7 @@ use sapwood_engine::Engine;
 use sapwood_kernel::{Kernel, Name, model};
 use sapwood_server::Shared;
 use sapwood_server::generate::{self, Failed, Repository};
+use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, sleep};
 
 use crate::config::{Config, Model};
@@ -37,12 +38,13 @@ struct Inner {
     config: Config,
     planned: BTreeMap<String, Planned>,
     engines: Mutex<BTreeMap<String, Engine>>,
-    /// One change at a time.
-    changing: tokio::sync::Mutex<()>,
+    /// One change of a model at a time; different ones change side by side.
+    changing: BTreeMap<String, Arc<tokio::sync::Mutex<()>>>,
 }
 
 impl Models {
     pub(crate) fn new(kernel: Kernel, shared: Shared, config: Config, planned: &[Planned]) -> Self {
+        let changing = planned.iter().map(|it| (it.name.clone(), Arc::default()));
         let planned = planned.iter();
         Self(Arc::new(Inner {
             kernel,
@@ -50,7 +52,7 @@ impl Models {
             config,
             planned: planned.map(|it| (it.name.clone(), it.clone())).collect(),
             engines: Mutex::default(),
-            changing: tokio::sync::Mutex::default(),
+            changing: changing.collect(),
         }))
     }
 }
@@ -71,9 +73,15 @@ impl Models {
                 health.optional(&model.name);
             }
         }
-        let _changing = inner.changing.lock().await;
+        let mut changing = BTreeMap::new();
+        for model in &planned {
+            changing.insert(model.name.clone(), inner.change(&model.name).await);
+        }
+        let changing = Mutex::new(changing);
         serving::load(&inner.kernel, planned, |name, loaded, took| {
             inner.loaded(name, loaded, took);
+            let mut changing = changing.lock().unwrap_or_else(PoisonError::into_inner);
+            changing.remove(name);
         })
         .await
     }
@@ -95,7 +103,7 @@ impl Repository for Models {
             if !inner.planned.contains_key(&name) {
                 return Err(Failed::Unknown);
             }
-            let _changing = inner.changing.lock().await;
+            let _changing = inner.change(&name).await;
             inner.take_out(&name).await;
             Ok(())
         }
@@ -107,16 +115,19 @@ impl Inner {
     async fn load(&self, name: &str, config: Option<&str>) -> Result<generate::Model, Failed> {
         let (config, planned) = self.plan(name, config)?;
         let served = planned.served(&config).map_err(unreadable)?;
-        let _changing = self.changing.lock().await;
+        let _changing = self.change(name).await;
         self.take_out(name).await;
         self.shared.health.loading(name);
         self.kernel
             .replace(serving::absent(name, "is still loading"));
+        serving::announce(&self.kernel, &planned).await;
         let began = Instant::now();
         match serving::engine(planned).await {
             Ok(engine) => {
+                // It is there before anybody is told.
+                let function = model(Name::shared(name), engine.clone());
+                self.kernel.replace(function);
                 self.loaded(name, Ok(&engine), began.elapsed());
-                self.kernel.replace(model(Name::shared(name), engine));
                 Ok(served)
             }
             Err(failure) => {
@@ -127,6 +138,12 @@ impl Inner {
                 Err(Failed::Broken)
             }
         }
+    }
+
+    /// The right to change a model, which its name has; none for one that is not planned.
+    async fn change(&self, name: &str) -> Option<OwnedMutexGuard<()>> {
+        let changing = self.changing.get(name)?;
+        Some(Arc::clone(changing).lock_owned().await)
     }
 
     /// What a model is to be, and the configuration in which it is that.

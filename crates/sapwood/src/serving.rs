@@ -8,12 +8,13 @@
 //!   planned ─► placeholder (`unavailable`, OA-902) ─► engine loaded ─► the model's function in its place
 //! ```
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt, stream};
 use sapwood_engine::Engine;
 use sapwood_kernel::session::test_functions;
-use sapwood_kernel::{Error, Fun, Kernel, Name, Spec, Targets, generate, model, raw};
+use sapwood_kernel::{Error, Facts, Fun, Kernel, Name, Spec, Targets, generate, model, raw};
 
 use crate::config::Config;
 use crate::failure::{Exit, Failure};
@@ -46,8 +47,14 @@ pub(crate) fn kernel(config: &Config, planned: &[Planned]) -> Result<Kernel, Fai
 
 /// Answers for a model that is not there: `what` it does, or what became of it.
 pub(crate) fn absent(name: &str, what: &'static str) -> Fun {
+    absent_with(name, what, None)
+}
+
+/// The same, of a model of which something is known.
+fn absent_with(name: &str, what: &'static str, facts: Option<Facts>) -> Fun {
     let mut spec = Spec::new(Name::shared(name), format!("This model {what}."));
     spec.model = true;
+    spec.facts = facts.map(Arc::new);
     spec.inputs = generate(Targets::default()).spec().inputs.clone();
     spec.outputs = generate(Targets::default()).spec().outputs.clone();
     let why = format!("the model {name} {what}");
@@ -60,18 +67,27 @@ pub(crate) fn absent(name: &str, what: &'static str) -> Fun {
     })
 }
 
-/// Loads every model, one after the other, and tells `loaded` of each: its engine, or why there is none, and how long it
-/// took.
+/// Says of a model that is being loaded what its file says of it (LM-332).
+pub(crate) async fn announce(kernel: &Kernel, planned: &Planned) {
+    let (name, planned) = (planned.name.clone(), planned.clone());
+    let outline = tokio::task::spawn_blocking(move || planned.outline()).await;
+    if let Ok(Some(facts)) = outline {
+        kernel.replace(absent_with(&name, "is still loading", Some(facts)));
+    }
+}
+
+/// Loads the models side by side, and tells `loaded` of each: its engine, or why there is none, and how long it took.
 ///
 /// # Errors
-/// Of the first one that cannot be loaded and is required: [`Exit::Model`].
+/// Of the first one that cannot be loaded and is required: [`Exit::Model`]. What the others do then is stopped.
 pub(crate) async fn load(
     kernel: &Kernel,
     planned: Vec<Planned>,
     loaded: impl Fn(&str, Result<&Engine, &Failure>, Duration),
 ) -> Result<(), Failure> {
-    for one in planned {
+    let all = planned.into_iter().map(|one| async {
         let (name, required) = (one.name.clone(), one.required);
+        announce(kernel, &one).await;
         let began = Instant::now();
         match engine(one).await {
             Ok(engine) => {
@@ -85,9 +101,18 @@ pub(crate) async fn load(
                 loaded(&name, Err(&failure), began.elapsed());
             }
         }
+        Ok(())
+    });
+    // More at a time would only take turns at the disk.
+    let mut all = stream::iter(all).buffer_unordered(LOADED_AT_ONCE);
+    while let Some(loaded) = all.next().await {
+        loaded?;
     }
     Ok(())
 }
+
+/// Models that are loaded at a time.
+const LOADED_AT_ONCE: usize = 4;
 
 /// Loads one model, where blocking is allowed.
 ///
@@ -134,6 +159,28 @@ mod tests {
             "{error}"
         );
     }
+    /// The slow one is asked for first, and the quick one is there before it.
+    #[tokio::test]
+    async fn oa_902_models_are_loaded_side_by_side() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("sapwood.toml");
+        let names: Vec<_> = (0..3 * LOADED_AT_ONCE).map(|at| format!("m{at}")).collect();
+        let table =
+            |name: &String| format!("[[models]]\nname = \"{name}\"\nbackend = \"scripted\"\n");
+        let text: String = names.iter().map(table).collect();
+        std::fs::write(&file, text).unwrap();
+        let layers = Layers::read(Some(&file), Flags::default()).unwrap();
+        let config = layers.config().unwrap();
+        let planned = crate::models::plan(&config).unwrap();
+        let kernel = kernel(&config, &planned).unwrap();
+        let loading = load(&kernel, planned, |_, loaded, _| assert!(loaded.is_ok()));
+        loading.await.unwrap();
+        for name in &names {
+            let said = kernel.run::<String>(name, args! { prompt: "hello" }).await;
+            assert_eq!(said.unwrap(), "hello");
+        }
+    }
+
     /// TR-709: what is not required may be missing, and says so to whoever asks for it.
     #[tokio::test]
     async fn tr_1101_the_others_serve_without_a_model_that_is_not_required() {
@@ -156,7 +203,11 @@ mod tests {
             assert_eq!(loaded.await.is_ok(), serves, "{keys}");
             let all = [("bad".to_owned(), false), ("good".to_owned(), true)];
             let expect = if serves { &all[..] } else { &[] };
-            assert_eq!(*told.lock().unwrap(), expect);
+            // Side by side: which one is told first is nobody's business.
+            let mut told = told.lock().unwrap().clone();
+            told.sort();
+            told.retain(|(name, _)| serves || name == "bad");
+            assert_eq!(told, expect);
             let error = kernel.run::<String>("bad", args! { prompt: "x" }).await;
             let error = error.unwrap_err();
             assert_eq!(error.code().name(), "unavailable");

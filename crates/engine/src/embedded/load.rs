@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use super::memory::{self, Estimate, Sizes, readable};
+use super::memory::{self, Estimate, Reserved, Sizes, readable};
 use super::vocabulary::Vocabulary;
 use super::{Embedded, checks, llama};
 use crate::api::ModelInfo;
@@ -186,7 +186,7 @@ pub fn load(
     };
     let architecture = architecture(&header);
     let plan = Plan::new(&header, &architecture, options)?;
-    plan.check_memory(&header, options)?;
+    let _reserved = plan.reserve_memory(&header, options, progress)?;
     let backend = llama::Backend::start();
     let mut stopped = false;
     let mut heard = |fraction: f32| {
@@ -213,13 +213,13 @@ pub fn load(
     embed(name, &header, model, &plan, options)
 }
 
-fn architecture(header: &Header) -> String {
+pub(super) fn architecture(header: &Header) -> String {
     let named = header.text("general.architecture");
     named.unwrap_or_default().to_owned()
 }
 
 /// D-53.
-fn recommended(header: &Header) -> RecommendedSampling {
+pub(super) fn recommended(header: &Header) -> RecommendedSampling {
     let fraction = |name: &str| header.fraction(&format!("general.sampling.{name}"));
     let top_k = header.number("general.sampling.top_k");
     let recommended = RecommendedSampling {
@@ -305,8 +305,8 @@ fn missing_prefixes(options: &Options, sizes: Sizes) -> Option<u32> {
 }
 
 /// What the options come to for one model.
-struct Plan {
-    context_tokens: u32,
+pub(super) struct Plan {
+    pub(super) context_tokens: u32,
     threads: u32,
     /// If all slots share all cells.
     together: Sizes,
@@ -315,7 +315,11 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(header: &Header, architecture: &str, options: &Options) -> Result<Self, LoadError> {
+    pub(super) fn new(
+        header: &Header,
+        architecture: &str,
+        options: &Options,
+    ) -> Result<Self, LoadError> {
         if options.parallel == 0 || options.parallel >= llama::SLOTS_MAX {
             return Err(LoadError::Option("parallel must be from 1 to 255"));
         }
@@ -381,28 +385,33 @@ impl Plan {
         })
     }
 
-    fn check_memory(&self, header: &Header, options: &Options) -> Result<(), LoadError> {
+    /// Sets the memory aside that the model will need, until it is loaded and has it. Where models that are loaded at the same
+    /// time leave too little, waits for them: what they have then is counted by the system.
+    fn reserve_memory(
+        &self,
+        header: &Header,
+        options: &Options,
+        progress: &mut dyn FnMut(f32) -> bool,
+    ) -> Result<Option<Reserved>, LoadError> {
+        // What a GPU takes is not ours to know.
+        if options.gpu_layers > 0 {
+            return Ok(None);
+        }
         let sizes = self.apart.unwrap_or(self.together);
         let estimate = Estimate::new(header, sizes);
-        // What a GPU takes is not ours to know.
-        let Some(available) = options
-            .memory_bytes
-            .or_else(memory::available)
-            .filter(|_| options.gpu_layers == 0)
-        else {
-            return Ok(());
-        };
-        tracing::debug!(?estimate, available, "memory");
-        if estimate.total() <= available {
-            return Ok(());
+        let mut wait = || progress(0.0);
+        let available = || options.memory_bytes.or_else(memory::available);
+        match Reserved::take(estimate.total(), available, &mut wait) {
+            Ok(reserved) => Ok(Some(reserved)),
+            Err(memory::Short::Stopped) => Err(LoadError::Stopped),
+            Err(memory::Short::Of(available)) => Err(LoadError::Memory {
+                need: estimate.total(),
+                weights: estimate.weights,
+                cache: estimate.cache,
+                cells: sizes.cells,
+                available,
+            }),
         }
-        Err(LoadError::Memory {
-            need: estimate.total(),
-            weights: estimate.weights,
-            cache: estimate.cache,
-            cells: sizes.cells,
-            available,
-        })
     }
 }
 
@@ -443,7 +452,7 @@ fn has(_: &str) -> bool {
     true
 }
 
-fn header_of_file(path: &Path) -> Result<Header, LoadError> {
+pub(super) fn header_of_file(path: &Path) -> Result<Header, LoadError> {
     let unreadable = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => LoadError::Missing(path.to_owned()),
         _ => LoadError::Unreadable {
@@ -459,7 +468,7 @@ fn header_of_file(path: &Path) -> Result<Header, LoadError> {
     header_of(BufReader::new(file), metadata.len(), path)
 }
 
-fn header_of(bytes: impl Read, length: u64, path: &Path) -> Result<Header, LoadError> {
+pub(super) fn header_of(bytes: impl Read, length: u64, path: &Path) -> Result<Header, LoadError> {
     let path = path.to_owned();
     match Header::read(bytes) {
         Ok(header) if header.file_bytes > length => Err(LoadError::Truncated {

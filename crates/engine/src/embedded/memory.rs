@@ -5,6 +5,8 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::llama::SCORED_ROWS;
 use crate::gguf::Header;
@@ -139,6 +141,67 @@ pub(super) fn available() -> Option<u64> {
     }
 }
 
+/// Bytes set aside for models that are being loaded: they will be used, and the system does not know it yet.
+static RESERVED: Mutex<u64> = Mutex::new(0);
+static RELEASED: Condvar = Condvar::new();
+/// How often whoever waits for memory is asked whether to go on waiting.
+const ASK: Duration = Duration::from_millis(100);
+
+/// Memory that is set aside for a model while it is loaded; released when dropped.
+#[derive(Debug)]
+pub(super) struct Reserved(u64);
+
+/// Why memory could not be set aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Short {
+    /// Only so many bytes are available, and nobody else's loading is in the way.
+    Of(u64),
+    /// Whoever waited was told to stop.
+    Stopped,
+}
+
+impl Reserved {
+    /// Sets `bytes` aside of what is `available`, as far as that is known. While others have some set aside and the rest is too
+    /// little, waits for them and looks again, for as long as `goes_on`.
+    pub(super) fn take(
+        bytes: u64,
+        available: impl Fn() -> Option<u64>,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Self, Short> {
+        let mut reserved = lock();
+        loop {
+            let available = available();
+            tracing::debug!(bytes, available, reserved = *reserved, "memory");
+            let fits = available.is_none_or(|all| reserved.saturating_add(bytes) <= all);
+            if fits {
+                *reserved = reserved.saturating_add(bytes);
+                return Ok(Self(bytes));
+            }
+            if *reserved == 0 {
+                return Err(Short::Of(available.unwrap_or(0)));
+            }
+            let waited = RELEASED.wait_timeout(reserved, ASK);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+            if !goes_on() {
+                return Err(Short::Stopped);
+            }
+            reserved = lock();
+        }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let mut reserved = lock();
+        *reserved = reserved.saturating_sub(self.0);
+        RELEASED.notify_all();
+    }
+}
+
+fn lock() -> MutexGuard<'static, u64> {
+    RESERVED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The path of this process's control group, from `/proc/self/cgroup`.
 fn own_group(groups: &str) -> &str {
     let mut lines = groups.lines();
@@ -234,6 +297,27 @@ mod tests {
         write(outer, "memory.max", "1200\n");
         write(outer, "memory.current", "1150\n");
         assert_eq!(left(), Some(50));
+    }
+
+    /// Two models that fit one by one: the second waits for the first, and sees what that one has taken.
+    #[test]
+    fn models_that_are_loaded_side_by_side_do_not_count_on_the_same_memory() {
+        let left = Mutex::new(1_000_u64 << 40);
+        let available = || Some(*left.lock().unwrap());
+        let half = 600 << 40;
+        let first = Reserved::take(half, available, &mut || true).unwrap();
+        let stopped = Reserved::take(half, available, &mut || false);
+        assert_eq!(stopped.unwrap_err(), Short::Stopped);
+        // The first one is loaded while the second waits.
+        let mut first = Some(first);
+        let second = Reserved::take(half, available, &mut || {
+            *left.lock().unwrap() = 400 << 40;
+            first.take();
+            true
+        });
+        assert_eq!(second.unwrap_err(), Short::Of(400 << 40));
+        // What was small fits beside it.
+        assert!(Reserved::take(1, available, &mut || true).is_ok());
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod llama;
 mod load;
 mod marks;
 mod memory;
+mod outline;
 pub mod random;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ use sapwood_proto::code::Code;
 use sapwood_proto::time::Time;
 
 pub use self::load::{LoadError, Options, Source, load};
+pub use self::outline::outline;
 use self::vocabulary::Vocabulary;
 use crate::api::{Fault, ModelInfo, SharedVocabulary};
 use crate::model::{Capacity, Entry, Interrupt, Model, Opening, Row, Slot, Stop};

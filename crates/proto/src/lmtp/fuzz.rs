@@ -42,6 +42,7 @@ impl Models for Shelf {
                 url: None,
             }),
             version: "0.1.0".to_owned(),
+            loading: false,
         };
         match name {
             "tiny" => Ok(Arc::new(tiny)),

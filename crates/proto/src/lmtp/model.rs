@@ -29,6 +29,9 @@ pub struct Model {
     pub tokenizer: Option<Tokenizer>,
     /// The server's version.
     pub version: String,
+    /// It is still being loaded, and this is what its file says: how text becomes tokens follows.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub loading: bool,
 }
 
 impl Model {
@@ -84,6 +87,15 @@ pub trait Models {
     /// # Errors
     /// [`Reason::ModelNotFound`], or [`Reason::InsufficientScope`] if the caller may not use it.
     fn find(&self, name: &str) -> Result<Arc<Model>, Reason>;
+
+    /// The same for whoever only asks what it is: known of a model that is still loading, too, as far as its file says it
+    /// (LM-332).
+    ///
+    /// # Errors
+    /// As [`Models::find`].
+    fn describe(&self, name: &str) -> Result<Arc<Model>, Reason> {
+        self.find(name)
+    }
 
     /// The vocabulary of this model, if its tokenizer is at hand; without one version 2 has no text of it.
     fn vocabulary(&self, _name: &str) -> Option<Arc<dyn Vocabulary>> {

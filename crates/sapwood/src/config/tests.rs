@@ -394,3 +394,31 @@ fn d_55_a_model_may_be_there_for_clients_of_a_tensorrt_llm_ensemble() {
         assert!(refused.contains("leave its own out"), "{refused}");
     });
 }
+
+#[test]
+fn the_demo_model_stands_beside_others_by_its_name_and_needs_no_file() {
+    in_jail(|jail| {
+        let read = |jail: &mut Jail, name: &str| {
+            let other = "[[models]]\nname = \"other\"\nbackend = \"scripted\"\n";
+            let table = format!("{other}[[models]]\nname = \"{name}\"\nctx = 512\n");
+            jail.create_file("sapwood.toml", &table).unwrap();
+            Layers::read(None, Flags::default()).unwrap().config()
+        };
+        let config = read(jail, "demo").unwrap();
+        let demos: Vec<_> = config.models.iter().map(Model::is_demo).collect();
+        assert_eq!(demos, [false, true]);
+        let planned = crate::models::planned(&config, &config.models[1]);
+        if cfg!(feature = "demo-model") {
+            assert!(planned.unwrap().unwrap().is_demo());
+        } else {
+            let why = planned.unwrap_err().to_string();
+            assert!(why.contains("built without the demo model"), "{why}");
+        }
+        let why = read(jail, "mine").unwrap_err().to_string();
+        assert!(
+            why.contains("`mine` needs the path of its GGUF file"),
+            "{why}"
+        );
+        assert!(why.contains("is called `demo`"), "{why}");
+    });
+}

@@ -116,15 +116,37 @@ pub(super) struct Permitted<'a> {
     allowance: Option<Arc<Allowance>>,
 }
 
-impl Models for Permitted<'_> {
-    fn find(&self, name: &str) -> Result<Arc<Model>, Reason> {
+impl Permitted<'_> {
+    fn known(&self, name: &str) -> Result<(Name, Arc<Model>), Reason> {
         let (name, known) = self.catalog.model(name)?;
         let limits = self.allowance.as_ref().map(|allowance| allowance.limits());
         let models = limits.and_then(|limits| limits.models.as_ref());
         if models.is_some_and(|models| !models.contains(&name)) {
             return Err(Reason::InsufficientScope);
         }
-        Ok(known.model)
+        Ok((name, known.model))
+    }
+}
+
+impl Models for Permitted<'_> {
+    fn find(&self, name: &str) -> Result<Arc<Model>, Reason> {
+        let (name, model) = self.known(name)?;
+        // What its file says is no engine yet.
+        if self.catalog.health.state(&name) == Some(State::Loading) {
+            return Err(Reason::ModelLoading);
+        }
+        Ok(model)
+    }
+
+    fn describe(&self, name: &str) -> Result<Arc<Model>, Reason> {
+        let (name, model) = self.known(name)?;
+        if self.catalog.health.state(&name) != Some(State::Loading) {
+            return Ok(model);
+        }
+        Ok(Arc::new(Model {
+            loading: true,
+            ..Model::clone(&model)
+        }))
     }
 
     fn vocabulary(&self, name: &str) -> Option<Arc<dyn lmtp::Vocabulary>> {
@@ -184,6 +206,7 @@ fn describe(name: &Name, facts: &Facts) -> (Model, Option<Bytes>) {
             url: file.is_some().then(|| tokenizer::url(name)),
         }),
         version: crate::VERSION.to_owned(),
+        loading: false,
     };
     (model, file)
 }
@@ -199,6 +222,7 @@ fn unknown() -> Model {
         eos: Vec::new(),
         tokenizer: None,
         version: crate::VERSION.to_owned(),
+        loading: false,
     }
 }
 

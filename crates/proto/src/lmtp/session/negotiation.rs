@@ -100,8 +100,10 @@ impl Shown {
 impl Session {
     /// Answered from memory, at once (LM-332); what it negotiates takes effect for the messages after it (LM-903).
     pub(super) fn model_info(&mut self, id: &Id, members: &Members<'_>, models: &dyn Models) {
-        let found = self.model(members, models);
-        let found = found.and_then(|(name, model)| Ok((name, model, asked(members)?)));
+        let found = self.model_name(members).and_then(|name| {
+            let model = models.describe(&name).map_err(Fault::model)?;
+            Ok((name, model, asked(members)?))
+        });
         let (name, model, asked) = match found {
             Ok(found) => found,
             Err(fault) => return self.request_failed(id, &fault),

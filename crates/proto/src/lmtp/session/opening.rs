@@ -227,16 +227,21 @@ impl Session {
         members: &Members<'_>,
         models: &dyn Models,
     ) -> Result<(ByteString, Arc<Model>), Fault> {
+        let name = self.model_name(members)?;
+        let model = models.find(&name).map_err(Fault::model)?;
+        Ok((name, model))
+    }
+
+    /// The model that is asked for, or the one that is meant where none is named.
+    pub(super) fn model_name(&self, members: &Members<'_>) -> Result<ByteString, Fault> {
         let named = members.model(&self.config.limits)?;
         let named = named.map(|name| ByteString::from(&*name));
-        let name = named
+        named
             .or_else(|| self.config.default_model.clone())
             .ok_or_else(|| {
                 let message = "'model' is required: the name of a model";
                 Fault::new(Reason::MissingRequiredParameter, message)
-            })?;
-        let model = models.find(&name).map_err(Fault::model)?;
-        Ok((name, model))
+            })
     }
 }
 

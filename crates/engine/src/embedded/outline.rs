@@ -1,0 +1,125 @@
+//! What the header of a file says of its model, for whoever asks while it is being loaded (LM-332).
+//!
+//! Owns: [`outline`], which loads nothing. Refuses to know: llama.cpp.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sapwood_proto::steer::Token;
+
+use super::load::{
+    LoadError, Options, Plan, Source, architecture, header_of, header_of_file, recommended,
+};
+use crate::api::{Chat, Fault, ModelInfo, SharedVocabulary, Vocabulary};
+use crate::gguf::Header;
+use crate::template::no_template;
+
+/// What a model will be once it is loaded, as far as its file's header says: its architecture, size and the ends of its texts.
+/// Text becomes no tokens here. Reads the whole header: a fraction of a second.
+///
+/// # Errors
+/// [`LoadError`], if the file is not one that could be loaded.
+pub fn outline(
+    name: &str,
+    source: &Source,
+    options: &Options,
+) -> Result<(ModelInfo, SharedVocabulary), LoadError> {
+    let header = match source {
+        Source::File(path) => header_of_file(path)?,
+        Source::Bytes(bytes) => {
+            let path = PathBuf::from("the model in this program");
+            header_of(*bytes, bytes.len() as u64, &path)?
+        }
+    };
+    let architecture = architecture(&header);
+    let plan = Plan::new(&header, &architecture, options)?;
+    let vocabulary = Announced::of(&header);
+    let info = ModelInfo {
+        name: name.to_owned(),
+        description: header.text("general.name").unwrap_or_default().to_owned(),
+        context_tokens: plan.context_tokens,
+        vocabulary_tokens: vocabulary.size,
+        parameters: header.number("general.parameter_count").unwrap_or(0),
+        weight_bytes: header.tensor_bytes,
+        parallel: options.parallel,
+        chat: header.text("tokenizer.chat_template").is_some(),
+        truncates: true,
+        deterministic: false,
+        sampling: recommended(&header),
+        architecture,
+    };
+    Ok((info, Arc::new(vocabulary)))
+}
+
+/// A vocabulary of which the size and the ends are known.
+struct Announced {
+    size: u32,
+    beginning: Option<Token>,
+    /// In their order.
+    ends: Vec<Token>,
+}
+
+impl Announced {
+    fn of(header: &Header) -> Self {
+        let token = |key: &str| {
+            let number = header.number(&format!("tokenizer.ggml.{key}_token_id"));
+            number.and_then(|number| Token::try_from(number).ok())
+        };
+        let size = header.length("tokenizer.ggml.tokens").unwrap_or(0);
+        // What llama.cpp does for the kinds that do not say.
+        let is_spm = header.text("tokenizer.ggml.model") == Some("llama");
+        let wants_beginning = match header.number("tokenizer.ggml.add_bos_token") {
+            Some(said) => said != 0,
+            None => is_spm,
+        };
+        let mut ends: Vec<Token> = ["eos", "eot", "eom"]
+            .into_iter()
+            .filter_map(token)
+            .collect();
+        ends.sort_unstable();
+        ends.dedup();
+        Self {
+            size: u32::try_from(size).unwrap_or(u32::MAX),
+            beginning: token("bos").filter(|_| wants_beginning),
+            ends,
+        }
+    }
+}
+
+impl Vocabulary for Announced {
+    fn size(&self) -> usize {
+        self.size as usize
+    }
+
+    fn has_text(&self) -> bool {
+        false
+    }
+
+    fn tokenize(&self, _: &str, _: bool) -> Vec<Token> {
+        Vec::new()
+    }
+
+    fn bytes(&self, _: Token) -> &[u8] {
+        &[]
+    }
+
+    fn is_special(&self, token: Token) -> bool {
+        self.is_end(token) || self.beginning == Some(token)
+    }
+
+    fn is_end(&self, token: Token) -> bool {
+        self.ends.binary_search(&token).is_ok()
+    }
+
+    fn beginning(&self) -> Option<Token> {
+        self.beginning
+    }
+
+    fn end_of_turn(&self) -> Option<Token> {
+        None
+    }
+
+    fn chat(&self, _: &Chat) -> Result<Vec<Token>, Fault> {
+        Err(no_template())
+    }
+}

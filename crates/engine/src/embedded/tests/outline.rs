@@ -1,0 +1,44 @@
+//! What is said of a model while it is loading is said of it afterwards.
+
+use super::*;
+
+#[test]
+fn lm_332_a_header_says_what_the_loaded_model_says() {
+    let source = Source::Bytes(tiny());
+    let (info, announced) = outline("tiny", &source, &options()).unwrap();
+    let loaded = loaded(&options());
+    let told = loaded.info();
+    assert_eq!(
+        (&info.name, &info.architecture),
+        (&told.name, &told.architecture)
+    );
+    assert_eq!(
+        (
+            info.context_tokens,
+            info.vocabulary_tokens,
+            info.parallel,
+            info.chat
+        ),
+        (
+            told.context_tokens,
+            told.vocabulary_tokens,
+            told.parallel,
+            told.chat
+        )
+    );
+    let vocabulary = loaded.vocabulary();
+    assert_eq!(announced.beginning(), vocabulary.beginning());
+    let mut ends = (0..told.vocabulary_tokens).filter(|&token| announced.is_end(token));
+    assert!(ends.clone().count() > 0);
+    assert!(ends.all(|token| vocabulary.is_end(token)));
+    assert!(!announced.has_text());
+}
+
+#[test]
+fn lm_332_a_file_that_cannot_be_loaded_has_no_outline() {
+    let none = Source::File("/nothing/there.gguf".into());
+    assert!(matches!(
+        outline("m", &none, &options()),
+        Err(LoadError::Missing(_))
+    ));
+}
