@@ -636,7 +636,7 @@ fn many_turns_are_tokenised_as_each_of_them_in_time_that_grows_with_their_number
 #[test]
 fn tokenising_ends_where_nobody_waits_for_it() {
     let vocabulary = loaded(&options()).vocabulary();
-    let flag = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let flag = Arc::new(std::sync::atomic::AtomicBool::new(true));
     let text = "word ".repeat(10);
     assert!(crate::stop::with(&flag, || vocabulary.tokenize(&text, true)).is_empty());
 }

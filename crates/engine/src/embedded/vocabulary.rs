@@ -9,12 +9,12 @@ use bytes::Bytes;
 use sapwood_proto::steer::Token;
 
 use super::marks::Marks;
-use super::tokenizer_json::Added;
 use super::{llama, tokenizer_json};
 use crate::api::{self, Chat, Fault};
 use crate::gguf::Header;
 use crate::stop;
 use crate::template::{self, SpecialTexts, Template, TemplateError, no_template};
+use crate::tokenizer_json::Added;
 
 /// Characters between two white spaces (or of white space) that the tokenizer is given at once.
 ///
