@@ -24,6 +24,8 @@ pub(crate) struct ByteLevel {
     pub(crate) patterns: Vec<&'static str>,
     /// Pairs of tokens within a piece that become one, the most urgent first; a space is between the two.
     pub(crate) merges: Vec<String>,
+    /// What bytes are shown as that have no token: they are left out of a text, and nothing is merged across them.
+    pub(crate) lacking: Vec<char>,
     /// A piece that is a token is that token, whatever would be merged.
     pub(crate) whole_pieces: bool,
     /// What the model wants before a text.
@@ -55,6 +57,17 @@ impl ByteLevel {
         });
         let mut steps: Vec<Value> = self.patterns.iter().map(split).collect();
         steps.push(bytes.clone());
+        if !self.lacking.is_empty() {
+            // Behind the step that shows bytes: readers drop what is no token too, but merge across it.
+            let any: String = self
+                .lacking
+                .iter()
+                .map(|shown| regex::escape(&shown.to_string()))
+                .collect();
+            steps.push(json!({
+                "type": "Split", "pattern": {"Regex": format!("[{any}]")}, "behavior": "Removed", "invert": false,
+            }));
+        }
         let added: Vec<Value> = self.added.iter().map(|added| self.added(added)).collect();
         let beginning = self.beginning();
         let tokens = self.tokens.into_iter().zip(0_u32..);

@@ -13,6 +13,9 @@ const EXPERTS_MAX: u64 = 1024;
 /// Numbers that size something: no model comes near, and llama.cpp multiplies them in 32 bits.
 const SIZE_MAX: u64 = 1 << 24;
 
+/// The type of a token that stands for one byte (`LLAMA_TOKEN_TYPE_BYTE`).
+const BYTE_TYPE: u64 = 6;
+
 /// Checks a header.
 ///
 /// # Errors
@@ -61,6 +64,12 @@ fn vocabulary(header: &Header) -> Result<(), String> {
             }
             _ => {}
         }
+    }
+    // Word pieces have no bytes, and llama.cpp ends the process for a token that is said to be one.
+    let types = header.array("tokenizer.ggml.token_type");
+    let largest = types.and_then(|types| types.range).map(|(_, most)| most);
+    if kind == "bert" && largest >= Some(BYTE_TYPE) {
+        return Err("its tokens are word pieces, and one is said to be a byte".to_owned());
     }
     // llama.cpp takes others' numbers instead of these where they are out of range, and begins and ends texts wrongly.
     for name in ["bos", "eos", "eot", "eom"] {
@@ -220,6 +229,20 @@ mod tests {
             let name = format!("llama.{key}");
             assert_eq!(checked(|shape| shape.numbers.push((name, value))), Ok(()));
         }
+    }
+
+    #[test]
+    fn a_word_piece_is_no_byte() {
+        let of = |kind, token_type| {
+            checked(|shape| {
+                shape.kind = kind;
+                shape.control_type = token_type;
+            })
+        };
+        let error = of("bert", 6).unwrap_err();
+        assert!(error.contains("said to be a byte"), "{error}");
+        assert_eq!(of("bert", 3), Ok(()));
+        assert_eq!(of("llama", 6), Ok(()));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The border with llama.cpp: the only file of this crate that contains `unsafe`.
+//! The border with llama.cpp: with `guard.rs` the only file of this crate that contains `unsafe`.
 //!
 //! Owns: the raw pointers, their lifetimes, and the checks without which a call would be undefined behaviour or would
 //! end the process (`GGML_ASSERT` aborts, so whatever it tests is tested here first).
@@ -17,9 +17,10 @@
 //!   method that touches it takes `&mut self`, or reads numbers that never change.
 //! * **Ranges.** Slots, tokens, positions and row indices are compared with the numbers that llama.cpp itself reported.
 //!
-//! C++ exceptions that escape llama.cpp (out of memory in `decode`, say) end the process: Rust aborts at the border.
+//! What llama.cpp throws (out of memory in `decode`, say) ends in [`guarded`], as an error.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
 use std::ptr::{self, NonNull};
@@ -27,6 +28,8 @@ use std::sync::{Arc, Once};
 
 use llama_cpp_sys_2 as sys;
 use sapwood_proto::steer::Token;
+
+use super::guard::{guarded, throwing};
 
 use crate::model::{Entry, Interrupt, Signals};
 use crate::tokenizer_json::Added;
@@ -169,7 +172,8 @@ impl Model {
         params.progress_callback_user_data = (&raw mut progress).cast();
         let _ = COMPLAINT.take();
         // SAFETY: the path is NUL-terminated, and `progress` outlives the call, which is the last to use its address.
-        let model = unsafe { sys::llama_model_load_from_file(path.as_ptr(), params) };
+        let load = || unsafe { throwing::llama_model_load_from_file(path.as_ptr(), params) };
+        let model = guarded(load)?;
         let model = NonNull::new(model).ok_or_else(take_complaint)?;
         // SAFETY: the model is live; its vocabulary lives as long as it does.
         let vocabulary = unsafe { sys::llama_model_get_vocab(model.as_ptr()) };
@@ -342,10 +346,14 @@ impl Model {
         let mut bytes = vec![0_u8; 64];
         loop {
             let room = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
+            let (vocabulary, buffer) = (self.vocabulary.as_ptr(), bytes.as_mut_ptr().cast());
             // SAFETY: the vocabulary is live, the id is in it, and `room` is not more than the buffer.
-            let written = unsafe {
-                let buffer = bytes.as_mut_ptr().cast();
-                sys::llama_token_to_piece(self.vocabulary.as_ptr(), id, buffer, room, 0, special)
+            let written = guarded(|| unsafe {
+                throwing::llama_token_to_piece(vocabulary, id, buffer, room, 0, special)
+            });
+            // A token that cannot be written has no text.
+            let Ok(written) = written else {
+                return Vec::new();
             };
             // A negative answer is the room that was missing altogether.
             let needed = written.unsigned_abs() as usize;
@@ -360,42 +368,54 @@ impl Model {
     /// The tokens of a text, without any added at its ends. With `special`, control tokens' texts become those tokens.
     ///
     /// A text above 256 MiB gives none: no context holds it, and llama.cpp counts in 32 bits.
+    /// What has no token, in a vocabulary without tokens for single bytes, is left out: llama.cpp throws there for some kinds of
+    /// vocabularies, and leaves it out for the others.
     pub(super) fn tokenize(&self, text: &str, special: bool) -> Vec<Token> {
+        let why = match self.try_tokenize(text, special) {
+            Ok(tokens) => return tokens,
+            Err(why) => why,
+        };
+        tracing::debug!(why, "a text has characters without tokens");
+        let mut known: HashMap<char, bool> = HashMap::new();
+        let mut has_token = |letter: char| {
+            *known.entry(letter).or_insert_with(|| {
+                let alone = letter.encode_utf8(&mut [0; 4]).to_owned();
+                self.try_tokenize(&alone, false).is_ok()
+            })
+        };
+        let rest: String = text.chars().filter(|letter| has_token(*letter)).collect();
+        self.try_tokenize(&rest, special).unwrap_or_default()
+    }
+
+    fn try_tokenize(&self, text: &str, special: bool) -> Result<Vec<Token>, String> {
         const BYTES_MAX: usize = 256 << 20;
         if text.is_empty() || text.len() > BYTES_MAX {
-            return Vec::new();
+            return Ok(Vec::new());
         }
         // Never more tokens than bytes, but for a space that some vocabularies put before the text.
         let mut tokens = vec![0 as sys::llama_token; text.len() + 8];
         loop {
             // Cannot truncate: both are below 2^29.
             let (length, room) = (text.len() as i32, tokens.len() as i32);
+            let (from, to) = (text.as_ptr().cast(), tokens.as_mut_ptr());
+            let vocabulary = self.vocabulary.as_ptr();
             // SAFETY: the vocabulary is live, and both lengths are those of the buffers.
-            let count = unsafe {
-                let (from, to) = (text.as_ptr().cast(), tokens.as_mut_ptr());
-                sys::llama_tokenize(
-                    self.vocabulary.as_ptr(),
-                    from,
-                    length,
-                    to,
-                    room,
-                    false,
-                    special,
-                )
-            };
+            let count = guarded(|| unsafe {
+                throwing::llama_tokenize(vocabulary, from, length, to, room, false, special)
+            })?;
             let Ok(count) = usize::try_from(count) else {
                 let needed = count.unsigned_abs() as usize;
                 if needed <= tokens.len() || needed > 2 * BYTES_MAX {
-                    return Vec::new();
+                    return Ok(Vec::new());
                 }
                 tokens.resize(needed, 0);
                 continue;
             };
             tokens.truncate(count);
-            return tokens
+            return Ok(tokens
                 .into_iter()
                 .filter_map(|token| self.named(token))
-                .collect();
+                .collect());
         }
     }
 }
@@ -412,6 +432,9 @@ unsafe extern "C" fn on_progress(fraction: f32, data: *mut c_void) -> bool {
     let progress = unsafe { &mut *data.cast::<&mut dyn FnMut(f32) -> bool>() };
     progress(fraction)
 }
+
+/// What stands for a pass that has thrown, beside llama.cpp's own codes.
+const THROWN: i32 = i32::MIN;
 
 /// ggml's worker threads for one context.
 #[derive(Debug)]
@@ -541,7 +564,8 @@ impl Context {
         params.no_perf = true;
         let _ = COMPLAINT.take();
         // SAFETY: the model is live and stays so through the `Arc`; the parameters hold no pointers of ours.
-        let context = unsafe { sys::llama_init_from_model(model.model.as_ptr(), params) };
+        let init = || unsafe { throwing::llama_init_from_model(model.model.as_ptr(), params) };
+        let context = guarded(init)?;
         let context = NonNull::new(context).ok_or_else(take_complaint)?;
         let interrupt = Interrupt::default();
         // SAFETY: the context is live; the flag and the pool live as long as it does (fields of the same value).
@@ -630,9 +654,14 @@ impl Context {
         self.batch.clear();
         self.check(entries)?;
         self.batch.fill(entries);
+        let (context, batch) = (self.context.as_ptr(), self.batch.raw());
         // SAFETY: `check` has compared every number with the context's limits; the batch's arrays are as long as it
         // says and live during the call, which copies them.
-        let code = unsafe { sys::llama_decode(self.context.as_ptr(), self.batch.raw()) };
+        let decode = || unsafe { throwing::llama_decode(context, batch) };
+        let code = guarded(decode).unwrap_or_else(|thrown| {
+            tracing::error!(thrown, "llama.cpp failed within a pass");
+            THROWN
+        });
         if code == 0 {
             for entry in entries {
                 self.held[entry.slot as usize] += 1;

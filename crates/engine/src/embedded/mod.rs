@@ -13,6 +13,7 @@
 //! (llama.cpp's kernels depend on it), so `deterministic` is false for all (D-21).
 
 mod checks;
+mod guard;
 mod llama;
 mod load;
 mod marks;

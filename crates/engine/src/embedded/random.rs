@@ -22,6 +22,12 @@ pub struct Shape {
     pub inner: u32,
     /// Tokens: 256 bytes, 3 control tokens, what merges give, and fillers.
     pub vocabulary: u32,
+    /// Which kind of tokenizer it has, by GGUF's name.
+    pub kind: &'static str,
+    /// The type of its control tokens, by GGUF's number.
+    pub control_type: i32,
+    /// A byte that no token stands for.
+    pub lacking: Option<u8>,
     /// How its tokenizer splits texts, by llama.cpp's name.
     pub pre: String,
     /// Pairs that its tokenizer makes one, written byte for byte as such files do.
@@ -50,6 +56,9 @@ impl Shape {
             key_value_heads: 2,
             inner: 128,
             vocabulary: 288,
+            kind: "gpt2",
+            control_type: 3,
+            lacking: None,
             pre: "gpt-2".to_owned(),
             merges: vec![["t".to_owned(), "h".to_owned()]],
             context_tokens: 512,
@@ -295,14 +304,35 @@ fn metadata(header: &mut Header, shape: &Shape) {
         header.number("mamba.ssm.time_step_rank", TIME_STEPS);
     }
     header.fraction(&format!("{name}.attention.layer_norm_rms_epsilon"), 1e-5);
-    header.text("tokenizer.ggml.model", "gpt2");
+    vocabulary(header, shape);
+    for (key, token) in [("bos", IM_START + 2), ("eos", IM_START + 1)] {
+        let key = format!("tokenizer.ggml.{key}_token_id");
+        if !said(&key) {
+            header.number(&key, token);
+        }
+    }
+    header.text("tokenizer.chat_template", &shape.template);
+}
+
+/// The tokens, their types and what merges.
+fn vocabulary(header: &mut Header, shape: &Shape) {
+    header.text("tokenizer.ggml.model", shape.kind);
     header.text("tokenizer.ggml.pre", &shape.pre);
     let mut tokens: Vec<String> = (0..=255).map(byte_text).collect();
+    if let Some(byte) = shape.lacking {
+        tokens[usize::from(byte)] = "<lacking>".to_owned();
+    }
     tokens.extend(["<|im_start|>", "<|im_end|>", "<|begin|>"].map(str::to_owned));
     tokens.extend(shape.merges.iter().map(|pair| pair.concat()));
     tokens.extend((tokens.len() as u32..shape.vocabulary).map(|token| format!("filler{token}")));
     let control = IM_START..IM_START + 3;
-    let kinds = (0..shape.token_types).map(|token| if control.contains(&token) { 3 } else { 1 });
+    let kinds = (0..shape.token_types).map(|token| {
+        if control.contains(&token) {
+            shape.control_type
+        } else {
+            1
+        }
+    });
     header.texts("tokenizer.ggml.tokens", &tokens);
     header.numbers("tokenizer.ggml.token_type", &kinds.collect::<Vec<i32>>());
     header.texts(
@@ -313,13 +343,6 @@ fn metadata(header: &mut Header, shape: &Shape) {
             .map(|pair| pair.join(" "))
             .collect::<Vec<_>>(),
     );
-    for (key, token) in [("bos", IM_START + 2), ("eos", IM_START + 1)] {
-        let key = format!("tokenizer.ggml.{key}_token_id");
-        if !said(&key) {
-            header.number(&key, token);
-        }
-    }
-    header.text("tokenizer.chat_template", &shape.template);
 }
 
 /// The letter that stands for a byte in byte-level vocabularies: itself if it is visible, else one from U+0100 on.

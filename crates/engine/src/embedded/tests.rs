@@ -640,3 +640,25 @@ fn tokenising_ends_where_nobody_waits_for_it() {
     let text = "word ".repeat(10);
     assert!(crate::stop::with(&flag, || vocabulary.tokenize(&text, true)).is_empty());
 }
+
+/// llama.cpp throws where a SentencePiece vocabulary has no token for a byte; that is no end of the process.
+#[test]
+fn a_character_without_tokens_is_left_out_of_a_text() {
+    let shape = Shape {
+        kind: "llama",
+        // What stands before every text there.
+        merges: vec![
+            ["t".to_owned(), "h".to_owned()],
+            ["\u{2581}".to_owned(), String::new()],
+        ],
+        ..Shape::tiny()
+    };
+    let source = Source::Bytes(written(&shape).leak());
+    let model = load("m", &source, &options(), &mut |_| true).unwrap();
+    let vocabulary = model.vocabulary();
+    let known = vocabulary.tokenize("th", false);
+    assert!(!known.is_empty());
+    let told = vocabulary.tokenize("t\u{65e5}h\u{1f980}", false);
+    assert_eq!(told, known);
+    assert!(vocabulary.tokenize("\u{65e5}\u{65e5}", false).is_empty());
+}

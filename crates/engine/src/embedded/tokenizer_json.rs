@@ -23,8 +23,8 @@ pub(super) enum Without {
     /// Texts are split in a way that is not known here.
     #[error("how {0:?} splits texts is not known here")]
     Split(String),
-    /// Tokens whose texts are not theirs alone, or bytes without a token.
-    #[error("its tokens are not all bytes and what is made of them")]
+    /// Tokens whose texts are not theirs alone, or are made of bytes without a token.
+    #[error("its tokens are not bytes and what is made of them")]
     Tokens,
     /// A merge without a token.
     #[error("it merges tokens to what is none")]
@@ -41,11 +41,11 @@ pub(super) fn file(model: &llama::Model, header: &Header) -> Result<Bytes, Witho
     let split = split(name).ok_or_else(|| Without::Split(name.to_owned()))?;
     let tokens: Vec<String> = (0..model.size()).map(|token| model.text(token)).collect();
     let known: HashSet<&str> = tokens.iter().map(String::as_str).collect();
-    let byte = |shown: char| known.contains(shown.encode_utf8(&mut [0; 4]) as &str);
-    if known.len() != tokens.len() || !alphabet().all(byte) {
+    if known.len() != tokens.len() {
         return Err(Without::Tokens);
     }
     let merges = merges(header.merges(), &known)?;
+    let lacking = lacking(&known, header.merges())?;
     let (wants_beginning, beginning) = model.beginning();
     let vocabulary = ByteLevel {
         added: (0..model.size())
@@ -53,11 +53,26 @@ pub(super) fn file(model: &llama::Model, header: &Header) -> Result<Bytes, Witho
             .collect(),
         patterns: split.patterns.to_vec(),
         merges,
+        lacking,
         whole_pieces: split.whole_pieces,
         beginning: beginning.filter(|_| wants_beginning),
         tokens,
     };
     Ok(vocabulary.file())
+}
+
+/// What the bytes are shown as that have no token of their own. llama.cpp leaves them out of a text, but would give a token or
+/// a merge that has such a byte in its midst, which no file can say.
+fn lacking(known: &HashSet<&str>, merges: &[String]) -> Result<Vec<char>, Without> {
+    let has_token = |shown: &char| known.contains(shown.encode_utf8(&mut [0; 4]) as &str);
+    let lacking: Vec<char> = alphabet().filter(|shown| !has_token(shown)).collect();
+    // One that is shown as a letter of one byte would be looked for byte by byte, as others are not.
+    let is_used = |text: &str| text.contains(&lacking[..]);
+    let is_told = known.iter().any(|token| is_used(token));
+    if !lacking.is_empty() && (is_told || merges.iter().any(|merge| is_used(merge))) {
+        return Err(Without::Tokens);
+    }
+    Ok(lacking)
 }
 
 /// The merges that can happen, each once.

@@ -192,6 +192,7 @@ impl Vocabulary for ScriptedVocabulary {
             takes_right: false,
         };
         let vocabulary = ByteLevel {
+            lacking: Vec::new(),
             tokens,
             added: [BEGIN, END].map(control).to_vec(),
             // A word is one piece and found whole; what is between words are bytes, for there are no merges.

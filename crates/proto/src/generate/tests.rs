@@ -691,6 +691,23 @@ fn tr_404_fields_have_ranges_and_messages_name_them() {
     ] {
         assert_eq!(asking(members).unwrap_err(), expect, "{members}");
     }
+    let told = asking(r#""timeout":1500,"priority":3"#).unwrap();
+    assert_eq!(
+        (told.timeout, told.priority),
+        (Some(Duration::from_micros(1_500)), 3)
+    );
+    for name in ["stop_words", "bad_words"] {
+        let words = |count: usize, bytes: usize| {
+            let word = format!("\"{}\"", "w".repeat(bytes));
+            asking(&format!("\"{name}\":[{}]", vec![word; count].join(",")))
+        };
+        assert!(words(64, 1_024).is_ok() && words(65, 1).is_err() && words(1, 1_025).is_err());
+    }
+}
+
+/// TR-401, D-55
+#[test]
+fn tr_404_what_asks_for_nothing_is_taken() {
     for members in [
         r#""beam_width":1"#,
         r#""image":[]"#,
@@ -708,18 +725,6 @@ fn tr_404_fields_have_ranges_and_messages_name_them() {
         r#""bad_words":[""]"#,
     ] {
         assert!(asking(members).is_ok(), "{members}");
-    }
-    let told = asking(r#""timeout":1500,"priority":3"#).unwrap();
-    assert_eq!(
-        (told.timeout, told.priority),
-        (Some(Duration::from_micros(1_500)), 3)
-    );
-    for name in ["stop_words", "bad_words"] {
-        let words = |count: usize, bytes: usize| {
-            let word = format!("\"{}\"", "w".repeat(bytes));
-            asking(&format!("\"{name}\":[{}]", vec![word; count].join(",")))
-        };
-        assert!(words(64, 1_024).is_ok() && words(65, 1).is_err() && words(1, 1_025).is_err());
     }
 }
 

@@ -177,6 +177,33 @@ const NAMES: &[&str] = &[
     "deepseek-v3",
 ];
 
+/// SmolLM2's has no token for some bytes: llama.cpp leaves them out, and so does whoever reads the file.
+#[test]
+fn lm_951_bytes_without_a_token_are_left_out_of_texts() {
+    for (byte, text) in [
+        (0xf1, "a\u{40000}b th\u{e9}\u{40001}th"),
+        (0x01, "t\u{1}h th\u{1}"),
+        (b'~', "t~h ~th~ [~]"),
+        (b']', "t]h ]th] [~]-"),
+    ] {
+        let shape = Shape {
+            pre: "smollm".to_owned(),
+            lacking: Some(byte),
+            ..Shape::tiny()
+        };
+        let two = Two::of(shaped(&shape));
+        for text in TEXTS.iter().chain([&text]) {
+            two.agree(text)
+                .unwrap_or_else(|why| panic!("{byte:#x}: {why}"));
+        }
+    }
+    let used = Shape {
+        lacking: Some(b't'),
+        ..Shape::tiny()
+    };
+    assert!(shaped(&used).file().is_none(), "t and h are merged");
+}
+
 #[test]
 fn lm_951_what_cannot_be_written_has_no_file() {
     let of = |pre: &str| Shape {
