@@ -10,6 +10,7 @@
 mod answer;
 mod batch;
 mod datatype;
+mod decoded_size;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod infer;
@@ -28,6 +29,7 @@ mod wire;
 
 pub use answer::{Head, Response, error_body, error_event};
 pub use datatype::Datatype;
+pub use decoded_size::decoded_bytes;
 pub use infer::Infer;
 pub use limits::Limits;
 pub use refused::{Encoding, Refused};

@@ -343,6 +343,12 @@ pub(crate) struct Limits {
     pub(crate) idle: Span,
     /// A request's body may pause for this long.
     pub(crate) body_idle: Span,
+    /// Bytes of requests that are read at a time, of all callers together; what does not fit waits, then 503.
+    pub(crate) body_bytes_total: usize,
+    /// As many of one key, or of one address without a key.
+    pub(crate) body_bytes_each: usize,
+    /// How long a request waits for room among them.
+    pub(crate) body_bytes_wait: Span,
     /// A client that reads nothing of its answer for this long has it cut.
     pub(crate) stall: Span,
     /// A request may take this long; a client may ask for less.
@@ -378,6 +384,9 @@ impl Default for Limits {
             handshake: Span::seconds(10),
             idle: Span::seconds(75),
             body_idle: Span::seconds(30),
+            body_bytes_total: 256 << 20,
+            body_bytes_each: 128 << 20,
+            body_bytes_wait: Span::seconds(5),
             stall: Span::seconds(60),
             request: Span::seconds(600),
             max_message_bytes: Evergreen::default().max_message_bytes,

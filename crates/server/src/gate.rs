@@ -31,9 +31,11 @@ use tokio::time::timeout_at;
 use crate::access::Entry;
 use crate::activity::Activity;
 use crate::auth::{Access, Scope};
-use crate::caller::Caller;
+use crate::body_budget::{self, BodyBudget};
+use crate::caller::{Caller, Identity};
 use crate::departures::Departures;
 use crate::drain::Phase;
+use crate::intake::{Framing, Intake};
 use crate::metrics::Face;
 use crate::patience::{Arriving, Deadline};
 use crate::purpose::Purpose;
@@ -51,6 +53,7 @@ pub(crate) struct Gate {
     pub(crate) shared: Shared,
     pub(crate) origin: origin::Config,
     pub(crate) patience: patience::Config,
+    pub(crate) bodies: Arc<BodyBudget>,
 }
 
 /// The gate as it stands before one route.
@@ -127,11 +130,12 @@ async fn pass(State(before): State<Arc<Before>>, request: Request, next: Next) -
             let auth = Arc::clone(&gate.shared.auth);
             let revocation = Revocation::new(auth, caller.clone(), before.access);
             trail = trail.until(revocation.clone());
+            let identity = caller.identity.clone();
             parts.extensions.insert(caller);
             parts.extensions.insert(id.clone());
             parts.extensions.insert(deadline);
             let request = Request::from_parts(parts, body);
-            let handled = gate.handle(request, next, deadline, &id);
+            let handled = gate.handle(request, next, deadline, &id, identity);
             let handled = trail.clone().follow(handled);
             let mut answer = match revocation.within(handled).await {
                 Some(answer) => answer,
@@ -257,19 +261,27 @@ impl Gate {
         next: Next,
         Deadline(deadline): Deadline,
         id: &RequestId,
+        caller: Identity,
     ) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
         let asked = parts.headers.clone();
         let path = parts.uri.path().to_owned();
         // Over gRPC a body is a stream that may be silent; its faces have limits of their own.
-        let (body, arrival) = if is_grpc(&asked) {
-            (body, Arc::default())
+        let (body, arrival, framing) = if is_grpc(&asked) {
+            (body, Arc::default(), Framing::Grpc)
         } else {
-            Arriving::watching(body, self.patience.body_idle)
+            let (body, arrival) = Arriving::watching(body, self.patience.body_idle);
+            (body, arrival, Framing::Lines)
         };
+        let intake = Intake::new(Arc::clone(&self.bodies), caller);
+        let body = intake.charging(body, framing);
         parts.extensions.insert(Arc::clone(&arrival));
+        parts.extensions.insert(Arc::clone(&intake));
         let handled = AssertUnwindSafe(next.run(Request::from_parts(parts, body)));
-        match timeout_at(deadline, handled.catch_unwind()).await {
+        let handled = timeout_at(deadline, handled.catch_unwind()).await;
+        intake.answered();
+        match handled {
+            Ok(_) if intake.is_overloaded() => body_budget::overloaded().answer_at(&path, &asked),
             // Whatever the route made of half a body, this is what went wrong.
             Ok(_) if arrival.has_stalled() => patience::stalled().answer_at(&path, &asked),
             Ok(Ok(answer)) => answer,

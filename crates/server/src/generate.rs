@@ -38,6 +38,7 @@ mod stats;
 mod tape;
 mod text;
 mod told;
+mod unpacking;
 mod wishes;
 
 use std::sync::Arc;

@@ -168,7 +168,8 @@ fn protocol(config: &Config) -> auto::Builder<TokioExecutor> {
     http.http2()
         .timer(TokioTimer::new())
         .initial_stream_window_size(1024 * 1024)
-        .initial_connection_window_size(4 * 1024 * 1024)
+        // What came and was not read yet is in no byte budget: this is all that a connection can hold of it (D-47).
+        .initial_connection_window_size(2 * 1024 * 1024)
         .max_concurrent_streams(config.streams_per_connection)
         .max_header_list_size(config.header_bytes)
         .keep_alive_interval(Duration::from_secs(30))

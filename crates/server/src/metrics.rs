@@ -112,11 +112,14 @@ pub struct Metrics {
     triton: OnceLock<Spelling>,
     /// TCP connections open now.
     pub connections_open: IntGauge,
+    /// Bytes of requests that are read now, as far as they are charged (D-47).
+    pub body_bytes: IntGauge,
     /// 1 from the beginning of a drain.
     pub draining: IntGauge,
     /// Requests without a valid key.
     pub auth_failures: IntCounter,
-    /// Work refused at the door, by `reason`: `queue`, `tokens`, `key` (a key's own limits), `drain`.
+    /// Work refused at the door, by `reason`: `queue`, `tokens`, `key` (a key's own limits), `body` (the byte
+    /// budget of bodies), `drain`.
     pub rejected: IntCounterVec,
     /// Work that ended early, by `reason`: `client`, `stall`, `timeout`, `drain`, `delete`, `revoked`, `panic`.
     pub cancelled: IntCounterVec,
@@ -192,6 +195,7 @@ impl Metrics {
         let lmtp = Lmtp::new(&shelf)?;
         Ok(Self {
             connections_open: shelf.gauge(names::CONNECTIONS_OPEN, "TCP connections open now.")?,
+            body_bytes: shelf.gauge(names::BODY_BYTES, "Bytes of requests that are read now.")?,
             draining: shelf.gauge(names::DRAINING, "1 while the server is shutting down.")?,
             auth_failures: shelf.counter(names::AUTH_FAILURES, "Requests without a valid key.")?,
             // Not on the shelf: rendered together with what engines count.

@@ -206,6 +206,7 @@ async fn first(drain: &Drain, socket: &mut Socket) -> Result<Heard, Option<(u16,
         Lost::Left | Lost::Gone => None,
         Lost::TooLarge => Some((1009, "a message is too large")),
         Lost::NotText => Some((1007, "a text message is not UTF-8")),
+        Lost::Overloaded => Some((TRY_AGAIN_LATER, "the server is reading as much as it may")),
         Lost::Broken => Some((1002, "what came is no WebSocket frame of a client")),
     })
 }

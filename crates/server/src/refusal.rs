@@ -75,14 +75,18 @@ impl Refusal {
         }
     }
 
-    fn grpc(&self) -> Response<Body> {
+    /// The same as a status of gRPC.
+    pub(crate) fn to_status(&self) -> tonic::Status {
         let mut status = Status::other(self.code, self.wire_reason(), self.message.clone());
         if status.retry_after.is_some() {
             status.retry_after = Some(self.wait());
         }
         to_grpc(&status)
-            .into_http::<tonic::body::Body>()
-            .map(Body::new)
+    }
+
+    fn grpc(&self) -> Response<Body> {
+        let answer = self.to_status().into_http::<tonic::body::Body>();
+        answer.map(Body::new)
     }
 
     /// The reason as sessions spell it (D-30); what has no name there is told in capitals, as is the custom of gRPC.

@@ -11,6 +11,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic_health::server::HealthReporter;
 
 use crate::auth::{Auth, Key};
+use crate::body_budget::{self, BodyBudget};
 use crate::descriptors::Descriptors;
 use crate::drain::{self, Drain, Outcome};
 use crate::gate::Gate;
@@ -34,6 +35,8 @@ pub struct Config {
     pub origin: origin::Config,
     /// How long requests may take.
     pub patience: patience::Config,
+    /// How much may be read at a time.
+    pub body_budget: body_budget::Config,
     /// A busy engine without a step for this long is stuck.
     pub engine_watchdog: Duration,
     /// `/metrics` needs no key.
@@ -51,6 +54,7 @@ impl Default for Config {
             drain: drain::Config::default(),
             origin: origin::Config::default(),
             patience: patience::Config::default(),
+            body_budget: body_budget::Config::default(),
             engine_watchdog: Duration::from_secs(30),
             metrics_public: false,
             query_key: false,
@@ -130,7 +134,13 @@ impl Builder {
         let spoken: Vec<_> = spoken.collect();
         let root = (!spoken.is_empty())
             .then(|| reception::route(spoken, reception::PATIENT, shared.drain.clone()));
+        let bodies = BodyBudget::new(
+            config.body_budget,
+            shared.metrics.body_bytes.clone(),
+            shared.metrics.rejected.with_label_values(&["body"]),
+        );
         let gate = Arc::new(Gate {
+            bodies: Arc::new(bodies),
             shared: shared.clone(),
             origin: config.origin.clone(),
             patience: config.patience,

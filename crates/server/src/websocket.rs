@@ -16,11 +16,12 @@ mod reader;
 mod writer;
 
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::Body;
-use bytes::Bytes;
+use bytes::{BufMut, Bytes};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use hyper::upgrade::OnUpgrade;
 use sapwood_proto::code::Code;
@@ -32,7 +33,9 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use self::carrier::{Carrier, Watched};
 use self::reader::{Reader, Said};
 use self::writer::{Kind, Writer};
+use crate::body_budget::{Full, Reservation};
 use crate::handover::Handover;
+use crate::intake::Intake;
 use crate::refusal::Refusal;
 use crate::trail::{self, Trail};
 
@@ -42,6 +45,8 @@ pub(crate) struct Asked {
     offered: Vec<String>,
     upgrade: OnUpgrade,
     handover: Handover,
+    /// What its messages are charged to.
+    reservation: Option<Reservation>,
 }
 
 /// How often a peer is asked whether it is there, and how long it may be silent.
@@ -73,6 +78,8 @@ pub(crate) enum Lost {
     NotText,
     /// What came is no WebSocket frame.
     Broken,
+    /// There was no room for a message in the byte budget (D-47).
+    Overloaded,
 }
 
 /// Whether a request wants to become a WebSocket.
@@ -108,6 +115,8 @@ impl Asked {
         let offered = tokens(headers, header::SEC_WEBSOCKET_PROTOCOL);
         let offered = offered.map(ToOwned::to_owned).collect();
         let extensions = request.extensions_mut();
+        let intake = extensions.get::<Arc<Intake>>();
+        let reservation = intake.map(|intake| intake.reserve());
         let (Some(upgrade), Some(handover)) = (extensions.remove(), extensions.remove()) else {
             return Err(malformed("This connection cannot be upgraded."));
         };
@@ -116,6 +125,7 @@ impl Asked {
             offered,
             upgrade,
             handover,
+            reservation,
         })
     }
 
@@ -149,11 +159,13 @@ impl Asked {
             headers.insert(header::SEC_WEBSOCKET_PROTOCOL, name);
         }
         let upgrade = self.upgrade;
+        let reservation = self.reservation;
         let serving = async move {
             // The answer may have been lost on its way.
             if let Ok(upgraded) = upgrade.await {
                 let (io, ahead) = Carrier::of(upgraded);
-                let socket = Socket::new(io, ahead, message_bytes_max, keepalive);
+                let mut socket = Socket::new(io, ahead, message_bytes_max, keepalive);
+                socket.reservation = reservation;
                 serve(Box::new(socket)).await;
             }
         };
@@ -173,6 +185,8 @@ impl Asked {
 pub(crate) struct Socket<S = Carrier> {
     io: S,
     reader: Reader,
+    /// What is charged for the message that has not come whole; it is refunded when the next one is asked for.
+    reservation: Option<Reservation>,
     writer: Writer,
     /// The answer to the last ping; whoever sends many before it can be said has one to them all.
     pong: Option<Bytes>,
@@ -204,6 +218,7 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
         Self {
             io,
             reader: Reader::new(ahead, message_bytes_max),
+            reservation: None,
             writer: Writer::default(),
             pong: None,
             keepalive,
@@ -238,8 +253,13 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
                     }
                 }
                 Ok(None) => match self.poll_more(cx) {
-                    Poll::Ready(true) => continue,
-                    Poll::Ready(false) => Lost::Gone,
+                    Poll::Ready(Ok(true)) => continue,
+                    Poll::Ready(Ok(false)) => Lost::Gone,
+                    Poll::Ready(Err(Full)) => {
+                        // What it held was refunded.
+                        self.reader = Reader::new(Vec::new(), 0);
+                        Lost::Overloaded
+                    }
                     Poll::Pending => {
                         self.reader.rest();
                         self.settle();
@@ -257,12 +277,18 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
         }
     }
 
-    /// Reads what has come; `false` if nothing more can.
-    fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
-        let read = pin!(self.io.read_buf(self.reader.room()));
+    /// Reads what has come, as soon as there is room for what came before; `Ok(false)` if nothing more can.
+    fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Full>> {
+        let held = self.reader.held();
+        if let Some(reservation) = &mut self.reservation {
+            ready!(reservation.poll_hold(held, cx))?;
+        }
+        // No more at a time than may come before it is charged.
+        let mut room = self.reader.room().limit(READ_BYTES);
+        let read = pin!(self.io.read_buf(&mut room));
         let more = matches!(ready!(read.poll(cx)), Ok(read) if read > 0);
         self.reader.came();
-        Poll::Ready(more)
+        Poll::Ready(Ok(more))
     }
 
     /// The peer has said goodbye, which it hears back, if it still listens.
@@ -419,6 +445,8 @@ fn has_token(headers: &HeaderMap, name: header::HeaderName, token: &str) -> bool
 }
 
 const VERSION: &str = "13";
+/// Bytes that are read at a time.
+const READ_BYTES: usize = 64 * 1024;
 /// What is written together while there is more to write.
 const WRITE_BYTES: usize = 32 * 1024;
 /// RFC 6455, section 5.5.

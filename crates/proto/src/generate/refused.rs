@@ -134,6 +134,14 @@ pub enum Refused {
         /// The limit.
         max: usize,
     },
+    /// D-47: a message would take too much memory once it is decoded.
+    #[error(
+        "the message takes more than {max} bytes once it is decoded: send fewer tensors, parameters or elements"
+    )]
+    DecodedBytes {
+        /// The limit.
+        max: usize,
+    },
     /// TR-315: all tensors together are too large.
     #[error(
         "request size of {before} bytes with input '{name}' of size {bytes} bytes exceeds the maximum allowed input \

@@ -22,7 +22,8 @@ use sapwood_server::purpose::Purpose;
 use sapwood_server::socket::Socket;
 use sapwood_server::tls::Tls;
 use sapwood_server::{
-    Face, Server, Shared, drain, evergreen, generate, listener, metrics, origin, patience,
+    Face, Server, Shared, body_budget, drain, evergreen, generate, listener, metrics, origin,
+    patience,
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
@@ -296,6 +297,11 @@ fn server_config(config: &Config, local: bool, tls: Option<Arc<Tls>>) -> sapwood
         patience: patience::Config {
             body_idle: limits.body_idle.get(),
             request: limits.request.get(),
+        },
+        body_budget: body_budget::Config {
+            total: limits.body_bytes_total,
+            each: limits.body_bytes_each,
+            wait: limits.body_bytes_wait.get(),
         },
         engine_watchdog: config.engine.watchdog.get(),
         metrics_public: config.auth.metrics_public,

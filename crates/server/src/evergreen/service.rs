@@ -29,6 +29,7 @@ use super::held;
 use super::house::House;
 use super::options::{Malformed, Options, TOKEN};
 use crate::caller::Caller;
+use crate::gunzip;
 use crate::refusal::Refusal;
 use crate::trail;
 
@@ -52,6 +53,7 @@ impl tower::Service<http::Request<Body>> for Service {
             let mut grpc = Grpc::new(Wire)
                 .accept_compressed(CompressionEncoding::Gzip)
                 .max_decoding_message_size(most);
+            let request = gunzip::unpacked(request, most);
             Ok(grpc.streaming(service, request).await.map(Body::new))
         })
     }

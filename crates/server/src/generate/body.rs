@@ -4,23 +4,31 @@
 //! Owns: [`Upload`]. Refuses to know: what is in it. Who closes a connection while a client still sends makes the client
 //! report a reset instead of our answer, so refused bodies are read too, within limits of bytes and time (D-35).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use bytes::BytesMut;
+use http::request::Parts;
 use http::{HeaderMap, Version, header};
 use http_body_util::BodyExt;
+use sapwood_kernel::pool::{Pool, Size};
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::Refused;
 
 use super::compression::Coding;
 use super::failure::Failure;
 use super::options::Config;
+use super::unpacking::Unpacking;
+use crate::body_budget::{Full, overloaded};
+use crate::intake::Intake;
 
 /// A refused body may take this long to be read (D-35).
 const DRAIN_TIME: Duration = Duration::from_secs(30);
-/// What is larger is decoded where it holds up nobody.
-const DECODED_HERE: usize = 64 << 10;
+/// What is larger, packed or not, is unpacked where it holds up nobody.
+const UNPACKED_HERE: u64 = 64 << 10;
+/// What is unpacked at a time: between two of them the request may end.
+const STEP: usize = 1 << 20;
 
 /// A body that is still to come.
 pub(super) struct Upload {
@@ -30,6 +38,8 @@ pub(super) struct Upload {
     waits: bool,
     chunked: bool,
     read: u64,
+    /// What it is charged to.
+    intake: Option<Arc<Intake>>,
 }
 
 /// Which error an unknown encoding is.
@@ -52,14 +62,17 @@ impl Style {
 }
 
 impl Upload {
-    pub(super) fn new(version: Version, headers: &HeaderMap, body: Body) -> Self {
+    pub(super) fn new(parts: &Parts, body: Body) -> Self {
+        let headers = &parts.headers;
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         Self {
             body,
             length: text(header::CONTENT_LENGTH).and_then(|length| length.parse().ok()),
             waits: text(header::EXPECT).is_some_and(|it| it.eq_ignore_ascii_case("100-continue")),
-            chunked: version < Version::HTTP_2 && headers.contains_key(header::TRANSFER_ENCODING),
+            chunked: parts.version < Version::HTTP_2
+                && headers.contains_key(header::TRANSFER_ENCODING),
             read: 0,
+            intake: parts.extensions.get().cloned(),
         }
     }
 
@@ -92,13 +105,39 @@ impl Upload {
         let bytes = self.collect(style, max, config).await?;
         match coding {
             Coding::Identity => Ok(bytes),
-            coding if bytes.len() <= DECODED_HERE => coding.decode(&bytes, max),
-            coding => {
-                let decoding = tokio::task::spawn_blocking(move || coding.decode(&bytes, max));
-                let defect = |_| Failure::new(Code::Internal, "the body could not be decoded");
-                decoding.await.map_err(defect)?
-            }
+            coding => self.unpack(Unpacking::new(coding, bytes, max), max).await,
         }
+    }
+
+    /// Each piece is charged before it is there, and all but small bodies are unpacked where that holds up nobody.
+    async fn unpack(&mut self, mut unpacking: Unpacking, max: usize) -> Result<Bytes, Failure> {
+        let mut reservation = self.intake.as_ref().map(|intake| intake.reserve());
+        let mut ended = self.read <= UNPACKED_HERE && unpacking.step(UNPACKED_HERE as usize)?;
+        while !ended {
+            let part = STEP.min(max);
+            if let Some(reservation) = &mut reservation
+                && let Err(Full) = reservation.hold(unpacking.held() + part).await
+            {
+                if let Some(intake) = &self.intake {
+                    intake.overrun();
+                }
+                return Err(overloaded().into());
+            }
+            let turn = self.intake.as_ref().map_or(0, |intake| intake.turn());
+            let step = Pool::global().run_only(turn, Size::Large, move || {
+                let ended = unpacking.step(part);
+                (unpacking, ended)
+            });
+            let defect = |_| Failure::new(Code::Internal, "the body could not be decoded");
+            let (given_back, step) = step.await.map_err(defect)?;
+            unpacking = given_back;
+            ended = step?;
+        }
+        if let (Some(intake), Some(mut reservation)) = (&self.intake, reservation) {
+            reservation.shrink(unpacking.held());
+            intake.keep(reservation);
+        }
+        Ok(unpacking.into_bytes())
     }
 
     async fn collect(
@@ -125,6 +164,9 @@ impl Upload {
                 first = data;
             } else {
                 if all.is_empty() {
+                    // Room that nobody has written to costs nothing, and growing costs as much again.
+                    let length = self.length.and_then(|length| usize::try_from(length).ok());
+                    all.reserve(length.unwrap_or(0).min(max));
                     all.extend_from_slice(&first);
                 }
                 all.extend_from_slice(&data);
@@ -167,6 +209,9 @@ impl Upload {
 
     /// What is left after the limits is the connection's: it closes, because its body was not read.
     async fn drain(&mut self, config: &Config) {
+        if let Some(intake) = &self.intake {
+            intake.discard();
+        }
         let draining = async {
             while self.read < config.drain_bytes {
                 match self.frame().await {

@@ -3,16 +3,14 @@
 //! Owns: [`Coding`], what a request's body is written in; [`Packing`], what an answer's may be written in; [`Packer`], which
 //! packs events one by one. Refuses to know: limits of bodies and where they come from.
 
-use std::io::{self, Read, Write};
+use std::io::Write;
 
 use axum::body::Bytes;
 use flate2::Compression;
-use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
 use flate2::write::{GzEncoder, ZlibEncoder};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
-use ruzstd::decoding::StreamingDecoder;
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::{Encoding, Refused};
+use sapwood_proto::generate::Encoding;
 
 use super::body::Style;
 use super::failure::Failure;
@@ -20,8 +18,6 @@ use super::options::Config;
 
 /// Answers of fewer bytes are not worth compressing.
 const COMPRESSED_FROM: usize = 1_024;
-/// Memory that any frame of zstd may ask for; RFC 9659 allows no more over HTTP.
-const WINDOW_MAX: u64 = 8 << 20;
 
 /// What the body of a request is written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,69 +63,15 @@ impl Coding {
         }
     }
 
-    /// The bytes within, at most `max` of them.
-    ///
-    /// # Errors
-    /// More than that, or what is not in this coding.
-    pub(super) fn decode(self, bytes: &[u8], max: usize) -> Result<Bytes, Failure> {
-        let corrupt =
-            |name| move |_| Failure::new(Code::InvalidRequest, Encoding::Corrupt(name).to_string());
-        let decoded = match self {
-            Self::Identity => return Ok(Bytes::copy_from_slice(bytes)),
-            Self::Gzip => read(MultiGzDecoder::new(bytes), max).map_err(corrupt("gzip"))?,
-            // HTTP means the zlib format; the raw one is sent too.
-            Self::Deflate => read(ZlibDecoder::new(bytes), max)
-                .or_else(|_| read(DeflateDecoder::new(bytes), max))
-                .map_err(corrupt("deflate"))?,
-            Self::Zstd => zstd(bytes, max).map_err(corrupt("zstd"))?,
-        };
-        if decoded.len() > max {
-            let bytes = decoded.len() as u64;
-            return Err(Refused::JsonBytes { bytes, max }.into());
+    /// As errors and headers call it.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Identity => "identity",
+            Self::Gzip => "gzip",
+            Self::Deflate => "deflate",
+            Self::Zstd => "zstd",
         }
-        Ok(decoded.into())
     }
-}
-
-/// One byte more than `max` at most: enough to know that there are more.
-fn read(decoder: impl Read, max: usize) -> io::Result<Vec<u8>> {
-    let mut decoded = Vec::new();
-    decoder.take(max as u64 + 1).read_to_end(&mut decoded)?;
-    Ok(decoded)
-}
-
-/// Frames, one behind the other.
-fn zstd(mut bytes: &[u8], max: usize) -> io::Result<Vec<u8>> {
-    let mut decoded = Vec::new();
-    while !bytes.is_empty() && decoded.len() <= max {
-        // A frame says how much memory it wants, and gets no more than its content could be.
-        let window = window(bytes).filter(|window| *window <= WINDOW_MAX.max(max as u64));
-        window.ok_or(io::ErrorKind::InvalidData)?;
-        let frame = StreamingDecoder::new(&mut bytes).map_err(io::Error::other)?;
-        let left = max + 1 - decoded.len();
-        frame.take(left as u64).read_to_end(&mut decoded)?;
-    }
-    Ok(decoded)
-}
-
-/// The memory that the frame at the beginning asks for (RFC 8878, 3.1.1.1). `None`: no frame begins there.
-fn window(bytes: &[u8]) -> Option<u64> {
-    let descriptor = *bytes.strip_prefix(&[0x28, 0xb5, 0x2f, 0xfd])?.first()?;
-    let rest = bytes.get(5..)?;
-    if descriptor & 0x20 == 0 {
-        let (exponent, mantissa) = (rest.first()? >> 3, u64::from(rest.first()? & 7));
-        let base = 1_u64 << (10 + u32::from(exponent));
-        return Some(base + base / 8 * mantissa);
-    }
-    // One segment: as much as its content, whose size stands behind the dictionary's number.
-    let dictionary = [0, 1, 2, 4][usize::from(descriptor & 3)];
-    let width = [1, 2, 4, 8][usize::from(descriptor >> 6)];
-    let field = rest.get(dictionary..dictionary + width)?;
-    let number = field
-        .iter()
-        .rev()
-        .fold(0, |sum, byte| sum << 8 | u64::from(*byte));
-    Some(if width == 2 { number + 256 } else { number })
 }
 
 /// What an answer may be written in.
@@ -234,6 +176,12 @@ impl Packer {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
+    use axum::body::Bytes;
+    use flate2::read::{MultiGzDecoder, ZlibDecoder};
+
+    use super::super::unpacking::Unpacking;
     use super::*;
 
     #[test]
@@ -251,6 +199,12 @@ mod tests {
             assert_eq!(Packing::of(&headers), expect, "{asked}");
         }
         assert_eq!(Packing::of(&HeaderMap::new()), None);
+    }
+
+    fn unpacked(coding: Coding, bytes: Vec<u8>) -> Bytes {
+        let mut unpacking = Unpacking::new(coding, bytes.into(), 1_000);
+        while !unpacking.step(100).unwrap() {}
+        unpacking.into_bytes()
     }
 
     /// Each event can be read as soon as it is there.
@@ -277,34 +231,7 @@ mod tests {
                 Packing::Gzip => Coding::Gzip,
                 Packing::Deflate => Coding::Deflate,
             };
-            assert_eq!(coding.decode(&sent, 1_000).unwrap(), said);
+            assert_eq!(unpacked(coding, sent), said);
         }
-    }
-
-    #[test]
-    fn tr_209_frames_of_zstd_are_read_within_the_limit_and_within_their_memory() {
-        let level = ruzstd::encoding::CompressionLevel::Fastest;
-        let pack = |text: &str| ruzstd::encoding::compress_to_vec(text.as_bytes(), level);
-        let two = [pack("one "), pack("two")].concat();
-        assert_eq!(Coding::Zstd.decode(&two, 7).unwrap(), "one two");
-        assert!(Coding::Zstd.decode(&two, 6).is_err());
-        assert!(Coding::Zstd.decode(&two[..two.len() - 1], 7).is_err());
-        assert!(Coding::Zstd.decode(b"no frame", 7).is_err());
-        // (descriptor and what follows it, the memory that it asks for)
-        for (bytes, asked) in [
-            (&[0x00, 0x00][..], Some(1 << 10)),
-            (&[0x00, 0x58], Some(2 << 20)),
-            (&[0x00, 0x6b], Some((8 << 20) + 3 * (1 << 20))),
-            (&[0x20, 7], Some(7)),
-            (&[0x60, 1, 1], Some(256 + 257)),
-            (&[0xa1, 9, 0, 0, 0, 1], Some(1 << 24)),
-            (&[0x20], None),
-            (&[], None),
-        ] {
-            let frame = [&[0x28, 0xb5, 0x2f, 0xfd], bytes].concat();
-            assert_eq!(window(&frame), asked, "{bytes:?}");
-        }
-        let greedy = [0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xf8, 1, 0, 0];
-        assert!(Coding::Zstd.decode(&greedy, 1 << 20).is_err());
     }
 }

@@ -34,7 +34,7 @@ const READ_HERE: usize = 64 << 10;
 /// Answers one request.
 pub(super) async fn serve(catalogue: Arc<Catalogue>, request: Request<Body>) -> Response<Body> {
     let (parts, body) = request.into_parts();
-    let upload = Upload::new(parts.version, &parts.headers, body);
+    let upload = Upload::new(&parts, body);
     let answered = match Route::read(parts.uri.path()) {
         None => Err(Failure::new(Code::NotFound, "Not Found")),
         Some(route) => allowed(route, &parts, &catalogue),

@@ -3,11 +3,13 @@
 //! Owns: which method is answered by what, limits of messages, failures as statuses (TR-902). Refuses to know: what the
 //! methods say; that is shared with the HTTP routes.
 
+mod codec;
 mod cut;
 mod infer;
 mod metadata;
 mod stream;
 
+use std::any::TypeId;
 use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
@@ -20,17 +22,19 @@ use futures::future::{BoxFuture, ready};
 use http::{Extensions, HeaderValue, StatusCode};
 use prost::Message;
 use sapwood_proto::code::Code;
+use sapwood_proto::generate::Limits;
 use sapwood_proto::generated::inference::{ModelInferRequest, ModelStreamInferResponse};
 use tonic::codec::CompressionEncoding;
 use tonic::metadata::MetadataValue;
 use tonic::server::Grpc;
 use tonic::{Request, Response, Streaming};
-use tonic_prost::ProstCodec;
 
+use self::codec::Measured;
 use super::catalogue::Catalogue;
 use super::failure::Failure;
 use super::restricted::Category;
 use crate::auth::{Access, Scope};
+use crate::gunzip;
 
 /// The paths of its methods; those that change what is loaded stand alone.
 pub(super) const METHODS: [(&str, Access); 3] = [
@@ -79,10 +83,16 @@ async fn answer(catalogue: Arc<Catalogue>, request: http::Request<Body>) -> http
     if let Some(Err(failure)) = restriction.map(|it| it.check_grpc(request.headers())) {
         return status(&failure).into_http();
     }
+    let most = catalogue.config.grpc_message_size;
     let request = Received {
-        most: catalogue.config.grpc_message_size,
+        most: match method {
+            "ModelInfer" | "ModelStreamInfer" | "RepositoryModelLoad" => most,
+            _ => most.min(QUESTION_BYTES),
+        },
+        limits: catalogue.config.limits.clone(),
         request,
     };
+    let request = request.unpacked();
     match method {
         "ModelInfer" => {
             asked(request, |request| async move {
@@ -100,6 +110,14 @@ struct Received {
     request: http::Request<Body>,
     /// Bytes that one of them may have (TR-907).
     most: usize,
+    limits: Limits,
+}
+
+impl Received {
+    fn unpacked(self) -> Self {
+        let request = gunzip::unpacked(self.request, self.most);
+        Self { request, ..self }
+    }
 }
 
 /// A method of one message each way, which is answered at once.
@@ -120,7 +138,11 @@ where
 
 /// A method of one message each way.
 async fn asked<Q, A, W>(
-    Received { request, most }: Received,
+    Received {
+        request,
+        most,
+        limits,
+    }: Received,
     answer: impl FnOnce(Request<Q>) -> W,
 ) -> http::Response<Body>
 where
@@ -139,7 +161,9 @@ where
             }
         }
     });
-    let mut grpc = Grpc::new(ProstCodec::<A, Q>::default())
+    let intake = request.extensions().get().cloned();
+    let intake = intake.filter(|_| TypeId::of::<Q>() == TypeId::of::<ModelInferRequest>());
+    let mut grpc = Grpc::new(Measured::<A, Q>::new(limits, intake))
         .accept_compressed(CompressionEncoding::Gzip)
         .send_compressed(CompressionEncoding::Gzip)
         .max_decoding_message_size(most);
@@ -156,7 +180,11 @@ where
 /// Nothing is awaited before the headers go out (TR-907).
 async fn streamed(
     catalogue: Arc<Catalogue>,
-    Received { request, most }: Received,
+    Received {
+        request,
+        most,
+        limits,
+    }: Received,
 ) -> http::Response<Body> {
     let cut = Arc::new(AtomicBool::new(false));
     let cuts = Arc::clone(&cut);
@@ -164,7 +192,8 @@ async fn streamed(
         let outgoing = stream::Outgoing::new(Arc::clone(&catalogue), request, Arc::clone(&cuts));
         ready(Ok::<_, tonic::Status>(Response::new(outgoing)))
     });
-    let codec = ProstCodec::<ModelStreamInferResponse, ModelInferRequest>::default();
+    let intake = request.extensions().get().cloned();
+    let codec = Measured::<ModelStreamInferResponse, ModelInferRequest>::new(limits, intake);
     let mut grpc = Grpc::new(codec)
         .accept_compressed(CompressionEncoding::Gzip)
         .max_decoding_message_size(most);
@@ -209,6 +238,9 @@ fn grpc_code(failure: &Failure) -> tonic::Code {
         }
     }
 }
+
+/// Bytes of a message that asks for no model's answer: a few names, and settings (D-47).
+const QUESTION_BYTES: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -47,6 +47,8 @@ pub(super) enum Heard {
     Ignored,
     /// Nothing that can be told apart any more.
     Broken,
+    /// There was no room for what comes (D-47).
+    Overloaded,
     /// The client sends nothing more, and may still read.
     End,
     /// The client has said goodbye.
@@ -372,6 +374,7 @@ impl Conversation {
             Heard::Unreadable(what) => self.session.handle_unreadable(what, now),
             Heard::Ignored => self.tally.ignored(),
             Heard::Broken => self.close(BROKEN, "client"),
+            Heard::Overloaded => self.close(OVERLOADED, "client"),
             Heard::End => self.heard_all = true,
             Heard::Left => self.hang_up(),
             Heard::Gone => self.lose(),
@@ -560,6 +563,12 @@ const APART_BYTES: usize = 4 << 10;
 const ROUNDS: usize = 32;
 /// Messages taken in before works are looked at.
 const MESSAGES: usize = 64;
+/// What is told to streams of a client whose message finds no room (D-47).
+const OVERLOADED: Close = Close {
+    code: 1013,
+    reason: lmtp::Reason::ServerOverloaded,
+    message: "the server is reading as much as it may",
+};
 /// What is told to streams of a client whose frames cannot be read.
 const BROKEN: Close = Close {
     code: 1002,

@@ -39,6 +39,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::conversation::{Conversation, End, Gone, Heard, Wire};
 use super::house::{Guest, House};
 use crate::caller::Caller;
+use crate::intake::Intake;
 use crate::patience::Arrival;
 use crate::refusal::Refusal;
 use crate::trail;
@@ -85,6 +86,7 @@ async fn answer(house: Arc<House>, request: Request<Body>) -> Result<Response, R
     let mut conversation = Conversation::new(&house, guest);
     let mut wire = Exchange {
         incoming,
+        intake: parts.extensions.get().cloned(),
         form,
         out: BytesMut::new(),
         sender: PollSender::new(sender),
@@ -212,6 +214,7 @@ impl Form {
 /// The wire between both bodies.
 struct Exchange {
     incoming: Incoming,
+    intake: Option<Arc<Intake>>,
     form: Form,
     out: BytesMut,
     sender: PollSender<Bytes>,
@@ -236,6 +239,11 @@ impl Wire for Exchange {
                     match ready!(body.poll_next_unpin(cx)) {
                         Some(Ok(bytes)) => cut.push(&bytes),
                         None => *ended = true,
+                        Some(Err(_))
+                            if self.intake.as_ref().is_some_and(|it| it.is_overloaded()) =>
+                        {
+                            return Poll::Ready(Heard::Overloaded);
+                        }
                         Some(Err(_)) => return Poll::Ready(Heard::Gone),
                     }
                     continue;

@@ -128,6 +128,7 @@ impl Wire for Frames {
             Err(Lost::TooLarge) => Heard::Unreadable(Unreadable::TooLarge),
             Err(Lost::NotText) => Heard::Unreadable(Unreadable::BadText),
             Err(Lost::Broken) => Heard::Broken,
+            Err(Lost::Overloaded) => Heard::Overloaded,
         })
     }
 

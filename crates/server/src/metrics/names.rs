@@ -4,6 +4,7 @@
 
 pub(crate) const MODEL_LOAD: &str = "sapwood_model_load_seconds";
 pub(crate) const CONNECTIONS_OPEN: &str = "sapwood_connections_open";
+pub(crate) const BODY_BYTES: &str = "sapwood_body_bytes";
 pub(crate) const DRAINING: &str = "sapwood_draining";
 pub(crate) const BUILD_INFO: &str = "sapwood_build_info";
 pub(crate) const AUTH_FAILURES: &str = "sapwood_auth_failures_total";

@@ -125,6 +125,12 @@ impl Reader {
         self.filled = self.buf.len() == self.buf.capacity();
     }
 
+    /// Bytes that came and are in no message that was handed out.
+    pub(super) fn held(&self) -> usize {
+        let pieces = self.pieces.as_ref().map_or(0, |pieces| pieces.bytes.len());
+        self.buf.len() + pieces
+    }
+
     /// Nothing comes for now.
     pub(super) fn rest(&mut self) {
         self.filled = false;

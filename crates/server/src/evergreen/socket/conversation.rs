@@ -72,6 +72,11 @@ pub(super) fn status(lost: Lost) -> Option<(u16, Status)> {
             "a message is larger than max_message_bytes: send smaller ones",
         ),
         Lost::NotText => (1007, Reason::BadMessage, "a text message is not UTF-8"),
+        Lost::Overloaded => (
+            1013,
+            Reason::EngineBusy,
+            "the server is reading as much as it may: send this again later",
+        ),
         Lost::Broken => (
             1002,
             Reason::BadMessage,

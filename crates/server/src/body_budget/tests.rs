@@ -1,0 +1,102 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::{IntCounter, IntGauge};
+use tokio::time::Instant;
+
+use super::*;
+
+const KIB: usize = 1 << 10;
+
+fn budget(total: usize, each: usize) -> Arc<BodyBudget> {
+    let config = Config {
+        total,
+        each,
+        wait: Duration::from_secs(5),
+    };
+    let in_use = IntGauge::new("used", "-").unwrap();
+    let refused = IntCounter::new("refused", "-").unwrap();
+    Arc::new(BodyBudget::new(config, in_use, refused))
+}
+
+fn key(name: &str) -> Identity {
+    Identity::Key(name.into())
+}
+
+#[tokio::test(start_paused = true)]
+async fn d_47_what_fits_is_charged_and_one_byte_more_waits_and_is_refused() {
+    let budget = budget(64 * KIB, 32 * KIB);
+    let mut all = budget.reserve(key("a"));
+    assert_eq!(all.hold(32 * KIB).await, Ok(()));
+    assert_eq!(budget.in_use.get(), 32 * 1024);
+    // More than one request may ever hold is refused at once.
+    let began = Instant::now();
+    assert_eq!(budget.reserve(key("b")).hold(32 * KIB + 1).await, Err(Full));
+    assert_eq!(began.elapsed(), Duration::ZERO);
+    // Another caller has room, and then the server has none for a third.
+    let mut other = budget.reserve(key("b"));
+    assert_eq!(other.hold(32 * KIB).await, Ok(()));
+    let began = Instant::now();
+    assert_eq!(budget.reserve(key("c")).hold(FREE + 1).await, Err(Full));
+    assert_eq!(began.elapsed(), budget.config.wait);
+    assert_eq!(budget.refused.get(), 2);
+    // What is small needs no room.
+    assert_eq!(budget.reserve(key("c")).hold(FREE).await, Ok(()));
+    drop((all, other));
+    assert_eq!(budget.in_use.get(), 0);
+    assert!(budget.lock().callers.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn d_47_who_waits_goes_on_as_soon_as_there_is_room() {
+    let budget = budget(64 * KIB, 32 * KIB);
+    let mut first = budget.reserve(key("a"));
+    first.hold(32 * KIB).await.unwrap();
+    let mut second = budget.reserve(key("a"));
+    let release = async {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        first.shrink(16 * KIB);
+    };
+    let began = Instant::now();
+    let (held, ()) = futures::join!(second.hold(16 * KIB), release);
+    assert_eq!((held, began.elapsed()), (Ok(()), Duration::from_secs(3)));
+    assert_eq!(budget.in_use.get(), 32 * 1024);
+    // Less is a refund.
+    second.hold(8 * KIB).await.unwrap();
+    assert_eq!(budget.in_use.get(), 24 * 1024);
+}
+
+/// Each holds a part and none can finish: all of it is refunded within the limit.
+#[tokio::test(start_paused = true)]
+async fn d_47_requests_that_wait_for_each_other_end() {
+    let budget = budget(64 * KIB, 64 * KIB);
+    let each = (0..8).map(|_| {
+        let budget = Arc::clone(&budget);
+        async move {
+            let mut body = budget.reserve(key("a"));
+            body.hold(8 * KIB).await?;
+            tokio::task::yield_now().await;
+            body.hold(16 * KIB).await
+        }
+    });
+    let began = Instant::now();
+    let ended = futures::future::join_all(each).await;
+    assert!(ended.contains(&Err(Full)), "{ended:?}");
+    assert!(began.elapsed() <= budget.config.wait);
+    assert_eq!(budget.in_use.get(), 0);
+    assert_eq!(budget.reserve(key("a")).hold(64 * KIB).await, Ok(()));
+}
+
+/// Who goes away while it waits leaves nothing behind.
+#[tokio::test(start_paused = true)]
+async fn d_47_a_wait_that_is_dropped_charges_nothing() {
+    let budget = budget(16 * KIB, 16 * KIB);
+    let mut first = budget.reserve(key("a"));
+    first.hold(16 * KIB).await.unwrap();
+    let mut second = budget.reserve(key("a"));
+    let waiting = timeout(Duration::from_secs(1), second.hold(8 * KIB)).await;
+    assert!(waiting.is_err());
+    drop(second);
+    drop(first);
+    assert_eq!(budget.in_use.get(), 0);
+}

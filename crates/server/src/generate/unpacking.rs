@@ -1,0 +1,240 @@
+//! Unpacks the body of a request piece by piece, so that each piece can be charged before it is there, and the rest left
+//! packed when its sender has gone (TR-209, D-47).
+
+use std::io::{self, Read};
+
+use axum::body::Bytes;
+use bytes::Buf;
+use bytes::buf::Reader;
+use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
+use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::{Encoding, Refused};
+
+use super::compression::Coding;
+use super::failure::Failure;
+
+/// Memory that any frame of zstd may ask for; RFC 9659 allows no more over HTTP.
+pub(super) const WINDOW_MAX: u64 = 8 << 20;
+
+/// A body that is being unpacked.
+pub(super) struct Unpacking {
+    coding: Coding,
+    packed: Bytes,
+    source: Box<dyn Read + Send>,
+    unpacked: Vec<u8>,
+    max: usize,
+    /// The format without a frame is tried, which some send as `deflate`.
+    is_raw: bool,
+}
+
+impl Unpacking {
+    /// `packed`, whose content has at most `max` bytes.
+    pub(super) fn new(coding: Coding, packed: Bytes, max: usize) -> Self {
+        let bytes = packed.clone().reader();
+        let source: Box<dyn Read + Send> = match coding {
+            Coding::Identity => Box::new(bytes),
+            Coding::Gzip => Box::new(MultiGzDecoder::new(bytes)),
+            // HTTP means the zlib format; the raw one is sent too.
+            Coding::Deflate => Box::new(ZlibDecoder::new(bytes)),
+            Coding::Zstd => Box::new(Frames::new(packed.clone())),
+        };
+        Self {
+            coding,
+            packed,
+            source,
+            unpacked: Vec::new(),
+            max,
+            is_raw: false,
+        }
+    }
+
+    /// Unpacks at most `bytes` more; whether that was the end. Blocks for as long as that takes.
+    ///
+    /// # Errors
+    /// More than the maximum, or what is not in this coding.
+    pub(super) fn step(&mut self, bytes: usize) -> Result<bool, Failure> {
+        // One byte more than the maximum is enough to know that there are more.
+        let left = (self.max + 1).saturating_sub(self.unpacked.len());
+        let part = bytes.clamp(1, left.max(1));
+        if self.unpacked.len() >= bytes {
+            // Growing would copy it, and hold both. Room that nobody has written to costs nothing.
+            self.unpacked.reserve_exact(left);
+        }
+        let mut source = (&mut self.source).take(part as u64);
+        let read = match source.read_to_end(&mut self.unpacked) {
+            Ok(read) => read,
+            Err(_) if self.coding == Coding::Deflate && !self.is_raw => {
+                self.is_raw = true;
+                self.unpacked.clear();
+                self.source = Box::new(DeflateDecoder::new(self.packed.clone().reader()));
+                return Ok(false);
+            }
+            Err(_) => {
+                let corrupt = Encoding::Corrupt(self.coding.name()).to_string();
+                return Err(Failure::new(Code::InvalidRequest, corrupt));
+            }
+        };
+        if self.unpacked.len() > self.max {
+            let bytes = self.unpacked.len() as u64;
+            let max = self.max;
+            return Err(Refused::JsonBytes { bytes, max }.into());
+        }
+        Ok(read < part)
+    }
+
+    /// Bytes that this holds beside what is packed.
+    pub(super) fn held(&self) -> usize {
+        let unpacked = self.unpacked.len();
+        // Frames of zstd keep a window of what they have unpacked.
+        let window = match self.coding {
+            Coding::Zstd => unpacked.min(WINDOW_MAX as usize),
+            _ => 0,
+        };
+        unpacked + window
+    }
+
+    /// Everything that was unpacked.
+    pub(super) fn into_bytes(self) -> Bytes {
+        self.unpacked.into()
+    }
+}
+
+/// Frames of zstd, one behind the other.
+struct Frames {
+    /// What no frame has begun with yet.
+    rest: Bytes,
+    frame: Option<Box<StreamingDecoder<Reader<Bytes>, FrameDecoder>>>,
+}
+
+impl Frames {
+    const fn new(bytes: Bytes) -> Self {
+        Self {
+            rest: bytes,
+            frame: None,
+        }
+    }
+}
+
+impl Read for Frames {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if let Some(frame) = &mut self.frame {
+                let read = frame.read(buf)?;
+                if read > 0 || buf.is_empty() {
+                    return Ok(read);
+                }
+            }
+            if let Some(frame) = self.frame.take() {
+                self.rest = frame.into_inner().into_inner();
+            }
+            if self.rest.is_empty() {
+                return Ok(0);
+            }
+            // A frame says how much memory it wants.
+            let window = window(&self.rest).filter(|window| *window <= WINDOW_MAX);
+            window.ok_or(io::ErrorKind::InvalidData)?;
+            let rest = std::mem::take(&mut self.rest);
+            let frame = StreamingDecoder::new(rest.reader()).map_err(io::Error::other)?;
+            self.frame = Some(Box::new(frame));
+        }
+    }
+}
+
+/// The memory that the frame at the beginning asks for (RFC 8878, 3.1.1.1). `None`: no frame begins there.
+fn window(bytes: &[u8]) -> Option<u64> {
+    let descriptor = *bytes.strip_prefix(&[0x28, 0xb5, 0x2f, 0xfd])?.first()?;
+    let rest = bytes.get(5..)?;
+    if descriptor & 0x20 == 0 {
+        let (exponent, mantissa) = (rest.first()? >> 3, u64::from(rest.first()? & 7));
+        let base = 1_u64 << (10 + u32::from(exponent));
+        return Some(base + base / 8 * mantissa);
+    }
+    // One segment: as much as its content, whose size stands behind the dictionary's number.
+    let dictionary = [0, 1, 2, 4][usize::from(descriptor & 3)];
+    let width = [1, 2, 4, 8][usize::from(descriptor >> 6)];
+    let field = rest.get(dictionary..dictionary + width)?;
+    let number = field
+        .iter()
+        .rev()
+        .fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+    Some(if width == 2 { number + 256 } else { number })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::Compression;
+    use flate2::write::{DeflateEncoder, GzEncoder};
+
+    use super::*;
+
+    fn whole(coding: Coding, packed: &[u8], max: usize, step: usize) -> Result<Bytes, Failure> {
+        let mut unpacking = Unpacking::new(coding, Bytes::copy_from_slice(packed), max);
+        while !unpacking.step(step)? {}
+        Ok(unpacking.into_bytes())
+    }
+
+    #[test]
+    fn tr_209_frames_of_zstd_are_read_within_the_limit_and_within_their_memory() {
+        let level = ruzstd::encoding::CompressionLevel::Fastest;
+        let pack = |text: &str| ruzstd::encoding::compress_to_vec(text.as_bytes(), level);
+        let two = [pack("one "), pack("two")].concat();
+        for step in [1, 4, 7, 8] {
+            assert_eq!(whole(Coding::Zstd, &two, 7, step).unwrap(), "one two");
+            assert!(whole(Coding::Zstd, &two, 6, step).is_err());
+            assert!(whole(Coding::Zstd, &two[..two.len() - 1], 7, step).is_err());
+            assert!(whole(Coding::Zstd, b"no frame", 7, step).is_err());
+        }
+        // (descriptor and what follows it, the memory that it asks for)
+        for (bytes, asked) in [
+            (&[0x00, 0x00][..], Some(1 << 10)),
+            (&[0x00, 0x58], Some(2 << 20)),
+            (&[0x00, 0x6b], Some((8 << 20) + 3 * (1 << 20))),
+            (&[0x20, 7], Some(7)),
+            (&[0x60, 1, 1], Some(256 + 257)),
+            (&[0xa1, 9, 0, 0, 0, 1], Some(1 << 24)),
+            (&[0x20], None),
+            (&[], None),
+        ] {
+            let frame = [&[0x28, 0xb5, 0x2f, 0xfd], bytes].concat();
+            assert_eq!(window(&frame), asked, "{bytes:?}");
+        }
+        let greedy = [0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xf8, 1, 0, 0];
+        assert!(whole(Coding::Zstd, &greedy, 1 << 20, 9).is_err());
+    }
+
+    #[test]
+    fn d_47_what_is_unpacked_comes_in_pieces_of_the_size_asked_for() {
+        let text = vec![b'a'; 1 << 20];
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+        gzip.write_all(&text).unwrap();
+        let mut raw = DeflateEncoder::new(Vec::new(), Compression::fast());
+        raw.write_all(&text).unwrap();
+        let level = ruzstd::encoding::CompressionLevel::Fastest;
+        for (coding, packed) in [
+            (Coding::Gzip, gzip.finish().unwrap()),
+            (Coding::Deflate, raw.finish().unwrap()),
+            (
+                Coding::Zstd,
+                ruzstd::encoding::compress_to_vec(&text[..], level),
+            ),
+        ] {
+            let mut unpacking = Unpacking::new(coding, packed.clone().into(), text.len());
+            let mut before = 0;
+            while !unpacking.step(64 << 10).unwrap() {
+                assert!(unpacking.unpacked.len() - before <= 64 << 10);
+                before = unpacking.unpacked.len();
+            }
+            let window = if coding == Coding::Zstd { 1 << 20 } else { 0 };
+            assert_eq!(unpacking.held(), text.len() + window, "{coding:?}");
+            assert_eq!(unpacking.into_bytes(), text, "{coding:?}");
+            let less = text.len() - 1;
+            assert!(
+                whole(coding, &packed, less, 64 << 10).is_err(),
+                "{coding:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! The body of a request, charged to the byte budget as it arrives (D-47).
+//!
+//! Until the answer begins everything that came is held; from then on the body is a stream of messages, and what is held is
+//! the message that has not come whole: whoever asks for more has taken the others.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use axum::body::{Body, Bytes};
+use hyper::body::{Body as _, Frame, SizeHint};
+
+use crate::body_budget::{BodyBudget, Full, Reservation, overloaded};
+use crate::caller::Identity;
+
+/// What a request's body and its reader tell each other about its bytes. Stands in the request's extensions.
+pub(crate) struct Intake {
+    budget: Arc<BodyBudget>,
+    caller: Identity,
+    /// The answer has begun.
+    answered: AtomicBool,
+    /// What still comes is read and thrown away.
+    discarded: AtomicBool,
+    overloaded: AtomicBool,
+    /// Charged until the answer begins.
+    kept: Mutex<Vec<Reservation>>,
+}
+
+/// How a body of many messages is cut into them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Framing {
+    /// Each ends with a line feed.
+    Lines,
+    /// Each begins with a byte of flags and its length in four (gRPC).
+    Grpc,
+}
+
+impl Intake {
+    /// Nothing has come yet of what `caller` sends.
+    pub(crate) fn new(budget: Arc<BodyBudget>, caller: Identity) -> Arc<Self> {
+        Arc::new(Self {
+            budget,
+            caller,
+            answered: AtomicBool::new(false),
+            discarded: AtomicBool::new(false),
+            overloaded: AtomicBool::new(false),
+            kept: Mutex::default(),
+        })
+    }
+
+    /// The same body, charged.
+    pub(crate) fn charging(self: &Arc<Self>, body: Body, framing: Framing) -> Body {
+        if body.is_end_stream() {
+            return body;
+        }
+        Body::new(Charging {
+            body,
+            reservation: self.reserve(),
+            intake: Arc::clone(self),
+            held: 0,
+            frame: None,
+            cutter: Cutter::new(framing),
+        })
+    }
+
+    /// A reservation for something else that comes of this request.
+    pub(crate) fn reserve(&self) -> Reservation {
+        self.budget.reserve(self.caller.clone())
+    }
+
+    /// In whose turn slow work on it waits.
+    pub(crate) fn turn(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.caller.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// Holds this until the answer begins.
+    pub(crate) fn keep(&self, reservation: Reservation) {
+        if !reservation.is_empty() && !self.is(&self.answered) {
+            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.push(reservation);
+        }
+    }
+
+    /// The answer begins: what it is made of has been read.
+    pub(crate) fn answered(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(std::mem::take(&mut *kept));
+    }
+
+    /// What still comes is only read to its end.
+    pub(crate) fn discard(&self) {
+        self.discarded.store(true, Ordering::Relaxed);
+    }
+
+    /// A part of this request found no room.
+    pub(crate) fn overrun(&self) {
+        self.overloaded.store(true, Ordering::Relaxed);
+        self.discard();
+    }
+
+    /// Whether a part of it found no room.
+    pub(crate) fn is_overloaded(&self) -> bool {
+        self.is(&self.overloaded)
+    }
+
+    fn is(&self, flag: &AtomicBool) -> bool {
+        flag.load(Ordering::Relaxed)
+    }
+}
+
+/// A body that is charged.
+struct Charging {
+    body: Body,
+    intake: Arc<Intake>,
+    reservation: Reservation,
+    /// Bytes that came and are not done with.
+    held: usize,
+    /// Came, and waits for room.
+    frame: Option<Frame<Bytes>>,
+    cutter: Cutter,
+}
+
+impl Charging {
+    /// Waits for room for so many bytes more.
+    fn poll_room(&mut self, more: usize, cx: &mut Context<'_>) -> Poll<Result<(), Full>> {
+        if self.intake.is(&self.intake.discarded) {
+            self.held = 0;
+            self.reservation.shrink(0);
+            return Poll::Ready(Ok(()));
+        }
+        let held = self.held.saturating_add(more);
+        ready!(self.reservation.poll_hold(held, cx))?;
+        self.held = held;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl hyper::body::Body for Charging {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let this = &mut *self;
+        if this.frame.is_none() {
+            if this.intake.is(&this.intake.answered) {
+                this.held = this.cutter.unfinished;
+                this.reservation.shrink(this.held);
+            }
+            match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
+                Some(Ok(frame)) => this.frame = Some(frame),
+                end => return Poll::Ready(end),
+            }
+        }
+        let more = this
+            .frame
+            .as_ref()
+            .and_then(Frame::data_ref)
+            .map_or(0, Bytes::len);
+        if ready!(this.poll_room(more, cx)).is_err() {
+            this.intake.overrun();
+            // What waited is thrown away with the rest, which can still be read.
+            this.frame = None;
+            // A status, because calls that run show it to their client.
+            let status = overloaded().to_status();
+            return Poll::Ready(Some(Err(axum::Error::new(status))));
+        }
+        let frame = this.frame.take();
+        if let Some(data) = frame.as_ref().and_then(Frame::data_ref) {
+            this.cutter.pass(data);
+        }
+        Poll::Ready(frame.map(Ok))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.frame.is_none() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A reader lets a body go when it has all of it, and not when it has done with it.
+impl Drop for Charging {
+    fn drop(&mut self) {
+        if !self.intake.is(&self.intake.discarded) {
+            let none = self.intake.reserve();
+            let reservation = std::mem::replace(&mut self.reservation, none);
+            self.intake.keep(reservation);
+        }
+    }
+}
+
+/// Where messages end, in bytes that pass by.
+struct Cutter {
+    framing: Framing,
+    /// Bytes of the message that has begun and not ended.
+    unfinished: usize,
+    /// The beginning of it, as long as that is no whole head.
+    head: [u8; GRPC_HEAD],
+    /// Bytes of it that are still to come, behind its head.
+    left: usize,
+}
+
+impl Cutter {
+    const fn new(framing: Framing) -> Self {
+        Self {
+            framing,
+            unfinished: 0,
+            head: [0; GRPC_HEAD],
+            left: 0,
+        }
+    }
+
+    fn pass(&mut self, data: &[u8]) {
+        match self.framing {
+            Framing::Lines => match data.iter().rposition(|byte| *byte == b'\n') {
+                Some(end) => self.unfinished = data.len() - end - 1,
+                None => self.unfinished += data.len(),
+            },
+            Framing::Grpc => self.pass_grpc(data),
+        }
+    }
+
+    fn pass_grpc(&mut self, mut data: &[u8]) {
+        while let Some(first) = data.first() {
+            if self.unfinished < GRPC_HEAD {
+                self.head[self.unfinished] = *first;
+                self.unfinished += 1;
+                data = &data[1..];
+                if self.unfinished == GRPC_HEAD {
+                    let [_, length @ ..] = self.head;
+                    self.left = u32::from_be_bytes(length) as usize;
+                }
+            } else {
+                let part = self.left.min(data.len());
+                self.left -= part;
+                self.unfinished += part;
+                data = &data[part..];
+            }
+            if self.unfinished >= GRPC_HEAD && self.left == 0 {
+                self.unfinished = 0;
+            }
+        }
+    }
+}
+
+const GRPC_HEAD: usize = 5;
+
+#[cfg(test)]
+mod tests;

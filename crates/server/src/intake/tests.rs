@@ -1,0 +1,97 @@
+use futures::stream;
+use http_body_util::BodyExt;
+use prometheus::{IntCounter, IntGauge};
+
+use super::*;
+use crate::body_budget::Config;
+
+fn intake(total: usize) -> (Arc<Intake>, IntGauge) {
+    let in_use = IntGauge::new("used", "-").unwrap();
+    let refused = IntCounter::new("refused", "-").unwrap();
+    let config = Config {
+        total,
+        each: total,
+        ..Config::default()
+    };
+    let budget = BodyBudget::new(config, in_use.clone(), refused);
+    let caller = Identity::Key("a".into());
+    (Intake::new(Arc::new(budget), caller), in_use)
+}
+
+fn pieces(pieces: Vec<Vec<u8>>) -> Body {
+    let pieces = pieces
+        .into_iter()
+        .map(|it| Ok::<_, std::io::Error>(Bytes::from(it)));
+    Body::from_stream(stream::iter(pieces))
+}
+
+async fn next(body: &mut Body) -> usize {
+    let frame = body.frame().await.unwrap().unwrap();
+    frame.into_data().unwrap().len()
+}
+
+#[tokio::test]
+async fn d_47_a_body_is_charged_until_its_answer_begins() {
+    let (intake, in_use) = intake(40_000);
+    let body = intake.charging(pieces(vec![vec![b'x'; 10_000]; 4]), Framing::Lines);
+    assert_eq!(body.collect().await.unwrap().to_bytes().len(), 40_000);
+    assert_eq!(in_use.get(), 40_000);
+    let mut more = intake.reserve();
+    assert!(more.is_empty() && !intake.is_overloaded());
+    intake.answered();
+    assert_eq!(in_use.get(), 0);
+    more.hold(40_000).await.unwrap();
+    // Too late to be kept for the answer.
+    intake.keep(more);
+    assert_eq!(in_use.get(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn d_47_a_body_without_room_is_refused_and_can_be_read_away() {
+    let (intake, in_use) = intake(39_999);
+    let mut body = intake.charging(pieces(vec![vec![b'x'; 10_000]; 8]), Framing::Lines);
+    for _ in 0..3 {
+        assert_eq!(next(&mut body).await, 10_000);
+    }
+    assert_eq!(in_use.get(), 30_000);
+    assert!(body.frame().await.unwrap().is_err());
+    assert!(intake.is_overloaded());
+    assert_eq!(in_use.get(), 0);
+    for _ in 0..4 {
+        assert_eq!(next(&mut body).await, 10_000);
+    }
+    assert!(body.frame().await.is_none());
+    assert_eq!(in_use.get(), 0);
+}
+
+#[tokio::test]
+async fn d_47_of_a_stream_of_messages_the_unfinished_one_is_charged() {
+    let grpc = |length: u32| [&[0], &length.to_be_bytes()[..], &vec![7; length as usize]].concat();
+    let lines = [vec![b'x'; 9_999], vec![b'\n'], vec![b'y'; 10_000]].concat();
+    for (framing, bytes) in [
+        (Framing::Grpc, [grpc(9_995), grpc(0), grpc(20_000)].concat()),
+        (Framing::Lines, [lines, vec![b'z'; 10_010]].concat()),
+    ] {
+        for size in [1, 3, 5_000, 10_004, 30_010] {
+            let (intake, in_use) = intake(40_000);
+            let split = bytes.chunks(size).map(<[u8]>::to_vec).collect();
+            let mut body = intake.charging(pieces(split), framing);
+            intake.answered();
+            let mut passed = 0;
+            let mut most = 0;
+            while passed < bytes.len() {
+                passed += next(&mut body).await;
+                most = most.max(in_use.get());
+            }
+            assert!(body.frame().await.is_none());
+            let (left, whole) = match framing {
+                Framing::Grpc => (0, 20_005),
+                Framing::Lines => (20_010, 20_010),
+            };
+            assert_eq!(in_use.get(), left, "{framing:?} {size}");
+            assert!(size > 5_000 || most == whole, "{framing:?} {size} {most}");
+            drop(body);
+            assert_eq!(in_use.get(), 0);
+        }
+    }
+}
