@@ -39,7 +39,7 @@ async fn ev_410_files_and_the_web_are_read_as_if_they_had_been_sent() {
     std::fs::write(dir.path().join("file"), &file).unwrap();
     let server = reading(&Config {
         files: vec![dir.path().to_owned()],
-        private_hosts: vec!["127.0.0.1".into()],
+        private_hosts: vec!["127.0.0.1:*".into()],
         allow_http: true,
         ..Config::default()
     })
@@ -61,7 +61,7 @@ async fn ev_410_what_is_refused_ends_with_its_reason_and_says_which_key_would_al
     let dir = tempfile::tempdir().unwrap();
     let server = reading(&Config {
         files: vec![dir.path().to_owned()],
-        hosts: vec!["*".into()],
+        hosts: vec!["*:*".into()],
         allow_http: true,
         ..Config::default()
     })

@@ -2,16 +2,32 @@
 //!
 //! Owns: what an entry may look like and which hosts it names. Refuses to know: addresses behind names.
 
-use url::Host;
+use url::{Host, Url};
 
 use super::error::BadConfig;
 
-/// Hosts that may be asked.
+/// Hosts that may be asked, at which ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Hosts(Vec<Entry>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Entry {
+struct Entry {
+    names: Names,
+    port: Port,
+}
+
+/// Which ports of a host may be asked: what else listens there was not meant by whoever listed its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Port {
+    /// That of the scheme.
+    Usual,
+    One(u16),
+    /// `:*`
+    Any,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Names {
     /// `*`
     Any,
     /// `*.example.com`, kept as `.example.com`: what is below it, not the name itself.
@@ -25,22 +41,25 @@ impl Hosts {
     pub(super) fn read(key: &'static str, entries: &[String]) -> Result<Self, BadConfig> {
         let read = |entry: &String| {
             Entry::read(entry).ok_or_else(|| {
-                let why = "write a host without scheme and port: example.com, *.example.com, 192.0.2.1, [2001:db8::1] or *";
+                let why = "write a host without scheme: example.com, *.example.com, 192.0.2.1, [2001:db8::1] or *; \
+                       behind it :PORT, or :* for all ports, where the port is not that of the scheme";
                 BadConfig::new(key, entry, why)
             })
         };
         entries.iter().map(read).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Whether a host stands in the list.
-    pub(super) fn allow(&self, host: &Host<&str>) -> bool {
-        self.0.iter().any(|entry| match (entry, host) {
-            (Entry::Any, _) => true,
-            (Entry::Below(suffix), Host::Domain(name)) => rooted(name).ends_with(suffix.as_str()),
-            (Entry::One(Host::Domain(one)), Host::Domain(name)) => one == rooted(name),
-            (Entry::One(Host::Ipv4(one)), Host::Ipv4(address)) => one == address,
-            (Entry::One(Host::Ipv6(one)), Host::Ipv6(address)) => one == address,
-            _ => false,
+    /// Whether the host of a URL stands in the list, with its port.
+    pub(super) fn allow(&self, url: &Url) -> bool {
+        let Some(host) = url.host() else {
+            return false;
+        };
+        let named = |entry: &&Entry| entry.names.have(&host);
+        self.0.iter().filter(named).any(|entry| match entry.port {
+            // A URL keeps no port that is its scheme's.
+            Port::Usual => url.port().is_none(),
+            Port::One(port) => url.port_or_known_default() == Some(port),
+            Port::Any => true,
         })
     }
 
@@ -51,6 +70,39 @@ impl Hosts {
 }
 
 impl Entry {
+    fn read(text: &str) -> Option<Self> {
+        // The colons of an address stand in brackets.
+        let behind = text.rfind(']').map_or(0, |bracket| bracket + 1);
+        let (names, port) = match text[behind..].split_once(':') {
+            None => (text, Port::Usual),
+            Some((rest, port)) => {
+                let port = match port {
+                    "*" => Port::Any,
+                    port if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => {
+                        Port::One(port.parse().ok()?)
+                    }
+                    _ => return None,
+                };
+                (&text[..behind + rest.len()], port)
+            }
+        };
+        let names = Names::read(names)?;
+        Some(Self { names, port })
+    }
+}
+
+impl Names {
+    fn have(&self, host: &Host<&str>) -> bool {
+        match (self, host) {
+            (Self::Any, _) => true,
+            (Self::Below(suffix), Host::Domain(name)) => rooted(name).ends_with(suffix.as_str()),
+            (Self::One(Host::Domain(one)), Host::Domain(name)) => one == rooted(name),
+            (Self::One(Host::Ipv4(one)), Host::Ipv4(address)) => one == address,
+            (Self::One(Host::Ipv6(one)), Host::Ipv6(address)) => one == address,
+            _ => false,
+        }
+    }
+
     fn read(text: &str) -> Option<Self> {
         if text == "*" {
             return Some(Self::Any);
@@ -109,16 +161,44 @@ mod tests {
             ("bücher.example", "xn--bcher-kva.example", "bucher.example"),
         ] {
             let hosts = list(&[entry]);
-            let allowed = |text: &str| {
-                let url = url::Url::parse(&format!("https://{text}/")).unwrap();
-                hosts.allow(&url.host().unwrap())
-            };
+            let allowed =
+                |text: &str| hosts.allow(&Url::parse(&format!("https://{text}/")).unwrap());
             yes.split_whitespace()
                 .for_each(|host| assert!(allowed(host), "{entry}: {host}"));
             no.split_whitespace()
                 .for_each(|host| assert!(!allowed(host), "{entry}: {host}"));
         }
-        assert!(!list(&[]).allow(&Host::Domain("example.com")));
+        assert!(!list(&[]).allow(&Url::parse("https://example.com").unwrap()));
+    }
+
+    #[test]
+    fn ev_414_an_entry_is_for_the_port_it_names_or_that_of_the_scheme() {
+        let (plain, secure) = ("http://h.example", "https://h.example");
+        for (entry, scheme, yes, no) in [
+            (
+                "h.example",
+                secure,
+                &["", ":443"][..],
+                &[":80", ":8443", ":22"][..],
+            ),
+            ("h.example", plain, &["", ":80"], &[":443", ":6379"]),
+            ("h.example:8443", secure, &[":8443"], &["", ":443", ":8444"]),
+            ("h.example:443", secure, &["", ":443"], &[":8443"]),
+            ("*.example:8443", secure, &[":8443"], &[""]),
+            ("*:8443", secure, &[":8443"], &[""]),
+            ("*", secure, &[""], &[":8443"]),
+            ("h.example:*", secure, &["", ":1", ":65535"], &[]),
+        ] {
+            let hosts = list(&[entry]);
+            let allowed = |port| hosts.allow(&Url::parse(&format!("{scheme}{port}/")).unwrap());
+            yes.iter()
+                .for_each(|port| assert!(allowed(port), "{entry} {port}"));
+            no.iter()
+                .for_each(|port| assert!(!allowed(port), "{entry} {port}"));
+        }
+        let hosts = list(&["[::1]:8000"]);
+        assert!(hosts.allow(&Url::parse("https://[::1]:8000/").unwrap()));
+        assert!(!hosts.allow(&Url::parse("https://[::1]/").unwrap()));
     }
 
     #[test]
@@ -126,7 +206,10 @@ mod tests {
         for entry in [
             "",
             "https://example.com",
-            "example.com:80",
+            "example.com:",
+            "example.com:http",
+            "example.com:65536",
+            "example.com:+1",
             "a*.example.com",
             "*.192.0.2.1",
             "2001:db8::1",
@@ -147,7 +230,7 @@ mod tests {
         fn ev_414_no_name_is_taken_for_another(name in "[a-z.]{1,30}") {
             let hosts = list(&["example.com", "*.example.org"]);
             let name = name.trim_start_matches('.');
-            let allowed = hosts.allow(&Host::Domain(name));
+            let allowed = Url::parse(&format!("https://{name}/")).is_ok_and(|url| hosts.allow(&url));
             let plain = name.strip_suffix('.').unwrap_or(name);
             prop_assert_eq!(allowed, plain == "example.com" || plain.ends_with(".example.org"));
         }

@@ -66,7 +66,7 @@ proptest! {
 #[test]
 fn ev_410_errors_have_the_reasons_of_the_page_and_say_what_would_help() {
     let denied = Error::Denied {
-        what: "a reference to this host is",
+        what: "a reference to this host and port is",
         key: "hosts",
     };
     for (error, reason, says) in [

@@ -76,15 +76,17 @@ impl Web {
         if !url.username().is_empty() || url.password().is_some() {
             return Err(Error::Refused("it holds a name or a password"));
         }
-        let host = url.host().ok_or(Error::Malformed("it has no host"))?;
-        if self.private.allow(&host) {
+        if !url.has_host() {
+            return Err(Error::Malformed("it has no host"));
+        }
+        if self.private.allow(url) {
             return Ok(Reach::Any);
         }
-        if self.hosts.allow(&host) {
+        if self.hosts.allow(url) {
             return Ok(Reach::Public);
         }
         Err(Error::Denied {
-            what: "a reference to this host is",
+            what: "a reference to this host and port is",
             key: "hosts",
         })
     }

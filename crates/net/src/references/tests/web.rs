@@ -54,7 +54,7 @@ pub(super) fn answer(status: u16, headers: &[(&str, &str)], text: &'static str) 
 
 fn private(hosts: &[&str]) -> Config {
     Config {
-        private_hosts: hosts.iter().map(ToString::to_string).collect(),
+        private_hosts: hosts.iter().map(|host| format!("{host}:*")).collect(),
         allow_http: true,
         ..Config::default()
     }
@@ -110,7 +110,7 @@ async fn ev_414_hosts_without_a_public_address_need_to_be_named() {
         "[fe80::1]",
     ] {
         let uri = format!("http://{host}:{port}/");
-        let outcome = fetch(&public(&["*"]), &uri).await;
+        let outcome = fetch(&public(&["*:*"]), &uri).await;
         assert_eq!(denied_by(outcome), "private_hosts", "{host}");
     }
     assert!(asked.lock().unwrap().is_empty());
@@ -175,7 +175,7 @@ async fn ev_414_every_redirect_is_checked_again_and_there_are_three_at_most() {
     })
     .await;
     let config = Config {
-        hosts: vec!["*".into()],
+        hosts: vec!["*:*".into()],
         ..private(&["127.0.0.1"])
     };
     for (path, expect) in [
