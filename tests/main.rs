@@ -9,6 +9,7 @@
 )]
 
 mod evergreen;
+mod faces;
 mod gate;
 mod generate;
 mod lmtp;

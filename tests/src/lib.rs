@@ -24,6 +24,7 @@ use sapwood_kernel::session::test_functions;
 use sapwood_kernel::{Kernel, Targets, model};
 use sapwood_net::evergreen::{Address, Node, Options, Request, Session};
 use sapwood_proto::evergreen::Limits;
+use sapwood_server::allowance::Charging;
 use sapwood_server::auth::{Key, Scopes};
 use sapwood_server::counting::Counting;
 use sapwood_server::evergreen::{self, Config};
@@ -86,6 +87,8 @@ impl Running {
         let address = listener.local_addr().unwrap();
         let builder = Server::builder(server, keys).unwrap();
         let shared = builder.shared().clone();
+        let kernel = kernel.scope();
+        kernel.layer(Charging);
         let counted = |face| {
             let kernel = kernel.scope();
             kernel.layer(Counting::new(&shared.metrics, face));

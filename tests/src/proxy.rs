@@ -1,9 +1,9 @@
 //! A way to a server that can be cut.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use tokio::io::copy_bidirectional;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -19,6 +19,11 @@ pub struct Proxy {
 impl Proxy {
     /// A way to the server at `to`.
     pub async fn to(to: SocketAddr) -> Self {
+        Self::from(Ipv4Addr::LOCALHOST, to).await
+    }
+
+    /// The same, for clients that are to come from this address of the loopback network.
+    pub async fn from(from: Ipv4Addr, to: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (cuts, _) = watch::channel(0);
@@ -28,7 +33,9 @@ impl Proxy {
             while let Ok((mut client, _)) = listener.accept().await {
                 let (mut cut, mut hang) = (cut.subscribe(), hang.subscribe());
                 tokio::spawn(async move {
-                    let Ok(mut server) = TcpStream::connect(to).await else {
+                    let socket = TcpSocket::new_v4().unwrap();
+                    socket.bind((from, 0).into()).unwrap();
+                    let Ok(mut server) = socket.connect(to).await else {
                         return;
                     };
                     // All may be cancelled: what is under way is lost, as it is where a wire is cut.

@@ -155,6 +155,8 @@ pub struct Request {
     pub priority: i32,
     /// Whose request it is: among equal priorities, callers take turns. 0 is nobody in particular.
     pub caller: u64,
+    /// Which of that caller's connections or sessions it came by: those take turns within their caller's (D-54).
+    pub connection: u64,
     /// Whose computed prefixes it shares, where they are not everybody's (LM-609): those of requests with the same number.
     /// 0 is nobody in particular.
     pub prefix_scope: u64,
@@ -193,6 +195,7 @@ impl Request {
             n: 1,
             priority: 0,
             caller: 0,
+            connection: 0,
             prefix_scope: 0,
             timeout: None,
             cache_key: None,

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Among those that wait the higher priority goes first; then who ran already (preempted or parked); then callers take
-//! turns; then first come, first served. Ageing: one turn in so many is that of the priority of whoever has waited longest,
+//! turns, and the connections of one caller within its turns (D-54); then first come, first served. Ageing: one turn in so many is that of the priority of whoever has waited longest,
 //! so that none waits for ever. Who has yielded its seat comes after all others. Who has its turn and does not
 //! fit holds back the others of its turn, so a large request is not starved by small ones.
 
@@ -19,6 +19,24 @@ use std::collections::HashMap;
 
 /// A sequence, by the number its owner has for it.
 pub(crate) type Key = usize;
+
+/// In whose turn a sequence waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Turn {
+    pub(crate) caller: u64,
+    /// A connection or session of that caller's.
+    pub(crate) connection: u64,
+}
+
+impl Turn {
+    /// Who takes turns with others: the caller with callers, its connection with those of the same caller.
+    const fn takers(self) -> [Taker; 2] {
+        [(self.caller, None), (self.caller, Some(self.connection))]
+    }
+}
+
+/// A caller, or one of its connections.
+type Taker = (u64, Option<u64>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -41,7 +59,7 @@ enum Waiting {
 struct Member {
     key: Key,
     priority: i32,
-    caller: u64,
+    turn: Turn,
     arrival: u64,
     stage: Stage,
 }
@@ -58,8 +76,8 @@ pub(crate) struct Scheduler {
     ageing: u64,
     /// New sequences seated.
     seated: u64,
-    /// When each caller with waiting sequences had its last turn.
-    last_turn: HashMap<u64, u64>,
+    /// When each caller with waiting sequences had its last turn, and each of their connections.
+    last_turn: HashMap<Taker, u64>,
 }
 
 impl Scheduler {
@@ -78,16 +96,16 @@ impl Scheduler {
     }
 
     /// A new sequence waits.
-    pub(crate) fn submit(&mut self, key: Key, priority: i32, caller: u64) {
+    pub(crate) fn submit(&mut self, key: Key, priority: i32, turn: Turn) {
         self.arrivals += 1;
         let arrival = self.arrivals;
-        // A caller that comes anew stands behind those that already take turns.
-        self.last_turn.entry(caller).or_insert(self.turns);
+        // Who comes anew stands behind those that already take turns.
+        self.stand_in_line(turn);
         let stage = Stage::Waiting(Waiting::New);
         self.members.push(Member {
             key,
             priority,
-            caller,
+            turn,
             arrival,
             stage,
         });
@@ -134,10 +152,11 @@ impl Scheduler {
             Stage::Waiting(waiting) => waiting,
             Stage::Running | Stage::Parked => Waiting::Ran,
         };
-        let turn = match waiting {
-            Waiting::Ran => 0,
+        let last_turns = match waiting {
+            Waiting::Ran => [0; 2],
             Waiting::New | Waiting::Yielded => {
-                self.last_turn.get(&member.caller).copied().unwrap_or(0)
+                let last = |taker| self.last_turn.get(&taker).copied().unwrap_or(0);
+                member.turn.takers().map(last)
             }
         };
         let urgency = (aged == Some(member.priority), member.priority);
@@ -145,7 +164,7 @@ impl Scheduler {
             waiting == Waiting::Yielded,
             std::cmp::Reverse(urgency),
             waiting,
-            turn,
+            last_turns,
             member.arrival,
         )
     }
@@ -159,19 +178,21 @@ impl Scheduler {
     /// A waiting sequence runs.
     pub(crate) fn seat(&mut self, key: Key) {
         self.turns += 1;
-        let turn = self.turns;
+        let now = self.turns;
         let Some(member) = self.member(key) else {
             return;
         };
         let fresh = member.stage == Stage::Waiting(Waiting::New);
         member.stage = Stage::Running;
-        let caller = member.caller;
+        let turn = member.turn;
         self.running += 1;
         if fresh {
             self.seated += 1;
-            self.last_turn.insert(caller, turn);
+            for taker in turn.takers() {
+                self.last_turn.insert(taker, now);
+            }
         }
-        self.forget(caller);
+        self.forget(turn);
     }
 
     /// A running sequence waits again, before those that never ran.
@@ -196,9 +217,8 @@ impl Scheduler {
             .filter(|member| member.stage == Stage::Parked)
         {
             member.stage = Stage::Waiting(Waiting::Ran);
-            let caller = member.caller;
-            let turns = self.turns;
-            self.last_turn.entry(caller).or_insert(turns);
+            let turn = member.turn;
+            self.stand_in_line(turn);
         }
     }
 
@@ -207,7 +227,7 @@ impl Scheduler {
         if let Some(index) = self.members.iter().position(|member| member.key == key) {
             let member = self.members.remove(index);
             self.running -= usize::from(member.stage == Stage::Running);
-            self.forget(member.caller);
+            self.forget(member.turn);
         }
     }
 
@@ -269,19 +289,26 @@ impl Scheduler {
             .filter(|member| member.stage == Stage::Running)
         {
             member.stage = stage;
-            let caller = member.caller;
+            let turn = member.turn;
             self.running -= 1;
-            let turns = self.turns;
-            self.last_turn.entry(caller).or_insert(turns);
+            self.stand_in_line(turn);
         }
     }
 
-    /// Forgets the turn of a caller that waits for nothing, so that the table is as small as the queue.
-    fn forget(&mut self, caller: u64) {
-        let waits =
-            |member: &Member| member.caller == caller && matches!(member.stage, Stage::Waiting(_));
-        if !self.members.iter().any(waits) {
-            self.last_turn.remove(&caller);
+    /// A caller and its connection take turns from now on, unless they do already.
+    fn stand_in_line(&mut self, turn: Turn) {
+        for taker in turn.takers() {
+            self.last_turn.entry(taker).or_insert(self.turns);
+        }
+    }
+
+    /// Forgets the turns of a caller or connection that waits for nothing, so that the table is as small as the queue.
+    fn forget(&mut self, turn: Turn) {
+        for taker in turn.takers() {
+            let waits = |member: &Member| member.turn.takers().contains(&taker);
+            if !self.in_wait().any(waits) {
+                self.last_turn.remove(&taker);
+            }
         }
     }
 

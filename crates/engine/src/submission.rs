@@ -14,6 +14,7 @@ use sapwood_proto::steer::{Steer, Token};
 use crate::api::{ModelInfo, Prompt, Refusal, Request, Sampling, Vocabulary};
 use crate::bad_words::{BadWords, Lexicon};
 use crate::phase::Follower;
+use crate::scheduler::Turn;
 use crate::stop;
 
 /// Choices of one request, forks of its steerers included.
@@ -37,7 +38,7 @@ pub(crate) struct Submission {
     pub(crate) terms: Arc<Terms>,
     pub(crate) choices: u32,
     pub(crate) priority: i32,
-    pub(crate) caller: u64,
+    pub(crate) turn: Turn,
     pub(crate) prefix_scope: u64,
     pub(crate) timeout: Option<Duration>,
     pub(crate) cache_key: Option<u64>,
@@ -161,7 +162,10 @@ pub(crate) fn prepare(
         prompt: prompt.into(),
         choices: request.n,
         priority: request.priority,
-        caller: request.caller,
+        turn: Turn {
+            caller: request.caller,
+            connection: request.connection,
+        },
         prefix_scope: request.prefix_scope,
         timeout: request.timeout,
         cache_key: request.cache_key,

@@ -196,6 +196,16 @@ impl From<Ports> for Want {
     }
 }
 
+/// In whose turn a call waits where there is a queue: callers take turns, and within each of theirs its connections or
+/// sessions (D-54). 0 is nobody in particular.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Turn {
+    /// Whose call it is.
+    pub caller: u64,
+    /// Which connection or session of that caller's it belongs to.
+    pub connection: u64,
+}
+
 /// One call.
 #[non_exhaustive]
 #[derive(Clone)]
@@ -217,6 +227,8 @@ pub struct Call {
     pub cancel: Cancel,
     /// What its callers handed down.
     pub context: Arc<Context>,
+    /// In whose turn it waits where there is a queue; its callers' unless a layer says otherwise.
+    pub turn: Turn,
     /// Who pays for the tokens, if anybody counts them. Calls made within this one are charged by their own layers.
     pub payer: Option<Arc<dyn Payer>>,
     /// Who is told what a model is asked, if anybody traces it.

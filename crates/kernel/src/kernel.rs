@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use crate::Result;
 use crate::args::IntoArgs;
 use crate::behalf::Behalf;
-use crate::call::{Call, CallId, Context, Inputs, Instant};
+use crate::call::{Call, CallId, Context, Inputs, Instant, Turn};
 use crate::cancel::Cancel;
 use crate::error::Error;
 use crate::from_chunks::FromChunks;
@@ -66,6 +66,7 @@ pub(crate) struct Caller {
     pub(crate) cancel: Cancel,
     pub(crate) context: Arc<Context>,
     pub(crate) behalf: Option<Behalf>,
+    pub(crate) turn: Turn,
 }
 
 impl Kernel {
@@ -270,6 +271,7 @@ impl Kernel {
         let same = self.caller.as_ref().is_some_and(|caller| {
             caller.id == call.id
                 && caller.deadline == call.deadline
+                && caller.turn == call.turn
                 && Arc::ptr_eq(&caller.context, &call.context)
                 && match (&caller.behalf, &call.behalf) {
                     (Some(before), Some(now)) => before.is(now),
@@ -288,6 +290,7 @@ impl Kernel {
                 cancel: call.cancel.clone(),
                 context: call.context.clone(),
                 behalf: call.behalf.clone(),
+                turn: call.turn,
             })),
         }
     }

@@ -62,7 +62,7 @@ mod witness;
 
 pub use self::args::{Args, IntoArgs};
 pub use self::behalf::Behalf;
-pub use self::call::{Call, CallId, Context, Inputs, Instant, Ports, Want};
+pub use self::call::{Call, CallId, Context, Inputs, Instant, Ports, Turn, Want};
 pub use self::cancel::{Cancel, Cancelled};
 pub use self::chunk::{Chunk, Part, Text};
 pub use self::error::Error;

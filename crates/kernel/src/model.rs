@@ -153,7 +153,7 @@ pub(crate) async fn read(call: &Call, facts: &Facts) -> Result<(Request, Asked)>
     let config = read_config(call, facts).await?;
     let tools = read_tools(call).await?;
     let has_tools = tools.as_array().is_some_and(|tools| !tools.is_empty());
-    let turn = turn(call, &config);
+    let turn = call.turn.caller;
     let prompt = read_prompt(call, facts, &config, tools, turn).await?;
     let markup = matches!(prompt, Prompt::Chat(_));
     let asked = Asked {
@@ -185,19 +185,11 @@ fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> Request {
     request.timeout = call
         .deadline
         .map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    request.caller = turn(call, &config);
+    (request.caller, request.connection) = (call.turn.caller, call.turn.connection);
     // Whoever pays has prefixes of its own; all others have theirs together.
-    request.prefix_scope = call.payer.as_ref().map_or(0, |payer| payer.turn());
+    request.prefix_scope = call.payer.as_ref().map_or(0, |payer| payer.prefix_scope());
     config.apply(&mut request);
     request
-}
-
-/// Whose turn it is when this call waits (D-54).
-fn turn(call: &Call, config: &GenerateConfig) -> u64 {
-    match call.payer.as_ref().map_or(0, |payer| payer.turn()) {
-        0 => config.turn,
-        turn => turn,
-    }
 }
 
 /// How many alternatives to compute; `None` if nobody reads log-probabilities (EV-506).
@@ -273,7 +265,7 @@ async fn read_json(call: &Call, name: &'static str) -> Result<Option<Value>> {
     let Some(data) = whole(call, name).await? else {
         return Ok(None);
     };
-    let turn = call.payer.as_ref().map_or(0, |payer| payer.turn());
+    let turn = call.turn.caller;
     apart(turn, data.len(), move || parse(name, &data)).await
 }
 

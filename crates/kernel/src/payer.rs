@@ -9,9 +9,8 @@ use crate::error::Error;
 /// Whoever a call's tokens are charged to. A layer puts one into [`crate::Call::payer`]; the functions of models charge
 /// it as they go, so that a call that is cut short has paid for what it got.
 pub trait Payer: fmt::Debug + Send + Sync {
-    /// Whose requests take turns with those of others that wait (OA-906), and share what was computed of their prompts
-    /// (LM-609). 0 is nobody in particular.
-    fn turn(&self) -> u64;
+    /// Whose requests share what was computed of their prompts (LM-609). 0 is nobody in particular.
+    fn prefix_scope(&self) -> u64;
 
     /// A prompt of so many tokens is about to be computed.
     ///

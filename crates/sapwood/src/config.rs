@@ -333,10 +333,14 @@ impl Tls {
 pub(crate) struct Limits {
     /// Connections at a time; above it accepting pauses.
     pub(crate) connections: usize,
+    /// Connections at a time from one address; one more is closed.
+    pub(crate) connections_each: usize,
     /// HTTP/2 streams at a time on one connection.
     pub(crate) streams_per_connection: u32,
     /// Bytes of a request's head.
     pub(crate) header_bytes: u32,
+    /// Header lines of a request, over each version of HTTP.
+    pub(crate) headers: usize,
     /// A new connection must speak within this time.
     pub(crate) handshake: Span,
     /// A connection without a request for this long is closed.
@@ -357,8 +361,12 @@ pub(crate) struct Limits {
     pub(crate) max_message_bytes: usize,
     /// Evergreen sessions at a time; one more is refused.
     pub(crate) sessions: usize,
+    /// How many of those one key, or one address without a key, may have.
+    pub(crate) sessions_each: usize,
     /// Bytes that all Evergreen sessions together may hold; the one that asks for more is ended.
     pub(crate) server_retained_bytes: u64,
+    /// Bytes that the Evergreen sessions of one key, or of one address without a key, may hold together.
+    pub(crate) retained_bytes_each: u64,
     /// Sessions, or streams, of each face at a time that can be come back to; 0 is none.
     pub(crate) resumable_sessions: usize,
     /// How many of those one key, or one address without a key, may have.
@@ -379,8 +387,10 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 20_000,
+            connections_each: 10_000,
             streams_per_connection: 256,
             header_bytes: 65_536,
+            headers: 100,
             handshake: Span::seconds(10),
             idle: Span::seconds(75),
             body_idle: Span::seconds(30),
@@ -391,7 +401,9 @@ impl Default for Limits {
             request: Span::seconds(600),
             max_message_bytes: Evergreen::default().max_message_bytes,
             sessions: 20_000,
+            sessions_each: 10_000,
             server_retained_bytes: 4 << 30,
+            retained_bytes_each: 2 << 30,
             resumable_sessions: 1_000,
             resumable_sessions_each: 250,
             resume_grace: Span::seconds(60),

@@ -17,10 +17,10 @@ use std::time::Duration;
 
 use futures::{Stream, stream};
 use http::{HeaderMap, HeaderName, HeaderValue};
-use sapwood_kernel::{Call, Chunk, Chunks, Error, Layer, Name, Next, Payer, Result, Usage};
+use sapwood_kernel::{Call, Chunk, Chunks, Error, Layer, Name, Next, Payer, Result, Turn, Usage};
 use tokio::time::Instant;
 
-use crate::trail::Trail;
+use crate::trail::{self, Trail};
 
 /// What a key may use. `None` is no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,8 +39,8 @@ pub struct Limits {
 #[derive(Debug)]
 pub struct Allowance {
     limits: Limits,
-    /// Whose turn it is in the queues of engines, and whose prefixes are in their caches.
-    turn: u64,
+    /// Whose prefixes are in the caches of engines.
+    prefix_scope: u64,
     state: Mutex<State>,
 }
 
@@ -55,7 +55,7 @@ impl Allowance {
     /// All of `limits`, unused.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
-        static TURNS: AtomicU64 = AtomicU64::new(1);
+        static SCOPES: AtomicU64 = AtomicU64::new(1);
         let bucket = |per_minute: Option<u32>| per_minute.map(Bucket::new);
         let state = State {
             running: 0,
@@ -64,7 +64,7 @@ impl Allowance {
         };
         Self {
             limits,
-            turn: TURNS.fetch_add(1, Ordering::Relaxed),
+            prefix_scope: SCOPES.fetch_add(1, Ordering::Relaxed),
             state: Mutex::new(state),
         }
     }
@@ -251,8 +251,8 @@ impl Running {
 }
 
 impl Payer for Running {
-    fn turn(&self) -> u64 {
-        self.allowance.turn
+    fn prefix_scope(&self) -> u64 {
+        self.allowance.prefix_scope
     }
 
     fn prompt(&self, tokens: u32) -> Result<()> {
@@ -281,7 +281,8 @@ impl Drop for Running {
     }
 }
 
-/// The layer that holds calls of models to the allowance of whoever's request they belong to.
+/// The layer that holds calls of models to the allowance of whoever's request they belong to, and says in whose turn they
+/// wait (D-54).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Charging;
 
@@ -289,6 +290,11 @@ impl Layer for Charging {
     fn call(&self, mut call: Call, next: Next) -> Chunks {
         // Also of what is no model: it may call some.
         let trail = Trail::of(&mut call);
+        if let Some(turn) = trail.as_ref().map(Trail::turn) {
+            call.turn = turn;
+        } else if call.turn == Turn::default() {
+            call.turn = trail::present_turn();
+        }
         let allowance = trail.and_then(|trail| trail.allowance());
         let Some(allowance) = allowance.filter(|_| next.spec().model) else {
             return next.call(call);

@@ -4,8 +4,9 @@
 //! that a handler sees. Refuses to know: how keys and certificates are checked.
 
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use http::Extensions;
 use sapwood_kernel::Name;
@@ -36,10 +37,24 @@ impl Identity {
         Self::Anonymous(extensions.get().map(|Peer(peer)| network(peer.ip())))
     }
 
+    /// Whoever has shown nothing, from this address.
+    pub(crate) fn at(address: IpAddr) -> Self {
+        Self::Anonymous(Some(network(address)))
+    }
+
     /// Whether what `owner` has made may be used by this caller, who knows its token. Without a key the token is all there
     /// is to know somebody by: its address may have changed.
     pub(crate) fn may_use_what(&self, owner: &Self) -> bool {
         matches!((self, owner), (Self::Anonymous(_), Self::Anonymous(_))) || self == owner
+    }
+}
+
+impl Identity {
+    /// In whose turn the calls of a request wait (D-54): a number for this caller, never 0.
+    pub(crate) fn number(&self) -> u64 {
+        // Seeded, so that nobody can choose a name that takes another's turns.
+        static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        SEED.hash_one(self).max(1)
     }
 }
 

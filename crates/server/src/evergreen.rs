@@ -42,8 +42,12 @@ use crate::shared::{Face, Shared};
 pub struct Config {
     /// Sessions at a time; above it a call is refused with UNAVAILABLE.
     pub sessions: usize,
+    /// How many of them one key may have, or one network address where no key is needed.
+    pub sessions_each: usize,
     /// Bytes that all sessions together may hold; the one that asks for more ends with `RETAINED_LIMIT` (EV-801).
     pub retained_bytes: u64,
+    /// Bytes that the sessions of one key, or of one address without a key, may hold together.
+    pub retained_bytes_each: u64,
     /// What one session may hold and do.
     pub limits: Arc<Limits>,
     /// The target of GENERATE where an action names none (EV-503).
@@ -63,7 +67,9 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             sessions: 20_000,
+            sessions_each: 10_000,
             retained_bytes: 4 << 30,
+            retained_bytes_each: 2 << 30,
             limits: Arc::default(),
             default_target: None,
             references: None,

@@ -25,6 +25,7 @@ use futures::FutureExt;
 use http::header::{ALLOW, CONNECTION, HeaderValue};
 use http::request::Parts;
 use http::{HeaderMap, Method, Response, StatusCode};
+use sapwood_kernel::Turn;
 use sapwood_proto::code::Code;
 use tokio::time::timeout_at;
 
@@ -36,6 +37,7 @@ use crate::caller::{Caller, Identity};
 use crate::departures::Departures;
 use crate::drain::Phase;
 use crate::intake::{Framing, Intake};
+use crate::listener::ConnectionId;
 use crate::metrics::Face;
 use crate::patience::{Arriving, Deadline};
 use crate::purpose::Purpose;
@@ -54,6 +56,8 @@ pub(crate) struct Gate {
     pub(crate) origin: origin::Config,
     pub(crate) patience: patience::Config,
     pub(crate) bodies: Arc<BodyBudget>,
+    /// Header lines of a request.
+    pub(crate) headers: usize,
 }
 
 /// The gate as it stands before one route.
@@ -117,8 +121,14 @@ async fn pass(State(before): State<Arc<Before>>, request: Request, next: Next) -
         Judged::Answered(_) => None,
     };
     let allowance = caller.as_ref().and_then(|caller| caller.allowance.clone());
+    let turn = Turn {
+        caller: caller.as_ref().map_or(0, |it| it.identity.number()),
+        connection: parts.extensions.get().map_or(0, |ConnectionId(id)| *id),
+    };
     let entry = Entry::new(id.clone(), caller.map(|caller| caller.identity), &parts);
-    let mut trail = Trail::new(entry, allowance.clone()).within_trace(Parent::of(&parts.headers));
+    let mut trail = Trail::new(entry, allowance.clone())
+        .within_trace(Parent::of(&parts.headers))
+        .in_turn(turn);
     let in_flight = parts.extensions.get::<Activity>().map(Activity::begin);
     let asked = parts.headers.clone();
     let path = parts.uri.path().to_owned();
@@ -207,6 +217,12 @@ impl Before {
 
     /// Whether the request may be asked here, by whomever. `Some`: it was a preflight, and this is all that there is to it.
     fn enter(&self, request: &Parts) -> Result<Option<Response<Body>>, Refusal> {
+        let most = self.gate.headers;
+        if request.headers.len() > most {
+            let message = format!("A request may have {most} header lines (limits.headers).");
+            let refusal = Refusal::new(Code::LimitExceeded, "too_many_headers", message);
+            return Err(refusal.with_status(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE));
+        }
         let purpose = request.extensions.get::<Purpose>();
         let purpose = purpose.copied().unwrap_or_default();
         purpose.check(self.kind, request)?;

@@ -37,6 +37,7 @@ mod ops;
 pub mod origin;
 mod page;
 pub mod patience;
+mod places;
 pub mod purpose;
 mod reception;
 pub mod refusal;

@@ -11,6 +11,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -21,16 +22,19 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 
 use crate::activity::Activity;
+use crate::caller::Identity;
 use crate::departures::Departures;
 use crate::drain::{Drain, Phase};
 use crate::handover::Handover;
 use crate::heard::{Abort, Heard};
 use crate::metrics::Metrics;
+use crate::places::Shares;
 use crate::purpose::Purpose;
 use crate::socket::{Accepted, Socket};
 use crate::tls::{self, Tls};
@@ -40,6 +44,9 @@ use crate::tls::{self, Tls};
 pub struct Config {
     /// Connections at a time; above it accepting pauses.
     pub connections: usize,
+    /// Connections at a time from one network address: of IPv4 the address, of IPv6 the first 64 bits. One more is closed,
+    /// after `503` where it is not TLS's.
+    pub connections_each: usize,
     /// HTTP/2 streams at a time on one connection; above it a stream is refused.
     pub streams_per_connection: u32,
     /// A connection that says nothing for this long after it was opened is dropped, and so is one whose request's head
@@ -51,17 +58,21 @@ pub struct Config {
     pub stall: Duration,
     /// Bytes of a request's head.
     pub header_bytes: u32,
+    /// Header lines of a request, over each version of HTTP.
+    pub headers: usize,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
             connections: 20_000,
+            connections_each: 10_000,
             streams_per_connection: 256,
             handshake: Duration::from_secs(10),
             idle: Duration::from_secs(75),
             stall: Duration::from_secs(60),
             header_bytes: 64 * 1024,
+            headers: 100,
         }
     }
 }
@@ -70,11 +81,24 @@ impl Default for Config {
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(pub SocketAddr);
 
+/// Which connection a request came by; stands in its extensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConnectionId(pub(crate) u64);
+
+impl ConnectionId {
+    /// One that no other connection has; never 0.
+    pub(crate) fn fresh() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 /// What every connection needs.
 struct Door {
     router: Router,
     drain: Drain,
     metrics: Arc<Metrics>,
+    shares: Arc<Shares>,
     slots: Arc<Semaphore>,
     http: auto::Builder<TokioExecutor>,
     tls: Option<Arc<Tls>>,
@@ -97,6 +121,7 @@ pub(crate) async fn run(
         drain,
         metrics,
         slots: Arc::new(Semaphore::new(slots)),
+        shares: Shares::new(u64::MAX, config.connections_each as u64),
         http: protocol(&config),
         tls,
         config,
@@ -125,18 +150,51 @@ async fn accept_all(socket: Socket, purpose: Purpose, door: Arc<Door>) {
                 continue;
             }
         };
+        let place = match &accepted {
+            Accepted::Tcp(socket, peer) => {
+                let Ok(place) = door.shares.take(&Identity::at(peer.ip())) else {
+                    turn_away(socket, &door);
+                    continue;
+                };
+                Some(place)
+            }
+            // Whoever may open the socket is trusted with all of it; proxies come this way.
+            Accepted::Unix(_) => None,
+        };
         let open = door.metrics.connections_open.clone();
         let door = Arc::clone(&door);
         tasks.spawn(async move {
             open.inc();
             let _counted = Counted(open);
             connection(accepted, purpose, &door).await;
-            drop(slot);
+            drop((place, slot));
         });
     }
     let goodbye = async { while tasks.join_next().await.is_some() {} };
     // What has not gone by now goes with the set.
     let _ = tokio::time::timeout(GOODBYE, goodbye).await;
+}
+
+/// Says that there are too many connections from this address, as far as that can be said without waiting: whoever opens
+/// them is not to hold anything here.
+fn turn_away(socket: &TcpStream, door: &Door) {
+    door.metrics.rejected.with_label_values(&["share"]).inc();
+    tracing::debug!("a connection was closed: its address has as many as limits.connections_each");
+    if door.tls.is_some() {
+        return;
+    }
+    let body = format!(
+        r#"{{"error":"One address may have {} connections (limits.connections_each): close one, or use those that are open."}}"#,
+        door.config.connections_each
+    );
+    let answer = format!(
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+        body.len()
+    );
+    // What was asked is read first, if it is here: closing over unread bytes would reset the connection before the answer
+    // arrives. Whoever reads neither sees it closed.
+    let _ = socket.try_read(&mut [0; 4096]);
+    let _ = socket.try_write(answer.as_bytes());
 }
 
 struct Counted(prometheus::IntGauge);
@@ -164,7 +222,9 @@ fn protocol(config: &Config) -> auto::Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         // Its own would end idle connections as well; `Activity` tells the two apart.
         .header_read_timeout(None)
-        .max_buf_size(config.header_bytes as usize);
+        .max_buf_size(config.header_bytes as usize)
+        // Above its own limit hyper answers without a body and without us; so the gate comes first, which has words for it.
+        .max_headers(config.headers.saturating_mul(2));
     http.http2()
         .timer(TokioTimer::new())
         .initial_stream_window_size(1024 * 1024)
@@ -185,6 +245,7 @@ async fn connection(accepted: Accepted, purpose: Purpose, door: &Door) {
         Purpose::Everything => Extensions::new(),
         purpose => with(Extensions::new(), purpose),
     };
+    let caller = with(caller, ConnectionId::fresh());
     // Waiting for the first byte also keeps an idle connection from costing more than its slot.
     match accepted {
         Accepted::Tcp(socket, peer) => {
@@ -259,6 +320,7 @@ async fn http<S>(socket: S, caller: Extensions, door: &Door)
 where
     S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
 {
+    let peer = caller.get::<Peer>().copied();
     let activity = Activity::new();
     let departures = Departures::new();
     let caller = with(with(caller, activity.clone()), departures.clone());
@@ -274,7 +336,7 @@ where
         .serve_connection_with_upgrades(TokioIo::new(heard), service);
     tokio::pin!(serving);
     let told = tokio::select! {
-        result = serving.as_mut() => return ended(result),
+        result = serving.as_mut() => return ended(result, peer, &door.metrics),
         () = leaving(&door.drain, &activity) => false,
         () = activity.idle_for(door.config.idle) => true,
         // Half a request cannot be answered.
@@ -290,7 +352,7 @@ where
     if told {
         let _ = tokio::time::timeout(GOODBYE, serving).await;
     } else {
-        ended(serving.await);
+        ended(serving.await, peer, &door.metrics);
     }
 }
 
@@ -301,8 +363,20 @@ async fn leaving(drain: &Drain, activity: &Activity) {
 }
 
 /// A connection that breaks is the client's business; it is worth a line only when somebody looks for it.
-fn ended(result: Result<(), Box<dyn std::error::Error + Send + Sync>>) {
-    if let Err(error) = result {
+fn ended(
+    result: Result<(), Box<dyn std::error::Error + Send + Sync>>,
+    peer: Option<Peer>,
+    metrics: &Metrics,
+) {
+    let Err(error) = result else { return };
+    let hyper = error.downcast_ref::<hyper::Error>();
+    if hyper.is_some_and(hyper::Error::is_parse) {
+        // hyper has answered 400, 414 or 431 by itself, before there was a request: that answer has no body and no id, and
+        // nothing of ours sees it. This is what can be known of it.
+        metrics.rejected.with_label_values(&["malformed"]).inc();
+        let client = peer.map(|Peer(address)| tracing::field::display(address));
+        tracing::info!(client, %error, "refused what is no request of HTTP");
+    } else {
         tracing::debug!(%error, "connection ended");
     }
 }

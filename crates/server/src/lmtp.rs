@@ -51,6 +51,8 @@ pub struct Config {
     pub resumable_sessions: usize,
     /// How many of them one key may have, or one address where there are no keys.
     pub resumable_sessions_each: usize,
+    /// Connections at a time of one key, or of one network address where no key is needed; one more is refused.
+    pub connections_each: usize,
     /// The model of messages that name none.
     pub default_model: Option<String>,
     /// Unknown members of GENERATE are refused instead of ignored (LM-207).
@@ -68,6 +70,7 @@ impl Default for Config {
             limits: Arc::default(),
             resumable_sessions: 1_000,
             resumable_sessions_each: 250,
+            connections_each: 5_000,
             default_model: None,
             strict_parameters: false,
             coalesce: true,

@@ -336,6 +336,8 @@ impl Metrics {
             ),
             ("key", 0),
             ("drain", 0),
+            ("share", 0),
+            ("malformed", 0),
         ] {
             let door = self.rejected.with_label_values(&[reason]).get();
             text.sample(names::REJECTED, &[("reason", reason)], door + engines);

@@ -144,6 +144,7 @@ impl Builder {
             shared: shared.clone(),
             origin: config.origin.clone(),
             patience: config.patience,
+            headers: config.listener.headers,
         });
         let ours = ops::routes(shared.clone(), root, config.metrics_public);
         let ours = ours.into_iter().chain(grpc);

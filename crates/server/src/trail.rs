@@ -20,17 +20,21 @@ use axum::body::{Body, Bytes};
 use futures::FutureExt;
 use futures::future::{BoxFuture, Either};
 use hyper::body::{Body as _, Frame, SizeHint};
-use sapwood_kernel::{Behalf, Call};
+use sapwood_kernel::{Behalf, Call, Turn};
 use tracing::{Instrument, Span};
 
 use crate::access::Entry;
 use crate::activity::InFlight;
 use crate::allowance::Allowance;
+use crate::caller::Identity;
+use crate::listener::ConnectionId;
 use crate::revocation::Revocation;
 use crate::telemetry::Parent;
 
 tokio::task_local! {
     static PRESENT: Trail;
+    /// In whose turn the calls of a connection wait that has no requests, and so no trail.
+    static TURN: Turn;
 }
 
 /// The trail of one request; clones share it.
@@ -41,6 +45,7 @@ pub(crate) struct Trail {
     allowance: Option<Arc<Allowance>>,
     parent: Option<Parent>,
     revocation: Option<Revocation>,
+    turn: Turn,
     let_go: Arc<AtomicBool>,
 }
 
@@ -52,6 +57,7 @@ impl Trail {
             allowance,
             parent: None,
             revocation: None,
+            turn: Turn::default(),
             let_go: Arc::default(),
         }
     }
@@ -66,6 +72,17 @@ impl Trail {
     pub(crate) fn until(mut self, revocation: Revocation) -> Self {
         self.revocation = Some(revocation);
         self
+    }
+
+    /// The same, for calls that wait in this turn.
+    pub(crate) fn in_turn(mut self, turn: Turn) -> Self {
+        self.turn = turn;
+        self
+    }
+
+    /// In whose turn its calls wait (D-54).
+    pub(crate) const fn turn(&self) -> Turn {
+        self.turn
     }
 
     /// When the caller's key is revoked.
@@ -131,6 +148,37 @@ pub(crate) fn carry<F: Future>(work: F) -> impl Future<Output = F::Output> {
         Some(trail) => Either::Left(trail.follow(work)),
         None => Either::Right(work),
     }
+}
+
+/// The same, for a session that takes turns of its own beside others on its connection (D-54).
+pub(crate) fn carry_session<F: Future>(work: F) -> impl Future<Output = F::Output> {
+    match Trail::present() {
+        Some(mut trail) => {
+            trail.turn.connection = ConnectionId::fresh().0;
+            Either::Left(trail.follow(work))
+        }
+        None => Either::Right(work),
+    }
+}
+
+/// In whose turn what is being worked for waits.
+pub(crate) fn present_turn() -> Turn {
+    if let Some(trail) = Trail::present() {
+        return trail.turn;
+    }
+    TURN.try_with(|turn| *turn).unwrap_or_default()
+}
+
+/// `work` for a connection that has no requests, and so no trail, in the turns of `caller`.
+pub(crate) fn in_turns_of<F: Future>(
+    caller: &Identity,
+    work: F,
+) -> impl Future<Output = F::Output> + use<F> {
+    let turn = Turn {
+        caller: caller.number(),
+        connection: ConnectionId::fresh().0,
+    };
+    TURN.scope(turn, work)
 }
 
 /// Reads a gRPC status out of headers or trailers.

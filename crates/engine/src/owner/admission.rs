@@ -52,7 +52,7 @@ impl Owner {
             terms: submission.terms,
             prompt: submission.prompt,
             priority: submission.priority,
-            caller: submission.caller,
+            turn: submission.turn,
             scope: match self.config.prefix_sharing {
                 PrefixSharing::Scope => submission.prefix_scope,
                 PrefixSharing::All => 0,
@@ -144,7 +144,7 @@ impl Owner {
         });
         self.numbers += 1;
         request.members.push(key);
-        self.scheduler.submit(key, request.priority, request.caller);
+        self.scheduler.submit(key, request.priority, request.turn);
         key
     }
 

@@ -19,7 +19,7 @@ use crate::outbox::Sender;
 use crate::phase::Follower;
 use crate::ranking::Ranking;
 use crate::sampling::History;
-use crate::scheduler::Key;
+use crate::scheduler::{Key, Turn};
 use crate::submission::Terms;
 use crate::text::Text;
 
@@ -30,7 +30,7 @@ pub(super) struct Job {
     pub(super) terms: Arc<Terms>,
     pub(super) prompt: Arc<[Token]>,
     pub(super) priority: i32,
-    pub(super) caller: u64,
+    pub(super) turn: Turn,
     /// Its prefixes are those of requests with the same one.
     pub(super) scope: u64,
     pub(super) cache_key: Option<u64>,

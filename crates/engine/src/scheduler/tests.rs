@@ -2,6 +2,14 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// The only connection of a caller.
+fn of(caller: u64) -> Turn {
+    Turn {
+        caller,
+        connection: 0,
+    }
+}
+
 /// Seats everybody in turn; who runs leaves at once.
 fn order(scheduler: &mut Scheduler) -> Vec<Key> {
     let mut seated = Vec::new();
@@ -25,12 +33,12 @@ fn priority_then_turns_of_callers_then_arrival() {
         (6, -1, 9),
     ];
     for (key, priority, caller) in arrivals {
-        scheduler.submit(key, priority, caller);
+        scheduler.submit(key, priority, of(caller));
     }
     assert_eq!(order(&mut scheduler), [5, 4, 1, 2, 3, 6]);
     // Who runs is not in the line, and its caller stands behind the others.
     for (key, priority, caller) in arrivals {
-        scheduler.submit(key, priority, caller);
+        scheduler.submit(key, priority, of(caller));
     }
     assert_eq!(scheduler.line(), [5, 1, 2, 3, 4, 6]);
     scheduler.seat(5);
@@ -38,15 +46,34 @@ fn priority_then_turns_of_callers_then_arrival() {
 }
 
 #[test]
+fn d_54_connections_take_turns_within_their_callers() {
+    let mut scheduler = Scheduler::new(1, 0);
+    let from = |caller, connection| Turn { caller, connection };
+    // Ten connections of one caller, two requests each, and one connection of another with four.
+    for key in 0..20 {
+        scheduler.submit(key, 0, from(1, key as u64 / 2));
+    }
+    for key in 100..104 {
+        scheduler.submit(key, 0, from(2, 7));
+    }
+    let first = [0, 100, 2, 101, 4, 102, 6, 103];
+    let seated = order(&mut scheduler);
+    assert_eq!(seated[..8], first, "callers take turns");
+    let rest = [8, 10, 12, 14, 16, 18, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19];
+    assert_eq!(seated[8..], rest, "and so do the connections of one");
+    assert!(scheduler.last_turn.is_empty());
+}
+
+#[test]
 fn one_turn_in_so_many_is_that_of_the_priority_that_waits_longest() {
     for (ageing, expect) in [(0, None), (1, Some(0)), (4, Some(3))] {
         let mut scheduler = Scheduler::new(1, ageing);
-        scheduler.submit(0, -5, 9);
-        scheduler.submit(1, 0, 1);
+        scheduler.submit(0, -5, of(9));
+        scheduler.submit(1, 0, of(1));
         let mut seated = Vec::new();
         // Somebody of higher priority waits at every turn.
         for newcomer in 10..30 {
-            scheduler.submit(newcomer, 3, 1);
+            scheduler.submit(newcomer, 3, of(1));
             let key = scheduler.next(|_| true).unwrap();
             assert_eq!(scheduler.line()[0], key, "the line says so too");
             scheduler.seat(key);
@@ -61,7 +88,7 @@ fn one_turn_in_so_many_is_that_of_the_priority_that_waits_longest() {
     // Callers take turns among those of the aged priority as well.
     let mut scheduler = Scheduler::new(1, 1);
     for (key, priority, caller) in [(1, 0, 7), (2, 0, 7), (3, 0, 8), (4, 5, 8)] {
-        scheduler.submit(key, priority, caller);
+        scheduler.submit(key, priority, of(caller));
     }
     assert_eq!(order(&mut scheduler), [1, 3, 2, 4]);
 }
@@ -69,10 +96,10 @@ fn one_turn_in_so_many_is_that_of_the_priority_that_waits_longest() {
 #[test]
 fn d_49_who_yields_its_seat_comes_after_all_others_and_before_nobody() {
     let mut scheduler = Scheduler::new(1, 0);
-    scheduler.submit(1, 5, 0);
+    scheduler.submit(1, 5, of(0));
     scheduler.seat(1);
     assert_eq!(scheduler.lacks_seats(|_| true), 0);
-    scheduler.submit(2, 0, 0);
+    scheduler.submit(2, 0, of(0));
     assert_eq!(scheduler.lacks_seats(|_| true), 1);
     assert_eq!(scheduler.lacks_seats(|key| key != 2), 0);
     scheduler.yield_seat(1);
@@ -85,15 +112,15 @@ fn d_49_who_yields_its_seat_comes_after_all_others_and_before_nobody() {
 #[test]
 fn a_caller_that_comes_anew_does_not_overtake_those_that_take_turns() {
     let mut scheduler = Scheduler::new(1, 0);
-    scheduler.submit(1, 0, 1);
-    scheduler.submit(2, 0, 1);
+    scheduler.submit(1, 0, of(1));
+    scheduler.submit(2, 0, of(1));
     let mut seated = Vec::new();
     for newcomer in 10..14 {
         let key = scheduler.next(|_| true).unwrap();
         scheduler.seat(key);
         scheduler.remove(key);
         seated.push(key);
-        scheduler.submit(newcomer, 0, newcomer as u64);
+        scheduler.submit(newcomer, 0, of(newcomer as u64));
     }
     assert_eq!(seated[..2], [1, 2]);
 }
@@ -101,8 +128,8 @@ fn a_caller_that_comes_anew_does_not_overtake_those_that_take_turns() {
 #[test]
 fn who_ran_before_goes_first_and_who_does_not_fit_is_not_overtaken() {
     let mut scheduler = Scheduler::new(1, 0);
-    scheduler.submit(1, 0, 0);
-    scheduler.submit(2, 0, 0);
+    scheduler.submit(1, 0, of(0));
+    scheduler.submit(2, 0, of(0));
     scheduler.seat(1);
     assert_eq!(scheduler.next(|_| true), None, "no seat");
     scheduler.preempt(1);
@@ -128,7 +155,7 @@ fn who_ran_before_goes_first_and_who_does_not_fit_is_not_overtaken() {
 fn victims_are_the_parked_then_the_lowest_then_the_youngest_and_never_the_last() {
     let mut scheduler = Scheduler::new(4, 0);
     for (key, priority) in [(1, 0), (2, 5), (3, 0), (4, 0)] {
-        scheduler.submit(key, priority, 0);
+        scheduler.submit(key, priority, of(0));
         scheduler.seat(key);
     }
     scheduler.park(1);
@@ -240,7 +267,7 @@ proptest! {
         let mut seen = Vec::new();
         let mut running: Vec<Key> = Vec::new();
         for (key, &(caller, what)) in arrivals.iter().enumerate() {
-            scheduler.submit(key, 0, caller);
+            scheduler.submit(key, 0, of(caller));
             while let Some(next) = scheduler.next(|_| true) {
                 prop_assert!(!running.contains(&next), "no seat is given twice");
                 scheduler.seat(next);

@@ -71,10 +71,7 @@ pub struct GenerateConfig {
     pub n: Option<u32>,
     /// Higher goes first among those that wait.
     pub priority: Option<i32>,
-    /// In whose turn it waits, where nobody pays for it; 0 is nobody's. Not to be said in JSON: only a face in this process
-    /// knows who its clients are.
-    pub turn: u64,
-    /// Is told where the request is while no token comes. Not to be said in JSON either.
+    /// Is told where the request is while no token comes. Not to be said in JSON: only a face in this process can.
     pub follower: Option<Follower>,
     /// Weigh these tokens as the output instead of generating one (LM-311).
     pub scored: Option<Vec<Token>>,

@@ -266,6 +266,7 @@ impl Flow {
             deadline: self.deadline,
             cancel: self.cancel.clone(),
             context,
+            turn: caller.map(|caller| caller.turn).unwrap_or_default(),
             payer: None,
             witness: None,
             behalf: caller.and_then(|caller| caller.behalf.clone()),

@@ -278,11 +278,13 @@ fn server_config(config: &Config, local: bool, tls: Option<Arc<Tls>>) -> sapwood
     sapwood_server::Config {
         listener: listener::Config {
             connections: limits.connections,
+            connections_each: limits.connections_each,
             streams_per_connection: limits.streams_per_connection,
             handshake: limits.handshake.get(),
             idle: limits.idle.get(),
             stall: limits.stall.get(),
             header_bytes: limits.header_bytes,
+            headers: limits.headers,
         },
         drain: drain::Config {
             grace: config.drain.grace.get(),
@@ -318,7 +320,9 @@ fn evergreen_config(
     let only = || (planned.len() == 1).then(|| planned[0].name.clone());
     evergreen::Config {
         sessions: config.limits.sessions,
+        sessions_each: config.limits.sessions_each,
         retained_bytes: config.limits.server_retained_bytes,
+        retained_bytes_each: config.limits.retained_bytes_each,
         default_target: config.default_model.clone().or_else(only),
         resumable_sessions: config.limits.resumable_sessions,
         resumable_sessions_each: config.limits.resumable_sessions_each,

@@ -20,6 +20,8 @@ pub(crate) struct Lmtp {
     pub(crate) unix: Option<PathBuf>,
     /// Connections at a time; one more is refused.
     pub(crate) max_connections: usize,
+    /// How many of them one key, or one address without a key, may have.
+    pub(crate) connections_each: usize,
     /// Live streams of one connection; one more is refused.
     pub(crate) max_streams: usize,
     /// Bytes of one message that comes in.
@@ -68,6 +70,7 @@ impl Default for Lmtp {
         Self {
             unix: None,
             max_connections: 10_000,
+            connections_each: 5_000,
             max_streams: limits.max_streams,
             max_message_in: limits.max_message_in,
             max_frame_out: limits.max_frame_out,
@@ -89,6 +92,7 @@ impl Lmtp {
     pub(super) fn check(&self) -> Result<(), Failure> {
         for (key, value) in [
             ("max_connections", self.max_connections),
+            ("connections_each", self.connections_each),
             ("max_streams", self.max_streams),
             ("max_message_in", self.max_message_in),
             ("max_frame_out", self.max_frame_out),
@@ -114,6 +118,7 @@ impl Lmtp {
     ) -> lmtp::Config {
         lmtp::Config {
             connections: self.max_connections,
+            connections_each: self.connections_each,
             resumable_sessions: limits.resumable_sessions,
             resumable_sessions_each: limits.resumable_sessions_each,
             limits: Arc::new(Limits {

@@ -9,15 +9,16 @@ use futures::{Stream, StreamExt, stream};
 use sapwood_kernel::Kernel;
 use sapwood_kernel::session::{self, Incoming, Order, Outgoing, Session};
 use sapwood_proto::evergreen::{Dialect, Reason, Status};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::held::{self, Held, Kept, Stay};
 use super::options::Options;
 use super::tally::Tally;
 use super::{Config, known_models};
+use crate::caller::Identity;
 use crate::drain::{Drain, Phase};
 use crate::held::Token;
+use crate::places::{Full, Place, Shares};
 use crate::revocation;
 use crate::shared::Shared;
 use crate::trail::{self, Trail};
@@ -27,13 +28,15 @@ pub(super) struct House {
     pub(super) shared: Shared,
     kernel: Kernel,
     pub(super) config: Config,
-    places: Arc<Semaphore>,
+    places: Arc<Shares>,
+    retained: Arc<Shares>,
     pub(super) held: Arc<Held>,
 }
 
 impl House {
     pub(super) fn new(shared: Shared, kernel: Kernel, config: Config) -> Self {
-        let places = Arc::new(Semaphore::new(config.sessions));
+        let places = Shares::new(config.sessions as u64, config.sessions_each as u64);
+        let retained = Shares::new(config.retained_bytes, config.retained_bytes_each);
         Self {
             shared,
             kernel,
@@ -43,20 +46,31 @@ impl House {
             )),
             config,
             places,
+            retained,
         }
     }
 
     /// A place among the open sessions, or the reason why there is none (section 8.2, EV-960).
-    pub(super) fn admit(&self) -> Result<OwnedSemaphorePermit, Status> {
+    pub(super) fn admit(&self, caller: &Identity) -> Result<Place, Status> {
         let rejected = &self.shared.metrics.rejected;
         if self.shared.drain.phase() >= Phase::Refusing {
             rejected.with_label_values(&["drain"]).inc();
             let message = "the server is shutting down and opens no new sessions: try another one";
             return Err(Status::new(Reason::GoingAway, message));
         }
-        Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
-            rejected.with_label_values(&["queue"]).inc();
-            let message = "the server has all the sessions it can hold: try again later";
+        self.places.take(caller).map_err(|full| {
+            rejected.with_label_values(&[full.reason()]).inc();
+            let message = match full {
+                Full::All => {
+                    "the server has all the sessions it can hold (limits.sessions): try again later"
+                        .to_owned()
+                }
+                Full::Each => format!(
+                    "you have {} sessions, and one caller may have no more (limits.sessions_each): close one, or begin \
+                     more actions in those that you have",
+                    self.places.most_each()
+                ),
+            };
             Status::new(Reason::EngineBusy, message)
         })
     }
@@ -67,11 +81,12 @@ impl House {
         dialect: Dialect,
         options: Options,
         token: Option<&Token>,
+        caller: &Identity,
     ) -> (Session<Tally>, Outgoing) {
         let tally = Tally::begin(
             Arc::clone(&self.shared.metrics),
             self.shared.drain.clone(),
-            self.config.retained_bytes,
+            Place::empty(&self.retained, caller),
         );
         let mut options = self.config.session(dialect, options);
         let allowance = Trail::present().and_then(|trail| trail.allowance());
@@ -86,13 +101,13 @@ impl House {
         dialect: Dialect,
         options: Options,
         (token, stay): (Token, Stay),
-        place: OwnedSemaphorePermit,
+        place: Place,
         incoming: Incoming,
     ) -> Outgoing {
-        let (session, outgoing) = self.open(dialect, options, Some(&token));
+        let (session, outgoing) = self.open(dialect, options, Some(&token), place.caller());
         let (connections, back) = session.connections(incoming);
         let orders = self.orders();
-        let task = tokio::spawn(trail::carry(async move {
+        let task = tokio::spawn(trail::carry_session(async move {
             session.run(connections, orders).await;
             drop((place, stay));
         }));

@@ -89,13 +89,13 @@ fn start(
         };
         return answer(house, outgoing, Some(token));
     }
-    let place = house.admit()?;
+    let place = house.admit(&visitor)?;
     let issued = options.resume.then(|| house.held.issue(&visitor)).flatten();
     let Some((token, stay)) = issued else {
-        let (session, messages) = house.open(Dialect::Grpc, options, None);
+        let (session, messages) = house.open(Dialect::Grpc, options, None, &visitor);
         let orders = house.orders();
         let incoming = incoming.map(move |item| item.map_err(|it| grpc::from_client(&it, most)));
-        let task = tokio::spawn(trail::carry(async move {
+        let task = tokio::spawn(trail::carry_session(async move {
             session.run(incoming, orders).await;
             drop(place);
         }));

@@ -20,7 +20,6 @@ use futures::StreamExt;
 use http::{HeaderMap, HeaderValue, Request};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Detected, Dialect, Frame, Reason, Status, socket};
-use tokio::sync::OwnedSemaphorePermit;
 
 use self::conversation::Wire;
 use super::held::{Stay, connect, gone};
@@ -30,6 +29,7 @@ use crate::caller::{Caller, Identity};
 use crate::drain::Phase;
 use crate::held::Token;
 use crate::metrics;
+use crate::places::Place;
 use crate::reception::{Invited, Protocol};
 use crate::refusal::Refusal;
 use crate::websocket::{Heard, Keepalive, Socket};
@@ -81,7 +81,7 @@ impl Protocol for Sockets {
         let entry = match &options.token {
             Some(token) => Entry::Back(Arc::clone(token)),
             None => {
-                let room = house.admit().map_err(|status| refusal(&status))?;
+                let room = house.admit(&visitor).map_err(|status| refusal(&status))?;
                 let resumes = options.resume && chosen.is_none_or(Dialect::resumes);
                 let issued = resumes.then(|| house.held.issue(&visitor)).flatten();
                 Entry::New(room, issued)
@@ -121,7 +121,7 @@ struct Guest {
 /// What a connection is to become.
 enum Entry {
     /// A session with a place among the others; with a token if it is one that can be come back to.
-    New(OwnedSemaphorePermit, Option<(Token, Stay)>),
+    New(Place, Option<(Token, Stay)>),
     /// The next connection of the session with this token.
     Back(Arc<str>),
 }
@@ -183,7 +183,7 @@ async fn serve(house: &House, guest: Guest, wire: Box<Wire>) {
             conversation::apart(inbox, outgoing, wire).await;
         }
         Entry::New(room, _) => {
-            let (session, outgoing) = house.open(dialect, options, None);
+            let (session, outgoing) = house.open(dialect, options, None, room.caller());
             conversation::run(session, house.orders(), outgoing, wire).await;
             drop(room);
         }

@@ -12,13 +12,15 @@ use sapwood_proto::session::Stats;
 
 use crate::drain::{Drain, Phase, Work};
 use crate::metrics::{Face, Metrics};
+use crate::places::{Full, Place};
 
 /// The numbers of one session.
 pub(super) struct Tally {
     metrics: Arc<Metrics>,
     counted: Stats,
     retained: i64,
-    retained_max: u64,
+    /// What of the bytes that all share its session holds.
+    held: Place,
     actions: i64,
     /// Why actions that are still running when it goes ended early; nothing, if that is a failure of the session's.
     early: Option<&'static str>,
@@ -28,14 +30,14 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// A session has been opened; all together may retain `retained_max` bytes (EV-801).
-    pub(super) fn begin(metrics: Arc<Metrics>, drain: Drain, retained_max: u64) -> Self {
+    /// A session has been opened; what it retains is counted in `held` (EV-801).
+    pub(super) fn begin(metrics: Arc<Metrics>, drain: Drain, held: Place) -> Self {
         metrics.evergreen.sessions_open.inc();
         Self {
             metrics,
             counted: Stats::default(),
             retained: 0,
-            retained_max,
+            held,
             actions: 0,
             early: Some("client"),
             drain,
@@ -101,14 +103,32 @@ impl Observe for Tally {
     }
 
     fn retains(&mut self, bytes: u64) -> Result<(), Status> {
-        let before = self.retained;
         self.retain(i64::try_from(bytes).unwrap_or(i64::MAX));
-        let all = u64::try_from(self.metrics.evergreen.retained_bytes.get()).unwrap_or(0);
-        if self.retained <= before || all <= self.retained_max {
+        let held = self.held.amount();
+        let Err(full) = self.held.set(bytes) else {
             return Ok(());
-        }
-        let (reason, limit) = (Reason::RetainedLimit, "server_retained_bytes");
-        Err(Status::limit(reason, limit, all, self.retained_max))
+        };
+        let shares = self.held.shares();
+        let (all, own) = shares.taken(self.held.caller());
+        let more = bytes.saturating_sub(held);
+        let (limit, value, max, remedy) = match full {
+            Full::All => (
+                "server_retained_bytes",
+                all,
+                shares.most(),
+                "try again later",
+            ),
+            Full::Each => (
+                "retained_bytes_each",
+                own,
+                shares.most_each(),
+                "end inputs and sessions, or drop nodes that are no longer needed",
+            ),
+        };
+        let value = value.saturating_add(more);
+        let mut status = Status::limit(Reason::RetainedLimit, limit, value, max);
+        status.message = format!("{}: {remedy}", status.message);
+        Err(status)
     }
 
     fn counted(&mut self, now: &Stats) {
@@ -200,6 +220,13 @@ fn label(status: &Status) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::caller::Identity;
+    use crate::places::Shares;
+
+    /// Of as many bytes as it likes.
+    fn unlimited() -> Place {
+        Place::empty(&Shares::new(u64::MAX, u64::MAX), &Identity::Anonymous(None))
+    }
 
     fn count(metrics: &Metrics, reason: &str) -> u64 {
         metrics.cancelled.with_label_values(&[reason]).get()
@@ -218,7 +245,7 @@ mod tests {
             (Some(Some(status(Reason::Function))), None),
         ] {
             let metrics = Arc::new(Metrics::new().unwrap());
-            let mut tally = Tally::begin(Arc::clone(&metrics), Drain::default(), u64::MAX);
+            let mut tally = Tally::begin(Arc::clone(&metrics), Drain::default(), unlimited());
             tally.action_began();
             tally.action_began();
             if let Some(status) = &over {
@@ -236,7 +263,7 @@ mod tests {
     #[test]
     fn ev_904_what_is_refused_before_it_begins_is_a_failure_and_a_drain_turns_work_away() {
         let metrics = Arc::new(Metrics::new().unwrap());
-        let mut tally = Tally::begin(Arc::clone(&metrics), Drain::default(), u64::MAX);
+        let mut tally = Tally::begin(Arc::clone(&metrics), Drain::default(), unlimited());
         for reason in [Reason::ActionLimit, Reason::ActionLimit, Reason::GoingAway] {
             tally.action_refused(&Status::new(reason, ""));
         }
@@ -259,7 +286,7 @@ mod tests {
     #[test]
     fn oa_802_an_action_that_fails_is_counted_by_reasons_of_a_closed_set() {
         let metrics = Arc::new(Metrics::new().unwrap());
-        let mut tally = Tally::begin(Arc::clone(&metrics), Drain::default(), u64::MAX);
+        let mut tally = Tally::begin(Arc::clone(&metrics), Drain::default(), unlimited());
         let queue = Status::other(Code::Unavailable, "queue_timeout", "");
         let odd = Status::other(Code::Internal, "made up by a client", "");
         for status in [

@@ -490,7 +490,6 @@ fn config(call: &Call, settings: &Settings, prompt: &Prompt, logprobs: bool) -> 
         n: settings.choices,
         // Here lower goes first, there higher.
         priority: Some(i32::try_from(settings.priority.saturating_neg()).unwrap_or(i32::MIN)),
-        turn: 0,
         scored: None,
         prompt_logprobs: false,
         follower: None,

@@ -101,8 +101,6 @@ pub(super) struct Conversation {
     session: Session,
     works: Works,
     tally: Tally,
-    /// In whose turn its streams wait.
-    turn: u64,
     /// Whose it is, where a client can come back.
     visitor: Option<Identity>,
     /// Its place among those that can be come back to.
@@ -138,7 +136,6 @@ impl Conversation {
             session,
             works: Works::new(),
             tally: Tally::begin(&shared.metrics, &shared.drain),
-            turn: house.turn(),
             visitor: guest.visitor,
             place: None,
             coming: None,
@@ -327,11 +324,14 @@ impl Conversation {
         let place = Session::new(lmtp::Config::default());
         let mut session = std::mem::replace(&mut self.session, place);
         let size = Size::of(text.len());
-        self.reading = Some(Pool::global().run_only(self.turn, size, move || {
-            let models = house.catalog.for_caller(allowance);
-            let unread = session.handle(text, &models, now);
-            (session, unread)
-        }));
+        self.reading =
+            Some(
+                Pool::global().run_only(trail::present_turn().caller, size, move || {
+                    let models = house.catalog.for_caller(allowance);
+                    let unread = session.handle(text, &models, now);
+                    (session, unread)
+                }),
+            );
     }
 
     fn listens(&self) -> bool {
@@ -408,7 +408,7 @@ impl Conversation {
             match output {
                 Output::Start(start) => {
                     let stream = start.stream;
-                    let work = Work::new(&self.house.kernel, *start, self.turn);
+                    let work = Work::new(&self.house.kernel, *start);
                     self.works.begin(stream, work, self.tally.open());
                 }
                 Output::Cancel(stream) => self.works.cancel(stream),

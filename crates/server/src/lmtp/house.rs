@@ -3,20 +3,19 @@
 //! Owns: [`House`]: the models, the limits, the places for connections. Refuses to know: transports.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytestring::ByteString;
 use sapwood_kernel::Kernel;
 use sapwood_proto::code::Code;
 use sapwood_proto::lmtp::{self, Carrier, Feature, Features, Session};
 use sapwood_proto::time::Time;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use super::Config;
 use super::catalog::Catalog;
 use super::held::{Held, held};
 use crate::caller::{Caller, Identity};
+use crate::places::{Full, Place, Shares};
 use crate::refusal::Refusal;
 use crate::shared::Shared;
 
@@ -27,9 +26,8 @@ pub(super) struct House {
     pub(super) catalog: Catalog,
     pub(super) config: Config,
     default_model: Option<ByteString>,
-    places: Arc<Semaphore>,
+    places: Arc<Shares>,
     pub(super) held: Arc<Held>,
-    turns: AtomicU64,
     /// Sessions count their time from here, so that one can go on where another has begun.
     began: Instant,
 }
@@ -39,12 +37,11 @@ impl House {
         Self {
             catalog: Catalog::new(kernel.clone(), &shared),
             default_model: config.default_model.as_deref().map(ByteString::from),
-            places: Arc::new(Semaphore::new(config.connections)),
+            places: Shares::new(config.connections as u64, config.connections_each as u64),
             held: Arc::new(held(
                 config.resumable_sessions,
                 config.resumable_sessions_each,
             )),
-            turns: AtomicU64::new(0),
             began: Instant::now(),
             shared,
             kernel,
@@ -53,11 +50,21 @@ impl House {
     }
 
     /// A place among the connections, or why there is none (LM-109).
-    pub(super) fn admit(&self) -> Result<OwnedSemaphorePermit, Refusal> {
-        Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
+    pub(super) fn admit(&self, caller: &Identity) -> Result<Place, Refusal> {
+        self.places.take(caller).map_err(|full| {
             let rejected = &self.shared.metrics.rejected;
-            rejected.with_label_values(&["queue"]).inc();
-            let message = "The server has all the LMTP connections it can hold: try again later.";
+            rejected.with_label_values(&[full.reason()]).inc();
+            let message = match full {
+                Full::All => {
+                    "The server has all the LMTP connections it can hold (lmtp.max_connections): try again later."
+                        .to_owned()
+                }
+                Full::Each => format!(
+                    "You have {} LMTP connections, and one caller may have no more (lmtp.connections_each): close one, \
+                     or send more streams over those that you have.",
+                    self.places.most_each()
+                ),
+            };
             Refusal::new(Code::Unavailable, "server_overloaded", message)
         })
     }
@@ -70,12 +77,6 @@ impl House {
     /// When that is on the clock.
     pub(super) fn instant(&self, time: Time) -> Instant {
         self.began + time.since_origin()
-    }
-
-    /// A number for a connection, in whose turn its streams wait (LM-608).
-    pub(super) fn turn(&self) -> u64 {
-        // Above those of keys.
-        self.turns.fetch_add(1, Ordering::Relaxed) | 1 << 63
     }
 
     /// A session that begins now.

@@ -23,6 +23,7 @@ use super::house::{Guest, House};
 use crate::caller::Identity;
 use crate::drain::Phase;
 use crate::socket::{Accepted, Socket};
+use crate::trail;
 
 /// How a conversation over a pair of streams ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,13 +119,15 @@ pub(super) async fn listen(house: &Arc<House>, socket: Socket) {
         while tasks.try_join_next().is_some() {}
         match accepted {
             Ok(Accepted::Unix(stream)) => {
-                let Ok(place) = house.admit() else { continue };
+                let visitor = Identity::Anonymous(None);
+                let Ok(place) = house.admit(&visitor) else {
+                    continue;
+                };
                 let house = Arc::clone(house);
-                tasks.spawn(async move {
-                    let visitor = Some(Identity::Anonymous(None));
-                    speak(&house, Stream::unix(stream), visitor, false).await;
+                tasks.spawn(trail::in_turns_of(&Identity::Anonymous(None), async move {
+                    speak(&house, Stream::unix(stream), Some(visitor), false).await;
                     drop(place);
-                });
+                }));
             }
             Ok(Accepted::Tcp(..)) => {}
             Err(error) => {

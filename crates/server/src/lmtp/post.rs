@@ -60,8 +60,9 @@ pub(super) fn handler(
 }
 
 async fn answer(house: Arc<House>, request: Request<Body>) -> Result<Response, Refusal> {
-    let place = house.admit()?;
     let (parts, body) = request.into_parts();
+    let caller = Caller::of(&parts.extensions)?.clone();
+    let place = house.admit(&caller.identity)?;
     let form = Form::of(&parts.headers);
     let max = house.config.limits.max_message_in;
     let incoming = if media_type(&parts.headers, header::CONTENT_TYPE) == "application/json" {
@@ -76,7 +77,7 @@ async fn answer(house: Arc<House>, request: Request<Body>) -> Result<Response, R
     let query = parts.uri.query().unwrap_or_default();
     let guest = Guest {
         bare: query.split('&').any(|pair| pair == "items=object"),
-        caller: Some(Caller::of(&parts.extensions)?.clone()),
+        caller: Some(caller),
         ..Guest::of_lines()
     };
     let arrival = parts.extensions.get::<Arc<Arrival>>().cloned();

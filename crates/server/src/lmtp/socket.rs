@@ -12,12 +12,12 @@ use bytes::Bytes;
 use bytestring::ByteString;
 use http::{HeaderMap, Request};
 use sapwood_proto::lmtp::{Carrier, Unreadable};
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::conversation::{Conversation, End, Gone, Heard, Wire};
 use super::house::{Guest, House};
 use crate::caller::Caller;
 use crate::metrics;
+use crate::places::Place;
 use crate::reception::{Invited, Protocol};
 use crate::refusal::Refusal;
 use crate::websocket::{self, Lost, Socket};
@@ -57,7 +57,7 @@ impl Protocol for Sockets {
         let negotiated = chosen == Some(VERSION_2);
         let house = Arc::clone(&self.0);
         let caller = Caller::of(request.extensions())?.clone();
-        let place = house.admit()?;
+        let place = house.admit(&caller.identity)?;
         let guest = Guest {
             carrier: Carrier::Frames,
             negotiated,
@@ -86,7 +86,7 @@ const fn is_word(byte: u8) -> bool {
 }
 
 /// Talks to the end, and closes.
-async fn serve(mut conversation: Conversation, mut wire: Frames, place: OwnedSemaphorePermit) {
+async fn serve(mut conversation: Conversation, mut wire: Frames, place: Place) {
     let end = conversation.run(&mut wire).await;
     if end == End::Lost {
         return conversation.wait();

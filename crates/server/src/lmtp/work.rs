@@ -83,11 +83,10 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// Prepares the work, which waits in this turn; nothing happens before the first look.
-    pub(super) fn new(kernel: &Kernel, start: Start, turn: u64) -> Self {
+    /// Prepares the work; nothing happens before the first look.
+    pub(super) fn new(kernel: &Kernel, start: Start) -> Self {
         let name = &*start.name;
         let base = GenerateConfig {
-            turn,
             follower: start.statuses.then(Follower::new),
             prompt_mode: PromptMode::Raw,
             prompt_logprobs: start.prompt_logprobs,

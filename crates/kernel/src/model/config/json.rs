@@ -1,6 +1,6 @@
 //! A [`GenerateConfig`] as the JSON that EV-602 describes: what a server elsewhere reads.
 //!
-//! The inverse of [`GenerateConfig::from_json`]. Fields that only mean something in this process (`priority`, `turn`,
+//! The inverse of [`GenerateConfig::from_json`]. Fields that only mean something in this process (`priority`,
 //! `follower`) are not written: they say where a request waits here.
 
 use serde_json::{Map, Value, json};

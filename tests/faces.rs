@@ -1,0 +1,220 @@
+//! What holds at every face alike: whose turn it is (D-54), and what else the table names.
+//!
+//! Owns: [`Way`], every way in which a client gets a model to work, and one client for each. Refuses to know: what is
+//! particular to a face.
+
+mod heads;
+mod shares;
+mod turns;
+
+use std::net::SocketAddr;
+
+use futures::StreamExt;
+use sapwood_kernel::connect::{evergreen, triton};
+use sapwood_kernel::{Kernel, args};
+use sapwood_net::evergreen::Session;
+use sapwood_net::lmtp::Client;
+use sapwood_proto::lmtp::Generate;
+use sapwood_server::metrics::Face;
+use sapwood_tests::http::{Answer, Wire, post};
+use serde_json::json;
+
+/// How a client asks a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// A session over gRPC.
+    EvergreenGrpc,
+    /// A session over a WebSocket, in the dialect of this query.
+    EvergreenSocket(&'static str),
+    /// A WebSocket.
+    Lmtp,
+    /// `POST /lmtp`
+    LmtpPost,
+    /// `generate`
+    Generate,
+    /// `generate_stream`
+    GenerateStream,
+    /// `infer`
+    Infer,
+    /// `ModelStreamInfer`
+    StreamInfer,
+}
+
+/// All of them.
+pub(crate) const WAYS: [Way; 10] = [
+    Way::EvergreenGrpc,
+    Way::EvergreenSocket(""),
+    Way::EvergreenSocket("?dialect=json"),
+    Way::EvergreenSocket("?dialect=msgpack"),
+    Way::Lmtp,
+    Way::LmtpPost,
+    Way::Generate,
+    Way::GenerateStream,
+    Way::Infer,
+    Way::StreamInfer,
+];
+
+impl Way {
+    /// Whose the request is where faces are counted.
+    pub(crate) const fn face(self) -> Face {
+        match self {
+            Self::EvergreenGrpc | Self::EvergreenSocket(_) => Face::Evergreen,
+            Self::Lmtp | Self::LmtpPost => Face::Lmtp,
+            Self::Generate | Self::GenerateStream | Self::Infer | Self::StreamInfer => {
+                Face::Generate
+            }
+        }
+    }
+
+    /// Asks `parrot` over a connection of its own: the text it says, or what came in its place.
+    pub(crate) async fn ask(self, server: SocketAddr, prompt: &str) -> Result<String, String> {
+        match self {
+            Self::EvergreenGrpc => session(format!("http://{server}"), prompt).await,
+            Self::EvergreenSocket(query) => session(format!("ws://{server}/{query}"), prompt).await,
+            Self::Lmtp => lmtp(server, prompt).await,
+            Self::LmtpPost => lmtp_post(server, prompt).await,
+            Self::Generate | Self::GenerateStream | Self::Infer => self.http(server, prompt).await,
+            Self::StreamInfer => {
+                let address = sapwood_net::triton::Address::new(format!("triton+grpc://{server}"));
+                let client = sapwood_net::triton::Client::connect(&address)
+                    .await
+                    .map_err(told)?;
+                let kernel = Kernel::new();
+                kernel
+                    .add_all(triton::import(&client).await.map_err(told)?)
+                    .map_err(told)?;
+                called(&kernel, prompt).await
+            }
+        }
+    }
+
+    async fn http(self, server: SocketAddr, prompt: &str) -> Result<String, String> {
+        let mut wire = Wire::connect(server).await;
+        let (path, body) = match self {
+            Self::Infer => {
+                let input = json!({"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [prompt]});
+                ("infer", json!({"inputs": [input]}))
+            }
+            Self::GenerateStream => (
+                "generate_stream",
+                json!({"text_input": prompt, "stream": true}),
+            ),
+            _ => ("generate", json!({"text_input": prompt})),
+        };
+        let path = format!("/v2/models/parrot/{path}");
+        let answer = wire.post(&path, &body.to_string()).await;
+        let answer = succeeded(answer)?;
+        match self {
+            Self::Infer => {
+                let outputs = answer.json()["outputs"].clone();
+                let mut outputs = outputs.as_array().into_iter().flatten();
+                let text = outputs.find(|output| output["name"] == "text_output");
+                let text = text.and_then(|output| output["data"][0].as_str());
+                text.map(str::to_owned)
+                    .ok_or_else(|| answer.text().to_owned())
+            }
+            Self::GenerateStream => {
+                let events = answer.events();
+                let texts = events.iter().map(|event| event["text_output"].as_str());
+                texts
+                    .collect::<Option<String>>()
+                    .ok_or_else(|| answer.text().to_owned())
+            }
+            _ => match answer.json()["text_output"].as_str() {
+                Some(text) => Ok(text.to_owned()),
+                None => Err(answer.text().to_owned()),
+            },
+        }
+    }
+}
+
+fn told(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+fn refused(fault: impl std::fmt::Debug) -> String {
+    format!("{fault:?}")
+}
+
+fn succeeded(answer: Answer) -> Result<Answer, String> {
+    if answer.head.status == 200 {
+        return Ok(answer);
+    }
+    Err(format!("{} {}", answer.head.status, answer.text()))
+}
+
+async fn session(url: String, prompt: &str) -> Result<String, String> {
+    let address = sapwood_net::evergreen::Address::new(url);
+    let session = Session::connect(&address, Default::default())
+        .await
+        .map_err(told)?;
+    let kernel = Kernel::new();
+    let functions = evergreen::import(&session).await.map_err(told)?;
+    kernel.add_all(functions).map_err(told)?;
+    called(&kernel, prompt).await
+}
+
+async fn called(kernel: &Kernel, prompt: &str) -> Result<String, String> {
+    let config = json!({"prompt_mode": "raw"});
+    let run = kernel.run::<String>("parrot", args! { prompt: prompt, config: config });
+    let (text, _) = run.finish().await.map_err(told)?;
+    Ok(text)
+}
+
+async fn lmtp(server: SocketAddr, prompt: &str) -> Result<String, String> {
+    let address = sapwood_net::lmtp::Address::parse(&format!("{server}/lmtp")).map_err(refused)?;
+    let client = Client::connect(address, Default::default())
+        .await
+        .map_err(refused)?;
+    let wanted = Generate {
+        prompt: prompt.bytes().map(u32::from).collect(),
+        ..Generate::default()
+    };
+    let mut items = client.generate("parrot", wanted).await.map_err(refused)?;
+    let mut said = Vec::new();
+    while let Some(item) = items.next().await {
+        match item {
+            Ok(item) => said.extend(item.token.and_then(|token| u8::try_from(token).ok())),
+            Err(fault) => return Err(refused(fault)),
+        }
+    }
+    String::from_utf8(said).map_err(told)
+}
+
+async fn lmtp_post(server: SocketAddr, prompt: &str) -> Result<String, String> {
+    let mut wire = Wire::connect(server).await;
+    let prompt: Vec<_> = prompt.bytes().map(u32::from).collect();
+    let wanted = json!({"model": "parrot", "prompt": prompt, "stream_id": 1});
+    let line = format!("GENERATE {wanted}\n");
+    let request = post("/lmtp", &["content-type: text/plain"], line.as_bytes());
+    let answer = succeeded(wire.ask(request).await)?;
+    let mut said = Vec::new();
+    for line in answer.text().lines() {
+        let Some(items) = line.strip_prefix("TOKEN ") else {
+            continue;
+        };
+        let items: Vec<serde_json::Value> = serde_json::from_str(items).map_err(told)?;
+        for item in items {
+            if let Some(error) = item.get("error") {
+                return Err(format!("{error} {item}"));
+            }
+            let token = item["token"].as_u64();
+            said.extend(token.and_then(|token| u8::try_from(token).ok()));
+        }
+    }
+    String::from_utf8(said).map_err(told)
+}
+
+/// A face that nobody can ask by any way here is missing from every table of these tests.
+#[tokio::test]
+async fn every_face_has_its_ways() {
+    let faces = [Face::Evergreen, Face::Lmtp, Face::Generate];
+    for face in faces {
+        assert!(WAYS.iter().any(|way| way.face() == face), "{}", face.name());
+    }
+    let server = crate::lmtp::of_parrot().await;
+    for way in WAYS {
+        let said = way.ask(server.address, "Hi").await;
+        assert_eq!(said.as_deref(), Ok("Hi"), "{way:?}");
+    }
+}

@@ -1,0 +1,81 @@
+//! How much of a head a request may have, and what is known of one that is no request.
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use sapwood_tests::http::{Wire, head};
+use sapwood_tests::until;
+use tokio::net::TcpStream;
+
+use crate::lmtp::of_parrot;
+
+/// The limit of header lines.
+const MOST: usize = 100;
+
+#[tokio::test]
+async fn oa_911_a_request_has_as_many_header_lines_over_each_version_of_http() {
+    let server = of_parrot().await;
+    for (count, status) in [(MOST, 200), (MOST + 1, 431)] {
+        let names: Vec<_> = (0..count).map(|index| format!("x-{index}")).collect();
+        let bare = head("GET", "/version", &[]).matches("\r\n").count() - 2;
+        let lines: Vec<_> = names[bare..]
+            .iter()
+            .map(|name| format!("{name}: 1"))
+            .collect();
+        let lines: Vec<_> = lines.iter().map(String::as_str).collect();
+        let mut wire = Wire::connect(server.address).await;
+        let answer = wire.ask(head("GET", "/version", &lines)).await;
+        assert_eq!(answer.head.status, status, "HTTP/1, {count}");
+        if status == 431 {
+            assert!(
+                answer.text().contains("limits.headers"),
+                "{}",
+                answer.text()
+            );
+            assert!(answer.head.header("x-request-id").is_some());
+        }
+        let socket = TokioIo::new(TcpStream::connect(server.address).await.unwrap());
+        let (mut sender, connection) = http2::handshake(TokioExecutor::new(), socket)
+            .await
+            .unwrap();
+        tokio::spawn(connection);
+        let uri = format!("http://{}/version", server.address);
+        let request = names.iter().fold(http::Request::get(uri), |request, name| {
+            request.header(name, "1")
+        });
+        let answer = sender
+            .send_request(request.body(Empty::<Bytes>::new()).unwrap())
+            .await
+            .unwrap();
+        assert_eq!(answer.status().as_u16(), status, "HTTP/2, {count}");
+        assert!(answer.headers().contains_key("x-request-id"));
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(
+            String::from_utf8_lossy(&body).contains("limits.headers"),
+            status == 431
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_request_is_counted() {
+    let server = of_parrot().await;
+    let rejected = server
+        .shared
+        .metrics
+        .rejected
+        .with_label_values(&["malformed"]);
+    let many: String = (0..3 * MOST)
+        .map(|index| format!("x-{index}: 1\r\n"))
+        .collect();
+    let many = format!("GET / HTTP/1.1\r\nhost: localhost\r\n{many}\r\n");
+    for (count, (sent, status)) in [("GET  / HTTP/1.1\r\n\r\n", 400), (&*many, 431)]
+        .into_iter()
+        .enumerate()
+    {
+        let answer = Wire::connect(server.address).await.ask(sent).await;
+        assert_eq!(answer.head.status, status);
+        until("it is counted", || rejected.get() == count as u64 + 1).await;
+    }
+}

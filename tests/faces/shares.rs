@@ -1,0 +1,166 @@
+//! What all callers share, and what one of them may take of it (D-45): at the limit, and one past it.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use sapwood_kernel::Kernel;
+use sapwood_server::{evergreen, listener, lmtp, server};
+use sapwood_tests::http::Wire;
+use sapwood_tests::proxy::Proxy;
+use sapwood_tests::raw::{call, end, fragments, leaf, told};
+use sapwood_tests::socket::Socket;
+use sapwood_tests::{Faces, Running, spawned, until};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::{WAYS, Way};
+use crate::lmtp::{kernel, parrot};
+
+/// A server, and a way to it from another address.
+async fn limited(config: server::Config, faces: Faces) -> (Running, Proxy) {
+    let kernel = kernel("parrot", spawned(parrot()));
+    let server = Running::start_faces(config, kernel, faces, Vec::new()).await;
+    let elsewhere = Proxy::from(Ipv4Addr::new(127, 0, 0, 2), server.address).await;
+    (server, elsewhere)
+}
+
+#[tokio::test]
+async fn d_45_one_caller_cannot_have_all_sessions_or_connections() {
+    let faces = Faces {
+        evergreen: evergreen::Config {
+            sessions_each: 2,
+            ..Default::default()
+        },
+        lmtp: lmtp::Config {
+            connections_each: 2,
+            ..Default::default()
+        },
+        ..Faces::default()
+    };
+    let (server, elsewhere) = limited(Default::default(), faces).await;
+    let one = (
+        Socket::open(&server, "/evergreen", &[]).await.unwrap(),
+        Socket::open(&server, "/lmtp", &[]).await.unwrap(),
+    );
+    // With the last place, and without one. Triton's requests have none.
+    let takes = |way: Way| !matches!(way.face(), sapwood_server::metrics::Face::Generate);
+    for way in WAYS {
+        let said = way.ask(server.address, "Hi").await;
+        assert_eq!(said.as_deref(), Ok("Hi"), "{way:?}");
+        let left = || {
+            let numbers = &server.shared.metrics;
+            (
+                numbers.evergreen.sessions_open.get(),
+                numbers.connections_open.get(),
+            ) == (0, 2)
+        };
+        until("its connection has gone", left).await;
+    }
+    let other = (
+        Socket::open(&server, "/evergreen", &[]).await.unwrap(),
+        Socket::open(&server, "/lmtp", &[]).await.unwrap(),
+    );
+    for way in WAYS {
+        let said = way.ask(server.address, "Hi").await;
+        if takes(way) {
+            let refused = said.unwrap_err();
+            let named = refused.contains("_each") || refused.contains("503");
+            assert!(named, "{way:?}: {refused}");
+        } else {
+            assert_eq!(said.as_deref(), Ok("Hi"), "{way:?}");
+        }
+        let said = way.ask(elsewhere.address, "Hi").await;
+        assert_eq!(said.as_deref(), Ok("Hi"), "{way:?}, from elsewhere");
+    }
+    let rejected = server.shared.metrics.rejected.with_label_values(&["share"]);
+    let taking = WAYS.into_iter().filter(|way| takes(*way)).count();
+    assert_eq!(rejected.get(), taking as u64);
+    drop((one, other));
+}
+
+#[tokio::test]
+async fn d_45_one_address_cannot_have_all_connections() {
+    let config = server::Config {
+        listener: listener::Config {
+            connections_each: 2,
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    let (server, elsewhere) = limited(config, Faces::default()).await;
+    let mut first = Wire::connect(server.address).await;
+    let mut second = Wire::connect(server.address).await;
+    for wire in [&mut first, &mut second] {
+        assert_eq!(wire.get("/livez").await.head.status, 200);
+    }
+    let third = Wire::connect(server.address).await.answer().await;
+    assert_eq!(third.head.status, 503);
+    assert!(
+        third.text().contains("limits.connections_each"),
+        "{}",
+        third.text()
+    );
+    let answer = Wire::connect(elsewhere.address).await.get("/livez").await;
+    assert_eq!(answer.head.status, 200);
+    // Who goes makes room.
+    drop(first);
+    until("a connection has gone", || {
+        server.shared.metrics.connections_open.get() == 1
+    })
+    .await;
+    let answer = Wire::connect(server.address).await.get("/livez").await;
+    assert_eq!(answer.head.status, 200);
+}
+
+#[tokio::test]
+async fn d_45_one_caller_cannot_have_all_bytes_that_sessions_hold() {
+    let faces = Faces {
+        evergreen: evergreen::Config {
+            retained_bytes: 150_000,
+            retained_bytes_each: 100_000,
+            ..Default::default()
+        },
+        ..Faces::default()
+    };
+    let mut server =
+        Running::start_faces(Default::default(), Kernel::new(), faces, Vec::new()).await;
+    let elsewhere = Proxy::from(Ipv4Addr::new(127, 0, 0, 2), server.address).await;
+    let overhead = 1 + 64 + 10;
+    // Inputs that are never ended.
+    let (hold, held) = mpsc::channel(1);
+    let first = call(&server, ReceiverStream::new(held), &[]).await.unwrap();
+    hold.send(fragments(vec![leaf("p", 0, 60_000 - overhead)]))
+        .await
+        .unwrap();
+    let numbers = server.shared.metrics.clone();
+    until("its bytes are counted", || {
+        numbers.evergreen.retained_bytes.get() == 60_000
+    })
+    .await;
+    for (more, past) in [(40_000, false), (40_001, true)] {
+        let message = fragments(vec![leaf("p", 0, more - overhead)]);
+        let sent = call(&server, futures::stream::iter([message]), &[])
+            .await
+            .unwrap();
+        let ended = timeout(Duration::from_secs(20), end(sent)).await.unwrap();
+        if past {
+            let status = ended.unwrap();
+            let limit = (status.detail("limit"), status.detail("value"));
+            assert_eq!(limit, (Some("retained_bytes_each"), Some("100001")));
+            assert!(status.message.contains("end inputs"), "{}", status.message);
+            assert_eq!(told(Some(status)), (8, "RETAINED_LIMIT".into()));
+        } else {
+            assert_eq!(told(ended), (0, String::new()));
+        }
+    }
+    // Everybody else has what is left.
+    server.address = elsewhere.address;
+    let message = fragments(vec![leaf("p", 0, 90_000 - overhead)]);
+    let sent = call(&server, futures::stream::iter([message]), &[])
+        .await
+        .unwrap();
+    assert_eq!(told(end(sent).await), (0, String::new()));
+    drop(hold);
+    assert!(end(first).await.is_none());
+}

@@ -1,0 +1,128 @@
+//! Whose turn it is where requests wait for a model (D-54).
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use futures::{FutureExt, StreamExt};
+use sapwood_engine::api::{Prompt, Request};
+use sapwood_engine::{Config, Engine, Handle, Owner, scripted};
+use sapwood_proto::time::Time;
+use sapwood_tests::proxy::Proxy;
+use sapwood_tests::{Running, until};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::{WAYS, Way};
+use crate::lmtp::{kernel, parrot};
+
+/// Requests of the caller with ten connections, and of the one with few.
+const MANY: usize = 10;
+const FEW: usize = 3;
+
+/// A model with one seat, so that the order in which requests end is that of their turns; and who has the seat first.
+struct Seat {
+    owner: Owner,
+    engine: Engine,
+    taken: Option<Handle>,
+    now: u64,
+}
+
+impl Seat {
+    /// A model whose seat is taken until it is let go.
+    fn taken(config: Config) -> Self {
+        let model = scripted::Config {
+            parallel: 1,
+            ..parrot()
+        };
+        let (owner, engine) = Owner::by_hand(sapwood_tests::scripted(model), config);
+        let mut request = Request::new(Prompt::Tokens(vec![7].into()));
+        (request.ignore_eos, request.max_tokens) = (true, Some(4_000));
+        let taken = Some(engine.submit(request).unwrap());
+        let mut seat = Self {
+            owner,
+            engine,
+            taken,
+            now: 0,
+        };
+        seat.step();
+        seat
+    }
+
+    fn step(&mut self) {
+        self.now += 1;
+        self.owner.step(Time::from_millis(self.now));
+        if let Some(taken) = &mut self.taken {
+            // Unread, it would have to leave its seat.
+            while let Some(Some(_)) = taken.next().now_or_never() {}
+        }
+    }
+
+    /// Waits until so many requests wait.
+    async fn waits_for(&mut self, count: u64) {
+        until("the request waits", || {
+            self.step();
+            self.engine.stats().requests_waiting.get() == count
+        })
+        .await;
+    }
+
+    /// Lets the seat go, steps until `count` requests have ended, and gives whose they were, in that order.
+    async fn ended(
+        &mut self,
+        answers: &mut mpsc::UnboundedReceiver<&'static str>,
+        count: usize,
+    ) -> Vec<&'static str> {
+        self.taken = None;
+        let mut order = Vec::new();
+        while order.len() < count {
+            let finished = &self.engine.stats().finished;
+            let done: u64 = finished.iter().map(|it| it.get()).sum();
+            if done > order.len() as u64 {
+                let answer = timeout(Duration::from_secs(20), answers.recv()).await;
+                order.extend(answer.expect("what ended is told"));
+            } else {
+                self.step();
+            }
+        }
+        order
+    }
+}
+
+/// What comes of ten connections by one way and three by another, from these two.
+async fn shared(many: (Way, &'static str), few: (Way, &'static str)) -> Vec<&'static str> {
+    let mut seat = Seat::taken(Config::default());
+    let kernel = kernel("parrot", seat.engine.clone());
+    let server = Running::start(kernel, Default::default(), Vec::new()).await;
+    let elsewhere = Proxy::from(Ipv4Addr::new(127, 0, 0, 2), server.address).await;
+    let (sender, mut answers) = mpsc::unbounded_channel();
+    let mut waiting = 0_u8;
+    for (way, name, address, count) in [
+        (many.0, many.1, server.address, MANY),
+        (few.0, few.1, elsewhere.address, FEW),
+    ] {
+        for index in 0..count {
+            // No two begin alike: who has the same prompt as another waits for it.
+            let first = char::from(b'a' + waiting);
+            let (sender, prompt) = (sender.clone(), format!("{first}{index}"));
+            tokio::spawn(async move {
+                let said = way.ask(address, &prompt).await;
+                assert_eq!(said, Ok(prompt), "{way:?}");
+                let _ = sender.send(name);
+            });
+            waiting += 1;
+            seat.waits_for(u64::from(waiting)).await;
+        }
+    }
+    seat.ended(&mut answers, MANY + FEW).await
+}
+
+/// Each way beside each other one: whoever has ten connections gets no more than whoever has few.
+#[tokio::test]
+async fn d_54_ten_connections_of_one_address_get_the_share_of_one() {
+    for (index, &many) in WAYS.iter().enumerate() {
+        let few = WAYS[(index + 3) % WAYS.len()];
+        let order = shared((many, "many"), (few, "few")).await;
+        let last = order.iter().rposition(|name| *name == "few").unwrap();
+        assert!(last <= 2 * FEW, "{many:?} beside {few:?}: {order:?}");
+    }
+}
