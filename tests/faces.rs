@@ -3,6 +3,7 @@
 //! Owns: [`Way`], every way in which a client gets a model to work, and one client for each. Refuses to know: what is
 //! particular to a face.
 
+mod ends;
 mod heads;
 mod shares;
 mod turns;
@@ -17,7 +18,10 @@ use sapwood_net::lmtp::Client;
 use sapwood_proto::lmtp::Generate;
 use sapwood_server::metrics::Face;
 use sapwood_tests::http::{Answer, Wire, post};
+use sapwood_tests::{Running, spawned, with_model};
 use serde_json::json;
+
+use crate::lmtp::parrot;
 
 /// How a client asks a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,14 +72,30 @@ impl Way {
 
     /// Asks `parrot` over a connection of its own: the text it says, or what came in its place.
     pub(crate) async fn ask(self, server: SocketAddr, prompt: &str) -> Result<String, String> {
+        self.ask_as(None, server, prompt).await
+    }
+
+    /// The same with a key.
+    pub(crate) async fn ask_as(
+        self,
+        key: Option<&str>,
+        server: SocketAddr,
+        prompt: &str,
+    ) -> Result<String, String> {
         match self {
-            Self::EvergreenGrpc => session(format!("http://{server}"), prompt).await,
-            Self::EvergreenSocket(query) => session(format!("ws://{server}/{query}"), prompt).await,
-            Self::Lmtp => lmtp(server, prompt).await,
-            Self::LmtpPost => lmtp_post(server, prompt).await,
-            Self::Generate | Self::GenerateStream | Self::Infer => self.http(server, prompt).await,
+            Self::EvergreenGrpc => session(format!("http://{server}"), key, prompt).await,
+            Self::EvergreenSocket(query) => {
+                session(format!("ws://{server}/{query}"), key, prompt).await
+            }
+            Self::Lmtp => lmtp(server, key, prompt).await,
+            Self::LmtpPost => lmtp_post(server, key, prompt).await,
+            Self::Generate | Self::GenerateStream | Self::Infer => {
+                self.http(server, key, prompt).await
+            }
             Self::StreamInfer => {
-                let address = sapwood_net::triton::Address::new(format!("triton+grpc://{server}"));
+                let mut address =
+                    sapwood_net::triton::Address::new(format!("triton+grpc://{server}"));
+                address.key = key.map(Into::into);
                 let client = sapwood_net::triton::Client::connect(&address)
                     .await
                     .map_err(told)?;
@@ -88,7 +108,12 @@ impl Way {
         }
     }
 
-    async fn http(self, server: SocketAddr, prompt: &str) -> Result<String, String> {
+    async fn http(
+        self,
+        server: SocketAddr,
+        key: Option<&str>,
+        prompt: &str,
+    ) -> Result<String, String> {
         let mut wire = Wire::connect(server).await;
         let (path, body) = match self {
             Self::Infer => {
@@ -102,7 +127,7 @@ impl Way {
             _ => ("generate", json!({"text_input": prompt})),
         };
         let path = format!("/v2/models/parrot/{path}");
-        let answer = wire.post(&path, &body.to_string()).await;
+        let answer = wire.ask(posted(&path, key, &body.to_string())).await;
         let answer = succeeded(answer)?;
         match self {
             Self::Infer => {
@@ -128,6 +153,13 @@ impl Way {
     }
 }
 
+/// A POST, of JSON or of lines.
+fn posted(path: &str, key: Option<&str>, body: &str) -> Vec<u8> {
+    let key = key.map(|key| format!("authorization: Bearer {key}"));
+    let headers: Vec<_> = key.as_deref().into_iter().collect();
+    post(path, &headers, body.as_bytes())
+}
+
 fn told(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
@@ -143,8 +175,11 @@ fn succeeded(answer: Answer) -> Result<Answer, String> {
     Err(format!("{} {}", answer.head.status, answer.text()))
 }
 
-async fn session(url: String, prompt: &str) -> Result<String, String> {
-    let address = sapwood_net::evergreen::Address::new(url);
+async fn session(url: String, key: Option<&str>, prompt: &str) -> Result<String, String> {
+    let mut address = sapwood_net::evergreen::Address::new(url);
+    if let Some(key) = key {
+        address = address.with_key(key);
+    }
     let session = Session::connect(&address, Default::default())
         .await
         .map_err(told)?;
@@ -161,13 +196,18 @@ async fn called(kernel: &Kernel, prompt: &str) -> Result<String, String> {
     Ok(text)
 }
 
-async fn lmtp(server: SocketAddr, prompt: &str) -> Result<String, String> {
-    let address = sapwood_net::lmtp::Address::parse(&format!("{server}/lmtp")).map_err(refused)?;
+async fn lmtp(server: SocketAddr, key: Option<&str>, prompt: &str) -> Result<String, String> {
+    let mut address =
+        sapwood_net::lmtp::Address::parse(&format!("{server}/lmtp")).map_err(refused)?;
+    if let Some(key) = key {
+        address = address.with_key(key);
+    }
     let client = Client::connect(address, Default::default())
         .await
         .map_err(refused)?;
     let wanted = Generate {
         prompt: prompt.bytes().map(u32::from).collect(),
+        max_tokens: 1_000,
         ..Generate::default()
     };
     let mut items = client.generate("parrot", wanted).await.map_err(refused)?;
@@ -181,12 +221,12 @@ async fn lmtp(server: SocketAddr, prompt: &str) -> Result<String, String> {
     String::from_utf8(said).map_err(told)
 }
 
-async fn lmtp_post(server: SocketAddr, prompt: &str) -> Result<String, String> {
+async fn lmtp_post(server: SocketAddr, key: Option<&str>, prompt: &str) -> Result<String, String> {
     let mut wire = Wire::connect(server).await;
     let prompt: Vec<_> = prompt.bytes().map(u32::from).collect();
-    let wanted = json!({"model": "parrot", "prompt": prompt, "stream_id": 1});
+    let wanted = json!({"model": "parrot", "prompt": prompt, "max_tokens": 1_000, "stream_id": 1});
     let line = format!("GENERATE {wanted}\n");
-    let request = post("/lmtp", &["content-type: text/plain"], line.as_bytes());
+    let request = posted("/lmtp", key, &line);
     let answer = succeeded(wire.ask(request).await)?;
     let mut said = Vec::new();
     for line in answer.text().lines() {
@@ -212,7 +252,12 @@ async fn every_face_has_its_ways() {
     for face in faces {
         assert!(WAYS.iter().any(|way| way.face() == face), "{}", face.name());
     }
-    let server = crate::lmtp::of_parrot().await;
+    let server = Running::start(
+        with_model(spawned(parrot())),
+        Default::default(),
+        Vec::new(),
+    )
+    .await;
     for way in WAYS {
         let said = way.ask(server.address, "Hi").await;
         assert_eq!(said.as_deref(), Ok("Hi"), "{way:?}");

@@ -9,17 +9,17 @@ use sapwood_tests::http::Wire;
 use sapwood_tests::proxy::Proxy;
 use sapwood_tests::raw::{call, end, fragments, leaf, told};
 use sapwood_tests::socket::Socket;
-use sapwood_tests::{Faces, Running, spawned, until};
+use sapwood_tests::{Faces, Running, spawned, until, with_model};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{WAYS, Way};
-use crate::lmtp::{kernel, parrot};
+use crate::lmtp::parrot;
 
 /// A server, and a way to it from another address.
 async fn limited(config: server::Config, faces: Faces) -> (Running, Proxy) {
-    let kernel = kernel("parrot", spawned(parrot()));
+    let kernel = with_model(spawned(parrot()));
     let server = Running::start_faces(config, kernel, faces, Vec::new()).await;
     let elsewhere = Proxy::from(Ipv4Addr::new(127, 0, 0, 2), server.address).await;
     (server, elsewhere)

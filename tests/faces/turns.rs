@@ -8,12 +8,12 @@ use sapwood_engine::api::{Prompt, Request};
 use sapwood_engine::{Config, Engine, Handle, Owner, scripted};
 use sapwood_proto::time::Time;
 use sapwood_tests::proxy::Proxy;
-use sapwood_tests::{Running, until};
+use sapwood_tests::{Running, until, with_model};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::{WAYS, Way};
-use crate::lmtp::{kernel, parrot};
+use crate::lmtp::parrot;
 
 /// Requests of the caller with ten connections, and of the one with few.
 const MANY: usize = 10;
@@ -91,7 +91,7 @@ impl Seat {
 /// What comes of ten connections by one way and three by another, from these two.
 async fn shared(many: (Way, &'static str), few: (Way, &'static str)) -> Vec<&'static str> {
     let mut seat = Seat::taken(Config::default());
-    let kernel = kernel("parrot", seat.engine.clone());
+    let kernel = with_model(seat.engine.clone());
     let server = Running::start(kernel, Default::default(), Vec::new()).await;
     let elsewhere = Proxy::from(Ipv4Addr::new(127, 0, 0, 2), server.address).await;
     let (sender, mut answers) = mpsc::unbounded_channel();
