@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sapwood_engine::scripted::Script;
+use sapwood_kernel::Name;
 use sapwood_proto::generated::inference::model_repository_parameter::ParameterChoice;
 use sapwood_proto::generated::inference::{
     ModelRepositoryParameter, RepositoryModelLoadRequest, RepositoryModelUnloadRequest,
 };
+use sapwood_server::allowance::{Allowance, Limits};
 use sapwood_server::auth::{Scope, Scopes};
 use sapwood_server::generate::{Config, Explicit, Failed, Model, Repository};
 use sapwood_tests::http::{Wire, post};
@@ -58,8 +60,16 @@ async fn server() -> (Running, Arc<Notes>) {
         },
         ..Faces::default()
     };
-    let mut keys = vec![key("admin", "sesame"), key("user", "barley")];
+    let mut keys = vec![
+        key("admin", "sesame"),
+        key("user", "barley"),
+        key("some", "rye"),
+    ];
     keys[1].scopes = Scopes::from_iter([Scope::Infer]);
+    keys[2].allowance = Some(Arc::new(Allowance::new(Limits {
+        models: Some([Name::new("other")].into()),
+        ..Limits::default()
+    })));
     let kernel = kernel(&[("m", script(Script::Echo))]);
     let server = Running::start_faces(Default::default(), kernel, faces, keys).await;
     (server, notes)
@@ -181,4 +191,32 @@ async fn tr_706_over_grpc_it_is_the_same() {
         *notes.0.lock().unwrap(),
         ["load m {}", "load x {}", "unload m"]
     );
+}
+
+#[tokio::test]
+async fn d_45_an_admin_of_some_models_changes_no_others() {
+    let (server, notes) = server().await;
+    let mut wire = Wire::connect(server.address).await;
+    for (name, does, status) in [
+        ("m", "load", 403),
+        ("m", "unload", 403),
+        ("nosuch", "unload", 403),
+        ("other", "unload", 200),
+    ] {
+        let path = format!("/v2/repository/models/{name}/{does}");
+        let answer = wire
+            .ask(post(&path, &["authorization: Bearer rye"], b"{}"))
+            .await;
+        assert_eq!(answer.head.status, status, "{does} {name}");
+    }
+    let mut grpc = Grpc::connect(&server).await;
+    let mut unload = Request::new(RepositoryModelUnloadRequest {
+        model_name: "m".into(),
+        ..RepositoryModelUnloadRequest::default()
+    });
+    let value = "Bearer rye".parse().unwrap();
+    unload.metadata_mut().insert("authorization", value);
+    let refused = grpc.send::<_, ()>("RepositoryModelUnload", unload).await;
+    assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
+    assert_eq!(*notes.0.lock().unwrap(), ["unload other"]);
 }

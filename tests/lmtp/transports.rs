@@ -351,8 +351,12 @@ async fn lm_108_keys_are_asked_for_before_the_upgrade() {
             let named = Socket::open(&server, &format!("{path}?key=secret"), &[]).await;
             assert_eq!(named.is_ok(), query_key);
         }
-        let (head, _) = http(&server, "POST /lmtp", "X {}").await;
-        assert!(head.starts_with("http/1.1 401"), "{head}");
+        // A request that only says that it becomes a WebSocket shows its key as others do.
+        let said = "POST /lmtp?key=secret\nupgrade: websocket\nconnection: upgrade";
+        for asked in ["POST /lmtp", said] {
+            let (head, _) = http(&server, asked, "X {}").await;
+            assert!(head.starts_with("http/1.1 401"), "{head}");
+        }
         let (head, _) = http(&server, "POST /lmtp\nauthorization: Bearer secret", "X {}").await;
         assert!(head.starts_with("http/1.1 200"), "{head}");
     }

@@ -12,6 +12,7 @@ mod log_queue;
 mod logs;
 mod models;
 mod output;
+mod plain;
 mod progress;
 mod repository;
 mod sampling;

@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::config::environment::no_colour;
 use crate::failure::Failure;
 use crate::logs::Stderr;
+use crate::plain::plain;
 
 /// Writes data, at once.
 ///
@@ -18,6 +19,18 @@ pub(crate) fn data(bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
     let mut out = stdout().lock();
     out.write_all(bytes.as_ref())?;
     Ok(out.flush()?)
+}
+
+/// Writes text that others wrote, at once: on a terminal without orders to it.
+///
+/// # Errors
+/// As [`data`].
+pub(crate) fn foreign(text: &str) -> Result<(), Failure> {
+    if stdout().is_terminal() {
+        data(plain(text).as_bytes())
+    } else {
+        data(text)
+    }
 }
 
 /// Writes one value as a line of JSON, indented on a terminal.
@@ -42,13 +55,19 @@ pub(crate) fn say(line: impl AsRef<str>) {
 
 /// Tells the user something of little weight.
 pub(crate) fn whisper(line: impl AsRef<str>) {
-    say(paint(Style::Dim, line.as_ref()));
+    say(paint(Style::Dim, &plain(line.as_ref())));
 }
 
 /// The last line of a command that failed.
 pub(crate) fn complain(failure: &Failure) {
     if !failure.message.is_empty() {
-        say(format!("{} {failure}", paint(Style::Red, "sapwood:")));
+        let failure = failure.to_string();
+        let told = if stderr().is_terminal() {
+            plain(&failure)
+        } else {
+            failure.as_str().into()
+        };
+        say(format!("{} {told}", paint(Style::Red, "sapwood:")));
     }
 }
 

@@ -94,21 +94,36 @@ impl Repository for Models {
         config: Option<String>,
     ) -> BoxFuture<'static, Result<generate::Model, Failed>> {
         let (inner, name) = (Arc::clone(&self.0), name.to_owned());
-        async move { inner.load(&name, config.as_deref()).await }.boxed()
+        to_its_end(async move { inner.load(&name, config.as_deref()).await })
     }
 
     fn unload(&self, name: &str) -> BoxFuture<'static, Result<(), Failed>> {
         let (inner, name) = (Arc::clone(&self.0), name.to_owned());
-        async move {
+        to_its_end(async move {
             if !inner.planned.contains_key(&name) {
                 return Err(Failed::Unknown);
             }
             let _changing = inner.change(&name).await;
             inner.take_out(&name).await;
             Ok(())
-        }
-        .boxed()
+        })
     }
+}
+
+/// Makes a change in a task of its own: one that stopped half-way, because whoever asked for it went away, would leave a model
+/// that is for ever about to come or to go, and a server that is not ready.
+fn to_its_end<T: Send + 'static>(
+    change: impl Future<Output = Result<T, Failed>> + Send + 'static,
+) -> BoxFuture<'static, Result<T, Failed>> {
+    // Nothing begins before whoever asked waits for it, as with any future.
+    async move {
+        let changed = tokio::spawn(change).await;
+        changed.unwrap_or_else(|why| {
+            tracing::error!(%why, "a change of the models ended unexpectedly");
+            Err(Failed::Broken)
+        })
+    }
+    .boxed()
 }
 
 impl Inner {
@@ -345,6 +360,26 @@ mod tests {
         assert_eq!(error.code().name(), "unavailable");
         assert!(error.to_string().contains("was unloaded"), "{error}");
         models.load("slow", None).await.unwrap();
+        let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
+        assert_eq!(run.next().await.unwrap().unwrap(), "a");
+    }
+
+    /// Who asks for a change and goes away has asked for all of it.
+    #[tokio::test]
+    async fn tr_706_a_change_that_has_begun_comes_to_its_end() {
+        let (models, kernel, _) = begun().await;
+        let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
+        assert_eq!(run.next().await.unwrap().unwrap(), "a");
+        let mut unloading = models.unload("slow");
+        assert!(futures::poll!(&mut unloading).is_pending());
+        drop(unloading);
+        let error = run.next().await.unwrap().unwrap_err();
+        assert!(error.to_string().contains("was unloaded"), "{error}");
+        let mut loading = models.load("slow", None);
+        assert!(futures::poll!(&mut loading).is_pending());
+        drop(loading);
+        // Changes are made one after the other: this one ends after that.
+        models.unload("m").await.unwrap();
         let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
         assert_eq!(run.next().await.unwrap().unwrap(), "a");
     }

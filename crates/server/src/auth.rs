@@ -212,7 +212,7 @@ impl Auth {
     /// The headers of a request, the key of the query among them if that is accepted; a header wins.
     fn headers<'a>(&self, request: &'a Parts) -> Cow<'a, HeaderMap> {
         let headers = &request.headers;
-        if !self.query_key || !websocket::is_asked(headers) || presented(headers).is_some() {
+        if !self.query_key || !websocket::is_handshake(request) || presented(headers).is_some() {
             return Cow::Borrowed(headers);
         }
         let mut pairs = request.uri.query().unwrap_or_default().split('&');

@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::{BufMut, Bytes};
+use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use hyper::upgrade::OnUpgrade;
 use sapwood_proto::code::Code;
@@ -87,6 +88,14 @@ pub(crate) fn is_asked(headers: &HeaderMap) -> bool {
     has_token(headers, header::UPGRADE, "websocket")
 }
 
+/// Whether a request is the handshake of a WebSocket, and nothing that only says so: no browser sends that for a form or a link.
+pub(crate) fn is_handshake(request: &Parts) -> bool {
+    request.method == Method::GET
+        && is_asked(&request.headers)
+        && has_token(&request.headers, header::CONNECTION, "upgrade")
+        && request.headers.contains_key(header::SEC_WEBSOCKET_KEY)
+}
+
 impl Asked {
     /// Looks at a request.
     ///
@@ -112,6 +121,11 @@ impl Asked {
         let Some(key) = headers.get(header::SEC_WEBSOCKET_KEY).cloned() else {
             return Err(malformed("The header Sec-WebSocket-Key is missing."));
         };
+        // Its bytes would be read as frames here and as a body by a proxy on the way.
+        let length = headers.get(header::CONTENT_LENGTH);
+        if headers.contains_key(header::TRANSFER_ENCODING) || length.is_some_and(|it| it != "0") {
+            return Err(malformed("A request that becomes a WebSocket has no body."));
+        }
         let offered = tokens(headers, header::SEC_WEBSOCKET_PROTOCOL);
         let offered = offered.map(ToOwned::to_owned).collect();
         let extensions = request.extensions_mut();

@@ -89,7 +89,9 @@ async fn ev_701_unknown_subprotocols_select_nothing_and_a_plain_get_is_426_or_th
         socket.headers["sec-websocket-protocol"],
         "evergreen.v2.json"
     );
+    let with_body = format!("GET /evergreen HTTP/1.1\r\nhost: x\r\n{upgrade}content-length: 5\r\n");
     for (request, expect) in [
+        (with_body.as_str(), "HTTP/1.1 400 "),
         ("GET /evergreen HTTP/1.1\r\nhost: x\r\n", "HTTP/1.1 426 "),
         ("GET / HTTP/1.1\r\nhost: x\r\n", "HTTP/1.1 200 "),
         (

@@ -300,7 +300,7 @@ impl<'a> Talk<'a> {
                 },
                 Some(piece) = pace.next() => {
                     text.push_str(&piece);
-                    output::data(&piece)?;
+                    output::foreign(&piece)?;
                 }
                 _ = interrupts.recv() => break (Ended::Cancelled, asked.elapsed()),
             }

@@ -52,7 +52,7 @@ impl Models {
                 spec.description
             )
         });
-        output::data(models.chain(functions).collect::<String>())?;
+        output::foreign(&models.chain(functions).collect::<String>())?;
         Ok(Exit::Ok)
     }
 }

@@ -1,7 +1,7 @@
 //! `sapwood run NAME`: calls a function and writes what it gives, as it comes.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -13,6 +13,7 @@ use tokio::io::AsyncReadExt;
 use super::{Common, PlaceFlags};
 use crate::client::{self, Place, told};
 use crate::failure::{Exit, Failure};
+use crate::plain::Pieces;
 use crate::{output, sampling};
 
 #[derive(Debug, Args)]
@@ -232,14 +233,21 @@ const TARGET: &str = "target";
 
 /// Where the data goes.
 enum Sink {
-    Standard { newline: bool },
+    /// On a terminal, what others wrote is shown and not obeyed.
+    Standard {
+        newline: bool,
+        pieces: Option<Pieces>,
+    },
     File(File),
 }
 
 impl Sink {
     fn open(path: Option<&std::path::Path>) -> Result<Self, Failure> {
         let Some(path) = path else {
-            return Ok(Self::Standard { newline: true });
+            return Ok(Self::Standard {
+                newline: true,
+                pieces: std::io::stdout().is_terminal().then(Pieces::default),
+            });
         };
         let file = File::create(path)
             .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))?;
@@ -248,9 +256,12 @@ impl Sink {
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         match self {
-            Self::Standard { newline } => {
+            Self::Standard { newline, pieces } => {
                 *newline = bytes.last().map_or(*newline, |last| *last == b'\n');
-                output::data(bytes)
+                match pieces {
+                    Some(pieces) => output::data(pieces.next(bytes)),
+                    None => output::data(bytes),
+                }
             }
             Self::File(file) => Ok(file.write_all(bytes)?),
         }
@@ -262,9 +273,8 @@ impl Sink {
 
     /// A terminal's next prompt belongs on a line of its own; files and pipes get the bytes alone.
     fn end(self) -> Result<(), Failure> {
-        use std::io::IsTerminal;
         match self {
-            Self::Standard { newline: false } if std::io::stdout().is_terminal() => {
+            Self::Standard { newline: false, .. } if std::io::stdout().is_terminal() => {
                 output::data("\n")
             }
             _ => Ok(()),

@@ -220,7 +220,7 @@ pub(super) fn version(text: &str) -> Result<u64, Failure> {
 }
 
 /// OA-905.
-fn foreign() -> Failure {
+pub(super) fn foreign() -> Failure {
     let message = "insufficient_scope: this key may not use this model";
     Failure::new(Code::PermissionDenied, message)
 }

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use http::{Extensions, StatusCode};
+use sapwood_kernel::Name;
 use sapwood_proto::code::Code;
 
-use super::catalogue::Catalogue;
+use super::catalogue::{Catalogue, foreign};
 use super::failure::Failure;
 use super::options::Model;
 use crate::auth::Scope;
@@ -82,12 +83,17 @@ impl Asked {
     }
 }
 
-/// Who may change the repository, and whether anybody may.
+/// Who may change this model of the repository, and whether anybody may. A key for some models changes no others.
 pub(super) fn allowed<'a>(
     catalogue: &'a Catalogue,
     extensions: &Extensions,
+    model: &str,
 ) -> Result<&'a Explicit, Failure> {
-    Caller::of(extensions)?.require(Scope::Admin)?;
+    let caller = Caller::of(extensions)?;
+    caller.require(Scope::Admin)?;
+    if !caller.may_use(&Name::shared(model)) {
+        return Err(foreign());
+    }
     catalogue.config.repository.as_ref().ok_or_else(|| {
         let message = "explicit model load / unload is not allowed if polling is enabled";
         Failure::new(Code::Unavailable, message)

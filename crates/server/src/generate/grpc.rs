@@ -230,9 +230,9 @@ fn grpc_code(failure: &Failure) -> tonic::Code {
         Code::NotFound => tonic::Code::NotFound,
         Code::RateLimited => tonic::Code::ResourceExhausted,
         Code::Unimplemented => tonic::Code::Unimplemented,
-        Code::PermissionDenied | Code::Overloaded | Code::Unavailable | Code::DeadlineExceeded => {
-            tonic::Code::Unavailable
-        }
+        // A client asks again after UNAVAILABLE, and would for ever.
+        Code::PermissionDenied => tonic::Code::PermissionDenied,
+        Code::Overloaded | Code::Unavailable | Code::DeadlineExceeded => tonic::Code::Unavailable,
         Code::Truncated | Code::UpstreamFailed | Code::ControllerFailed | Code::Internal => {
             tonic::Code::Internal
         }
@@ -256,7 +256,7 @@ mod tests {
             (Code::LimitExceeded, tonic::Code::InvalidArgument),
             (Code::Cancelled, tonic::Code::Cancelled),
             (Code::Unauthenticated, tonic::Code::Unauthenticated),
-            (Code::PermissionDenied, tonic::Code::Unavailable),
+            (Code::PermissionDenied, tonic::Code::PermissionDenied),
             (Code::NotFound, tonic::Code::NotFound),
             (Code::RateLimited, tonic::Code::ResourceExhausted),
             (Code::Unimplemented, tonic::Code::Unimplemented),

@@ -40,7 +40,7 @@ pub(super) async fn answer(
         Route::Unload(name) => (name, false),
         _ => return Err(upload.refuse(named(), &catalogue.config).await),
     };
-    let explicit = match allowed(catalogue, &parts.extensions) {
+    let explicit = match allowed(catalogue, &parts.extensions, &name) {
         Ok(explicit) => explicit,
         Err(failure) => return Err(upload.refuse(failure, &catalogue.config).await),
     };

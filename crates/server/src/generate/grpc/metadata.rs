@@ -130,7 +130,7 @@ async fn load(
 ) -> Result<(), Failure> {
     let (_, extensions, message) = request.into_parts();
     is_the_one(&message.repository_name)?;
-    let explicit = allowed(catalogue, &extensions)?;
+    let explicit = allowed(catalogue, &extensions, &message.model_name)?;
     let mut said = control::Asked::default();
     for (name, value) in &message.parameters {
         let text = match &value.parameter_choice {
@@ -149,7 +149,7 @@ async fn unload(
 ) -> Result<(), Failure> {
     let (_, extensions, message) = request.into_parts();
     is_the_one(&message.repository_name)?;
-    let explicit = allowed(catalogue, &extensions)?;
+    let explicit = allowed(catalogue, &extensions, &message.model_name)?;
     act(catalogue, explicit, &message.model_name, Act::Unload).await
 }
 
