@@ -1,12 +1,16 @@
 //! Which models there are, and what is said of them.
 
+use std::sync::Arc;
+
 use sapwood_kernel::Kernel;
+use sapwood_server::allowance::{Allowance, Limits};
 use sapwood_server::auth::Fingerprint;
 use serde_json::{Value, json};
 
 use super::transports::http;
 use super::{chatter, client, kernel, message, of_parrot, parrot, stepped, stream, told};
-use sapwood_tests::{Running, spawned};
+use sapwood_tests::socket::Socket;
+use sapwood_tests::{Faces, Running, key, spawned};
 
 #[tokio::test]
 async fn lm_331_a_model_says_what_it_is() {
@@ -105,6 +109,30 @@ async fn lm_951_a_tokenizer_says_what_it_is_and_where_it_is_to_be_had() {
     let file: Value = serde_json::from_str(&body).unwrap();
     let vocabulary = file["model"]["vocab"].as_object().unwrap();
     assert_eq!(vocabulary.len(), 32_000);
+}
+
+/// What a key may not use and what is not there are told alike.
+#[tokio::test]
+async fn d_45_a_key_for_some_models_learns_nothing_of_the_others() {
+    let mut some = key("anna", "rye");
+    some.allowance = Some(Arc::new(Allowance::new(Limits {
+        models: Some(["mine".into()].into()),
+        ..Limits::default()
+    })));
+    let kernel = kernel("parrot", spawned(parrot()));
+    let server = Running::start_faces(Default::default(), kernel, Faces::default(), vec![some]).await;
+    let bearer = [("authorization", "Bearer rye")];
+    let mut socket = Socket::open(&server, "/lmtp", &bearer).await.unwrap();
+    for (name, expect) in [
+        ("parrot", "insufficient_scope"),
+        ("nobody", "insufficient_scope"),
+        ("mine", "model_not_found"),
+    ] {
+        let asked = format!(r#"MODEL_INFO {{"stream_id":1,"model":"{name}"}}"#);
+        socket.say(&asked).await;
+        let (_, items) = message(&mut socket).await;
+        assert_eq!(items[0]["code"], json!(expect), "{name}");
+    }
 }
 
 #[tokio::test]

@@ -8,8 +8,10 @@ use std::task::{Context, Poll, Waker};
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
+use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Reason, Status};
 use sapwood_proto::session::{ActionKey, CancelledBy, Start};
+use sapwood_proto::shown::shown;
 
 use super::action::{Ended, Serving};
 use super::doorbell::Doorbell;
@@ -20,6 +22,7 @@ use super::{OFFER, Options, bind, failure, reserved};
 use crate::Result;
 use crate::cancel::Cancel;
 use crate::error::Error;
+use crate::function::Fun;
 use crate::kernel::Kernel;
 
 /// Every action in progress.
@@ -95,6 +98,23 @@ impl Runs {
         })
     }
 
+    /// What the client may know of. What it may not and what is not there are told alike, and without the names of others.
+    fn known(&self, found: Result<Fun>, name: &str) -> Result<Fun> {
+        let Some(models) = &self.options.models else {
+            return found;
+        };
+        let permitted = |function: &Fun| {
+            let spec = function.spec();
+            !spec.model || models.contains(&spec.name)
+        };
+        found.ok().filter(permitted).ok_or_else(|| Error::Fault {
+            code: Code::PermissionDenied,
+            reason: "insufficient_scope",
+            message: format!("this key may call nothing of the name {:?}", shown(name)),
+            retry_after: None,
+        })
+    }
+
     fn bind(&self, start: &Start) -> Result<bind::Bound> {
         let kernel = self.offers.as_ref().map_or(&self.kernel, Offers::kernel);
         let function = match &self.offers {
@@ -103,7 +123,7 @@ impl Runs {
                 let what = format!("{OFFER} in the dialect {}", self.options.dialect.name());
                 return Err(Error::Unimplemented { what });
             }
-            _ => kernel.get(&start.name)?,
+            _ => self.known(kernel.get(&start.name), &start.name)?,
         };
         let references = self.references.as_ref();
         bind::bind(

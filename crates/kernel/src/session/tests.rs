@@ -383,6 +383,28 @@ async fn a_panic_in_a_function_is_internal_and_not_the_end_of_the_server() {
     assert!(!status.message.contains("secret"));
 }
 
+/// A key for some models learns nothing of the others, not even whether they are there.
+#[tokio::test(start_paused = true)]
+async fn d_45_what_a_client_may_not_know_is_told_as_what_is_not_there() {
+    let mut hidden = Spec::new("hidden", "");
+    hidden.model = true;
+    let hidden = raw(hidden, |_| stream::empty().boxed());
+    let options = Options {
+        partial_failure: true,
+        models: Some(Arc::new(["mine".into()].into())),
+        ..Options::default()
+    };
+    let mut probe = Probe::open([hidden], options);
+    let asked = ["hidden", "nobody"].map(|name| action(name, &[], &[("response", name)]));
+    probe.send(vec![], asked.to_vec()).await;
+    for name in ["hidden", "nobody"] {
+        let status = probe.complete(name).await.status.unwrap();
+        assert_eq!(status.code, Code::PermissionDenied, "{status:?}");
+        let expect = format!("this key may call nothing of the name \"{name}\"");
+        assert_eq!(status.message, expect);
+    }
+}
+
 /// EV-950
 #[tokio::test(start_paused = true)]
 async fn ev_950_a_session_and_an_action_end_in_time() {

@@ -118,13 +118,15 @@ pub(super) struct Permitted<'a> {
 
 impl Permitted<'_> {
     fn known(&self, name: &str) -> Result<(Name, Arc<Model>), Reason> {
-        let (name, known) = self.catalog.model(name)?;
         let limits = self.allowance.as_ref().map(|allowance| allowance.limits());
         let models = limits.and_then(|limits| limits.models.as_ref());
-        if models.is_some_and(|models| !models.contains(&name)) {
-            return Err(Reason::InsufficientScope);
+        let may = |name: &Name| models.is_none_or(|models| models.contains(name));
+        match self.catalog.model(name) {
+            Ok((name, known)) if may(&name) => Ok((name, known.model)),
+            Err(why) if may(&Name::shared(name)) => Err(why),
+            // Whether it is there, and how it is, is told to those who may use it.
+            _ => Err(Reason::InsufficientScope),
         }
-        Ok((name, known.model))
     }
 }
 
