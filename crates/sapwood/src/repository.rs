@@ -367,7 +367,7 @@ mod tests {
     /// Who asks for a change and goes away has asked for all of it.
     #[tokio::test]
     async fn tr_706_a_change_that_has_begun_comes_to_its_end() {
-        let (models, kernel, _) = begun().await;
+        let (models, kernel, shared) = begun().await;
         let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
         assert_eq!(run.next().await.unwrap().unwrap(), "a");
         let mut unloading = models.unload("slow");
@@ -375,11 +375,13 @@ mod tests {
         drop(unloading);
         let error = run.next().await.unwrap().unwrap_err();
         assert!(error.to_string().contains("was unloaded"), "{error}");
+        let mut changes = shared.health.changes();
         let mut loading = models.load("slow", None);
         assert!(futures::poll!(&mut loading).is_pending());
         drop(loading);
-        // Changes are made one after the other: this one ends after that.
-        models.unload("m").await.unwrap();
+        while shared.health.ready().is_err() {
+            changes.changed().await.unwrap();
+        }
         let mut run = kernel.run::<String>("slow", args! { prompt: "x" });
         assert_eq!(run.next().await.unwrap().unwrap(), "a");
     }
