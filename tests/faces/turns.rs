@@ -35,7 +35,7 @@ impl Seat {
             ..parrot()
         };
         let (owner, engine) = Owner::by_hand(sapwood_tests::scripted(model), config);
-        let mut request = Request::new(Prompt::Tokens(vec![7].into()));
+        let mut request = Request::new(Prompt::Tokens(vec![7]));
         (request.ignore_eos, request.max_tokens) = (true, Some(4_000));
         let taken = Some(engine.submit(request).unwrap());
         let mut seat = Self {
@@ -69,7 +69,7 @@ impl Seat {
     /// Lets the seat go, steps until `count` requests have ended, and gives whose they were, in that order.
     async fn ended(
         &mut self,
-        answers: &mut mpsc::UnboundedReceiver<&'static str>,
+        answers: &mut mpsc::Receiver<&'static str>,
         count: usize,
     ) -> Vec<&'static str> {
         self.taken = None;
@@ -94,7 +94,7 @@ async fn shared(many: (Way, &'static str), few: (Way, &'static str)) -> Vec<&'st
     let kernel = with_model(seat.engine.clone());
     let server = Running::start(kernel, Default::default(), Vec::new()).await;
     let elsewhere = Proxy::from(Ipv4Addr::new(127, 0, 0, 2), server.address).await;
-    let (sender, mut answers) = mpsc::unbounded_channel();
+    let (sender, mut answers) = mpsc::channel(1024);
     let mut waiting = 0_u8;
     for (way, name, address, count) in [
         (many.0, many.1, server.address, MANY),
@@ -107,7 +107,7 @@ async fn shared(many: (Way, &'static str), few: (Way, &'static str)) -> Vec<&'st
             tokio::spawn(async move {
                 let said = way.ask(address, &prompt).await;
                 assert_eq!(said, Ok(prompt), "{way:?}");
-                let _ = sender.send(name);
+                let _ = sender.send(name).await;
             });
             waiting += 1;
             seat.waits_for(u64::from(waiting)).await;

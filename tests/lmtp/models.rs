@@ -120,7 +120,8 @@ async fn d_45_a_key_for_some_models_learns_nothing_of_the_others() {
         ..Limits::default()
     })));
     let kernel = kernel("parrot", spawned(parrot()));
-    let server = Running::start_faces(Default::default(), kernel, Faces::default(), vec![some]).await;
+    let server =
+        Running::start_faces(Default::default(), kernel, Faces::default(), vec![some]).await;
     let bearer = [("authorization", "Bearer rye")];
     let mut socket = Socket::open(&server, "/lmtp", &bearer).await.unwrap();
     for (name, expect) in [
@@ -171,7 +172,7 @@ async fn lm_332_a_model_that_is_loading_says_what_its_file_says() {
     };
     let mut spec = sapwood_kernel::Spec::new("later", "");
     spec.model = true;
-    spec.facts = Some(std::sync::Arc::new(facts));
+    spec.facts = Some(Arc::new(facts));
     let kernel = Kernel::new();
     let none = |_| Box::pin(futures::stream::empty()) as sapwood_kernel::Chunks;
     kernel.add(sapwood_kernel::raw(spec, none)).unwrap();

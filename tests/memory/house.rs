@@ -72,7 +72,10 @@ impl House {
     pub(super) async fn left(&self) -> isize {
         let numbers = &self.server.shared.metrics;
         until("everybody is gone", || numbers.connections_open.get() == 0).await;
-        assert_eq!(numbers.lmtp.connections_open.get(), 0);
+        until("every connection is told to be over", || {
+            numbers.lmtp.connections_open.get() == 0
+        })
+        .await;
         let open = ["lmtp", "generate"].map(|face| numbers.streams_open.with_label_values(&[face]));
         until("no stream is open", || {
             open.iter().all(|open| open.get() == 0)

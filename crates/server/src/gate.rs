@@ -101,6 +101,16 @@ impl Gate {
             .layer(from_fn(checked))
             .layer(from_fn_with_state(before, pass))
     }
+
+    /// What every answer says, whoever gives it: which pages may read it, and that a server that drains takes nothing more.
+    fn sign(&self, asked: &HeaderMap, answer: &mut Response<Body>) {
+        self.origin.share(asked, answer.headers_mut());
+        let draining = self.shared.drain.phase() >= Phase::Refusing;
+        if draining && answer.version() < http::Version::HTTP_2 {
+            let close = HeaderValue::from_static("close");
+            answer.headers_mut().insert(CONNECTION, close);
+        }
+    }
 }
 
 /// Refuses what was not looked at, whatever that is the fault of: the wall behind the gate.
@@ -145,7 +155,9 @@ async fn pass(State(before): State<Arc<Before>>, request: Request, next: Next) -
             parts.extensions.insert(id.clone());
             parts.extensions.insert(deadline);
             let request = Request::from_parts(parts, body);
-            let handled = gate.handle(request, next, deadline, &id, identity);
+            // What is open to everybody has no streams of requests.
+            let streams = before.kind == Kind::Grpc && before.access != Access::Open;
+            let handled = gate.handle(request, next, deadline, &id, identity, streams);
             let handled = trail.clone().follow(handled);
             let mut answer = match revocation.within(handled).await {
                 Some(answer) => answer,
@@ -161,12 +173,7 @@ async fn pass(State(before): State<Arc<Before>>, request: Request, next: Next) -
     if let Some(allowance) = &allowance {
         allowance.tell(answer.headers_mut());
     }
-    gate.origin.share(&asked, answer.headers_mut());
-    if gate.shared.drain.phase() >= Phase::Refusing && answer.version() < http::Version::HTTP_2 {
-        answer
-            .headers_mut()
-            .insert(CONNECTION, HeaderValue::from_static("close"));
-    }
+    gate.sign(&asked, &mut answer);
     let face: Option<Face> = answer.extensions().get().copied();
     trail.note(|entry| {
         entry.face = face;
@@ -278,16 +285,21 @@ impl Gate {
         Deadline(deadline): Deadline,
         id: &RequestId,
         caller: Identity,
+        streams: bool,
     ) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
         let asked = parts.headers.clone();
         let path = parts.uri.path().to_owned();
         // Over gRPC a body is a stream that may be silent; its faces have limits of their own.
-        let (body, arrival, framing) = if is_grpc(&asked) {
-            (body, Arc::default(), Framing::Grpc)
+        let framing = if is_grpc(&asked) {
+            Framing::Grpc
         } else {
-            let (body, arrival) = Arriving::watching(body, self.patience.body_idle);
-            (body, arrival, Framing::Lines)
+            Framing::Lines
+        };
+        let (body, arrival) = if streams && framing == Framing::Grpc {
+            (body, Arc::default())
+        } else {
+            Arriving::watching(body, self.patience.body_idle)
         };
         let intake = Intake::new(Arc::clone(&self.bodies), caller);
         let body = intake.charging(body, framing);

@@ -31,7 +31,8 @@ pub(crate) fn routes(
     };
     // Older tools know the alpha name of reflection only.
     let routes = vec![
-        service(Access::Open, health),
+        // It stands open, and asks for the name of a service.
+        service(Access::Open, health.max_decoding_message_size(1024)),
         service(Access::Needs(Scope::Infer), reflection().build_v1()?),
         service(Access::Needs(Scope::Infer), reflection().build_v1alpha()?),
     ];

@@ -1,4 +1,4 @@
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Mutex};
 
 use futures::executor::block_on;
@@ -6,9 +6,9 @@ use futures::executor::block_on;
 use super::*;
 
 /// Work that waits until it is let go, and tells when it has begun.
-fn held(pool: &Pool, turn: u64, size: Size) -> (Running<()>, Sender<()>) {
-    let (go, gate) = mpsc::channel::<()>();
-    let (begun, has_begun) = mpsc::channel();
+fn held(pool: &Pool, turn: u64, size: Size) -> (Running<()>, SyncSender<()>) {
+    let (go, gate) = mpsc::sync_channel::<()>(8);
+    let (begun, has_begun) = mpsc::sync_channel(8);
     let running = pool.run(turn, size, move || {
         begun.send(()).unwrap();
         // Whoever drops the sender lets it go, too.
@@ -24,7 +24,7 @@ fn noted(
     turn: u64,
     size: Size,
     name: &'static str,
-    notes: &Sender<&'static str>,
+    notes: &SyncSender<&'static str>,
 ) -> Running<()> {
     let notes = notes.clone();
     pool.run(turn, size, move || notes.send(name).unwrap())
@@ -39,7 +39,7 @@ fn d_54_work_is_taken_from_one_caller_after_the_other() {
     let pool = Pool::new(2);
     let (_large, _go) = held(&pool, 9, Size::Large);
     let (small, go) = held(&pool, 9, Size::Small);
-    let (notes, read) = mpsc::channel();
+    let (notes, read) = mpsc::sync_channel(8);
     let all = [
         noted(&pool, 1, Size::Small, "1a", &notes),
         noted(&pool, 1, Size::Small, "1b", &notes),
@@ -59,7 +59,7 @@ fn d_54_work_is_taken_from_one_caller_after_the_other() {
 fn small_work_does_not_wait_for_large_work_nor_large_for_all_small() {
     let pool = Pool::new(2);
     let (large, go_large) = held(&pool, 1, Size::Large);
-    let (notes, read) = mpsc::channel();
+    let (notes, read) = mpsc::sync_channel(8);
     let waiting = noted(&pool, 1, Size::Large, "large", &notes);
     block_on(noted(&pool, 1, Size::Small, "small", &notes)).unwrap();
     assert_eq!(drain(&read), ["small"], "a thread is kept for small work");
@@ -86,13 +86,13 @@ fn work_that_nobody_waits_for_is_not_begun_or_is_told_to_stop() {
     let pool = Pool::new(2);
     let (_large, _go) = held(&pool, 1, Size::Large);
     let (_small, go) = held(&pool, 1, Size::Small);
-    let (notes, read) = mpsc::channel();
+    let (notes, read) = mpsc::sync_channel(8);
     let dropped = noted(&pool, 2, Size::Small, "dropped", &notes);
     drop(dropped);
     assert_eq!(pool.stats().waiting, 0);
     drop(go);
-    let (begun, has_begun) = mpsc::channel();
-    let (ended, has_ended) = mpsc::channel();
+    let (begun, has_begun) = mpsc::sync_channel(8);
+    let (ended, has_ended) = mpsc::sync_channel(8);
     let running = pool.run(2, Size::Small, move || {
         begun.send(()).unwrap();
         while !stop::stopped() {

@@ -173,6 +173,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "one table")]
     fn d_47_every_list_of_a_message_is_counted_before_it_is_decoded() {
         const N: usize = 10_000;
         let none = InferTensorContents::default;

@@ -110,6 +110,10 @@ impl Upload {
     }
 
     /// Each piece is charged before it is there, and all but small bodies are unpacked where that holds up nobody.
+    #[expect(
+        clippy::needless_pass_by_ref_mut,
+        reason = "shared over an await, an upload would have to be Sync"
+    )]
     async fn unpack(&mut self, mut unpacking: Unpacking, max: usize) -> Result<Bytes, Failure> {
         let mut reservation = self.intake.as_ref().map(|intake| intake.reserve());
         let mut ended = self.read <= UNPACKED_HERE && unpacking.step(UNPACKED_HERE as usize)?;
