@@ -8,6 +8,8 @@ mod basics;
 mod calls;
 mod chat;
 mod mock;
+#[cfg(target_os = "linux")]
+mod peak;
 mod process;
 mod remote;
 mod secrets;

@@ -121,6 +121,11 @@ impl Serving {
         answer
     }
 
+    /// The number of its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         interrupt(&self.child, signal);
     }
