@@ -11,7 +11,7 @@
 use std::collections::HashSet;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub struct Limits {
 /// A key's limits and what is left of them.
 #[derive(Debug)]
 pub struct Allowance {
-    limits: Limits,
+    limits: RwLock<Arc<Limits>>,
     /// Whose prefixes are in the caches of engines.
     prefix_scope: u64,
     state: Mutex<State>,
@@ -63,16 +63,39 @@ impl Allowance {
             tokens: bucket(limits.tokens_per_minute),
         };
         Self {
-            limits,
+            limits: RwLock::new(Arc::new(limits)),
             prefix_scope: SCOPES.fetch_add(1, Ordering::Relaxed),
             state: Mutex::new(state),
         }
     }
 
-    /// What it was made with.
+    /// What may be used now.
     #[must_use]
-    pub const fn limits(&self) -> &Limits {
-        &self.limits
+    pub fn limits(&self) -> Arc<Limits> {
+        Arc::clone(&self.limits.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Puts other limits in force, for whatever is open too. Of what is limited as before, what is used stays used; of what
+    /// is limited otherwise, no more is left than there was.
+    pub(crate) fn renew(&self, limits: &Limits) {
+        let mut state = self.lock();
+        let State {
+            requests, tokens, ..
+        } = &mut *state;
+        for (bucket, per_minute) in [
+            (requests, limits.requests_per_minute),
+            (tokens, limits.tokens_per_minute),
+        ] {
+            let left = bucket.as_ref().map(|bucket| bucket.level);
+            if bucket.as_ref().map(|bucket| bucket.size) != per_minute {
+                *bucket = per_minute.map(Bucket::new);
+            }
+            if let (Some(bucket), Some(left)) = (bucket, left) {
+                bucket.level = bucket.level.min(left);
+            }
+        }
+        let limits = Arc::new(limits.clone());
+        *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
     }
 
     /// Where a client stands, in the headers that clients of OpenAI read; nothing for what is not limited.
@@ -100,7 +123,8 @@ impl Allowance {
 
     /// Begins a call of a model, which ends when what is returned is dropped.
     fn begin(self: &Arc<Self>, model: &Name) -> Result<Running> {
-        if let Some(models) = &self.limits.models
+        let limits = self.limits();
+        if let Some(models) = &limits.models
             && !models.contains(model)
         {
             return Err(Error::Fault {
@@ -111,7 +135,7 @@ impl Allowance {
             });
         }
         let mut state = self.lock();
-        if let Some(most) = self.limits.requests_running
+        if let Some(most) = limits.requests_running
             && state.running >= most
         {
             return Err(Error::RateLimited {

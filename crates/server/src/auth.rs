@@ -156,6 +156,7 @@ impl Key {
             scopes: self.scopes,
             allowance: self.allowance.clone(),
             fingerprint,
+            certificate: None,
         }
     }
 }
@@ -235,8 +236,8 @@ impl Auth {
         !self.keys().is_empty()
     }
 
-    /// Puts other keys in force; what callers of keys that are no longer there have open ends, and a key whose limits stay
-    /// as they are has used what it has used.
+    /// Puts other keys in force; what callers of keys that are no longer there have open ends. A key that is still there keeps
+    /// what is open, within its limits of now, and has used what it has used.
     pub fn replace(&self, mut keys: Vec<Key>) {
         let before = self.keys();
         for key in &mut keys {
@@ -244,8 +245,8 @@ impl Auth {
             if let (Some(allowance), Some(old)) = (
                 &mut key.allowance,
                 same.and_then(|old| old.allowance.as_ref()),
-            ) && allowance.limits() == old.limits()
-            {
+            ) {
+                old.renew(&allowance.limits());
                 *allowance = Arc::clone(old);
             }
         }
@@ -274,8 +275,11 @@ impl Auth {
                 key.map_or_else(Scopes::default, |key| key.scopes)
             }
             (Identity::Key(name), None) => {
-                let mut keys = keys.iter();
-                let key = keys.find(|key| key.name == *name && key.certificate.is_some());
+                let shown = |key: &&Key| key.name == *name && key.certificate == caller.certificate;
+                let key = keys
+                    .iter()
+                    .filter(|key| key.certificate.is_some())
+                    .find(shown);
                 key.map_or_else(Scopes::default, |key| key.scopes)
             }
             (Identity::Certificate(subject), _) => certified(&keys, subject).scopes,
@@ -340,12 +344,16 @@ impl Auth {
 fn certified(keys: &[Key], subject: &Arc<str>) -> Caller {
     let named = |key: &&Key| key.certificate.as_deref() == Some(&**subject);
     match keys.iter().find(named) {
-        Some(key) => key.caller(None),
+        Some(key) => Caller {
+            certificate: Some(Arc::clone(subject)),
+            ..key.caller(None)
+        },
         None => Caller {
             identity: Identity::Certificate(Arc::clone(subject)),
             scopes: INFER,
             allowance: None,
             fingerprint: None,
+            certificate: Some(Arc::clone(subject)),
         },
     }
 }
@@ -381,7 +389,10 @@ fn matching(keys: &[Key], secret: &str) -> Option<Caller> {
 
 #[cfg(test)]
 mod tests {
+    use sapwood_kernel::Name;
+
     use super::*;
+    use crate::allowance::Limits;
 
     const CALL: Access = Access::Needs(Scope::Infer);
     const SCRAPE: Access = Access::Needs(Scope::Metrics);
@@ -541,6 +552,14 @@ mod tests {
             keys[2].scopes = scopes;
             keys
         };
+        // The same entry, for another certificate.
+        let renamed = || {
+            let mut keys = all();
+            for key in &mut keys {
+                key.certificate = key.certificate.as_ref().map(|_| "robot-8".into());
+            }
+            keys
+        };
         let app = || request("x-api-key", "three", None);
         let robot = || request("", "", Some("robot-7"));
         for (before, asked, after, stands) in [
@@ -557,6 +576,7 @@ mod tests {
             // What no entry names may still call functions.
             (all(), request("", "", Some("x")), keys(), true),
             (all(), robot(), keys(), false),
+            (all(), robot(), renamed(), false),
             (Vec::new(), request("", "", None), keys(), false),
             (Vec::new(), request("", "", None), Vec::new(), true),
         ] {
@@ -572,6 +592,29 @@ mod tests {
                 "{caller:?}"
             );
         }
+    }
+
+    #[test]
+    fn d_45_new_limits_of_a_key_hold_for_what_it_has_open() {
+        let limited = |per_minute, models: Option<&str>| {
+            let mut keys = keys();
+            let models = models.map(|name| [Name::shared(name)].into());
+            keys[2].allowance = Some(Arc::new(Allowance::new(Limits {
+                models,
+                requests_per_minute: per_minute,
+                ..Limits::default()
+            })));
+            keys
+        };
+        let auth = Auth::new(limited(None, Some("alpha")));
+        let caller = auth
+            .check(CALL, &request("x-api-key", "three", None))
+            .unwrap();
+        assert!(caller.may_use(&Name::shared("alpha")));
+        auth.replace(limited(Some(5), Some("beta")));
+        assert!(!caller.may_use(&Name::shared("alpha")) && caller.may_use(&Name::shared("beta")));
+        let allowance = caller.allowance.unwrap();
+        assert_eq!(allowance.limits().requests_per_minute, Some(5));
     }
 
     #[test]

@@ -88,6 +88,8 @@ pub struct Caller {
     pub allowance: Option<Arc<Allowance>>,
     /// Which key it has shown; `None` if it needed none, or has shown a certificate.
     pub(crate) fingerprint: Option<Fingerprint>,
+    /// Which certificate it has shown instead: its subject.
+    pub(crate) certificate: Option<Arc<str>>,
 }
 
 impl Caller {
@@ -99,6 +101,7 @@ impl Caller {
             scopes,
             allowance: None,
             fingerprint: None,
+            certificate: None,
         }
     }
 
@@ -132,7 +135,7 @@ impl Caller {
     /// Whether the caller may know of this model, and call it.
     pub(crate) fn may_use(&self, model: &Name) -> bool {
         let limits = self.allowance.as_ref().map(|allowance| allowance.limits());
-        let models = limits.and_then(|limits| limits.models.as_ref());
+        let models = limits.as_ref().and_then(|limits| limits.models.as_ref());
         models.is_none_or(|models| models.contains(model))
     }
 }

@@ -230,6 +230,30 @@ async fn oa_905_a_key_may_use_its_models_alone() {
         .await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn oa_906_new_limits_hold_for_what_is_open_and_give_nothing_back() {
+    let (trail, allowance) = trail(limits(None, Some(2), None));
+    let kernel = kernel();
+    trail
+        .follow(async {
+            let call = || kernel.run::<String>("near", ());
+            assert!(call().await.is_ok());
+            allowance.renew(&limits(None, Some(100), None));
+            assert!(call().await.is_ok());
+            let error = call().await.unwrap_err();
+            assert_eq!(error.reason(), "RATE_LIMITED", "one was left of two");
+            allowance.renew(&limits(None, None, None));
+            assert!(call().await.is_ok());
+            let models = Some([Name::new("far")].into());
+            allowance.renew(&Limits {
+                models,
+                ..limits(None, None, None)
+            });
+            assert_eq!(call().await.unwrap_err().reason(), "insufficient_scope");
+        })
+        .await;
+}
+
 #[test]
 fn oa_906_times_are_spelled_as_clients_read_them() {
     for (milliseconds, spelled) in [

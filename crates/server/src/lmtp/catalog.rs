@@ -119,7 +119,7 @@ pub(super) struct Permitted<'a> {
 impl Permitted<'_> {
     fn known(&self, name: &str) -> Result<(Name, Arc<Model>), Reason> {
         let limits = self.allowance.as_ref().map(|allowance| allowance.limits());
-        let models = limits.and_then(|limits| limits.models.as_ref());
+        let models = limits.as_ref().and_then(|limits| limits.models.as_ref());
         let may = |name: &Name| models.is_none_or(|models| models.contains(name));
         match self.catalog.model(name) {
             Ok((name, known)) if may(&name) => Ok((name, known.model)),
