@@ -9,7 +9,7 @@ use sapwood_net::evergreen::{Node, Options, Session, Writer};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Metadata;
 use sapwood_proto::time::Time;
-use sapwood_server::allowance::{Allowance, Charging, Limits};
+use sapwood_server::allowance::{Allowance, Limits};
 use sapwood_server::auth::Key;
 use sapwood_server::evergreen::Config;
 
@@ -314,7 +314,6 @@ async fn oa_906_a_session_is_charged_to_its_key() {
         ..key("anna", "secret")
     };
     let kernel = with_model(spawned(scripted::Config::default()));
-    kernel.layer(Charging);
     let server = Running::start(kernel, Config::default(), vec![key]).await;
     let options = Options {
         partial_failure: true,

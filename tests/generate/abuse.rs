@@ -7,7 +7,7 @@ use futures::channel::mpsc;
 use futures::{StreamExt, stream};
 use sapwood_engine::{Engine, scripted};
 use sapwood_kernel::Kernel;
-use sapwood_server::allowance::{self, Charging};
+use sapwood_server::allowance;
 use sapwood_server::auth::Key;
 use sapwood_server::generate::Config;
 use sapwood_server::{drain, server};
@@ -60,7 +60,6 @@ impl House {
         kernel
             .add(sapwood_kernel::model("m", engine.clone()))
             .unwrap();
-        kernel.layer(Charging);
         let mut generate = Config::default();
         generate.limits.new_tokens = 0;
         let faces = Faces {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sapwood_engine::{Engine, Owner, PrefixSharing, scripted};
 use sapwood_proto::lmtp::Limits;
 use sapwood_proto::time::Time;
-use sapwood_server::allowance::{self, Allowance, Charging};
+use sapwood_server::allowance::{self, Allowance};
 use sapwood_server::auth::Key;
 use sapwood_server::lmtp;
 use sapwood_tests::socket::Socket;
@@ -69,7 +69,6 @@ async fn lm_609_a_key_does_not_see_what_another_has_had_computed() {
         };
         let engine = Engine::spawn(sapwood_tests::scripted(parrot()), limits).unwrap();
         let kernel = kernel("parrot", engine);
-        kernel.layer(Charging);
         let keys = ["anna", "ben"].map(|name| Key {
             allowance: Some(Arc::new(Allowance::new(allowance::Limits::default()))),
             ..sapwood_tests::key(name, name)

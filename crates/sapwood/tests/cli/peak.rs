@@ -44,6 +44,7 @@ impl Victim {
     }
 
     /// Runs `attack` and looks at what it costs.
+    #[expect(clippy::print_stdout, reason = "the figures are for whoever runs it")]
     fn under(&self, what: &str, attack: impl FnOnce()) {
         std::fs::write(self.file("clear_refs"), "5").unwrap();
         let over = AtomicBool::new(false);

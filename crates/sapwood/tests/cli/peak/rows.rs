@@ -21,6 +21,7 @@ fn filled(head: &str, part: &str, tail: &str) -> Vec<u8> {
     (text + tail).into_bytes()
 }
 
+#[expect(clippy::too_many_lines, reason = "one table")]
 pub(super) fn http() -> Vec<Row> {
     let mut rows = Vec::new();
     let text = r#"{"text_input":"x","#;
