@@ -337,6 +337,7 @@ impl Metrics {
             ("key", 0),
             ("drain", 0),
             ("share", 0),
+            ("body", 0),
             ("malformed", 0),
         ] {
             let door = self.rejected.with_label_values(&[reason]).get();

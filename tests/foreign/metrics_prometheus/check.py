@@ -156,7 +156,7 @@ def labels_come_from_closed_sets(world):
             assert labels["model"] in ("scripted", "bytes", "unknown"), labels
             assert labels["face"] in ("evergreen", "lmtp", "generate", "http"), labels
         if name == "sapwood_rejected_total":
-            assert labels["reason"] in ("queue", "tokens", "key", "share", "body", "drain"), labels
+            assert labels["reason"] in ("queue", "tokens", "key", "drain", "share", "body", "malformed"), labels
 
 
 CHECKS = [
