@@ -67,7 +67,7 @@ async fn server() -> (Running, Arc<Notes>) {
     ];
     keys[1].scopes = Scopes::from_iter([Scope::Infer]);
     keys[2].allowance = Some(Arc::new(Allowance::new(Limits {
-        models: Some([Name::new("other")].into()),
+        models: Some(Arc::new([Name::new("other")].into())),
         ..Limits::default()
     })));
     let kernel = kernel(&[("m", script(Script::Echo))]);

@@ -116,7 +116,7 @@ async fn lm_951_a_tokenizer_says_what_it_is_and_where_it_is_to_be_had() {
 async fn d_45_a_key_for_some_models_learns_nothing_of_the_others() {
     let mut some = key("anna", "rye");
     some.allowance = Some(Arc::new(Allowance::new(Limits {
-        models: Some(["mine".into()].into()),
+        models: Some(Arc::new(["mine".into()].into())),
         ..Limits::default()
     })));
     let kernel = kernel("parrot", spawned(parrot()));

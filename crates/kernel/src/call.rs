@@ -3,7 +3,7 @@
 //! Owns: [`Call`], [`CallId`], [`Inputs`], [`Want`], [`Ports`], [`Context`], and reading arguments (KE-137).
 //! Refuses to know: layers, decoding of outputs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -235,6 +235,9 @@ pub struct Call {
     pub witness: Option<Arc<dyn Witness>>,
     /// On whose behalf it is made; its callers' unless a layer says otherwise.
     pub behalf: Option<Behalf>,
+    /// The models that whoever asks may know of; `None`: all. For functions that look models up by name, so that their errors
+    /// name no others. Layers set it anew for the calls made within this one.
+    pub known_models: Option<Arc<HashSet<Name>>>,
     pub(crate) spec: Arc<Spec>,
     pub(crate) depth: u32,
 }

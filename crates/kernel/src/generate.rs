@@ -5,6 +5,8 @@
 use std::collections::BTreeMap;
 
 use futures::{FutureExt, StreamExt, TryStreamExt};
+use sapwood_proto::code::Code;
+use sapwood_proto::shown::shown;
 
 use crate::Result;
 use crate::call::Call;
@@ -61,17 +63,31 @@ impl Targets {
     /// The model that `asked` means (EV-503).
     fn find(&self, call: &Call, asked: &str) -> Result<Name> {
         let specs = call.kernel.specs();
+        let known = call.known_models.as_deref();
         let models = || {
             specs
                 .iter()
                 .filter(|spec| spec.model)
                 .map(|spec| &spec.name)
+                .filter(|name| known.is_none_or(|known| known.contains(&**name)))
         };
         let is_model = |name: &str| models().any(|model| *model == *name);
-        let unknown = |name: &str| Err(Error::not_found("model", name, models().cloned()));
+        // A key that may use some models learns of no others: what it may not use and what is not there are told alike.
+        let unknown = |name: &str| match known {
+            None => Err(Error::not_found("model", name, models().cloned())),
+            Some(_) => Err(Error::Fault {
+                code: Code::PermissionDenied,
+                reason: "insufficient_scope",
+                message: format!("this key may call no model of the name {:?}", shown(name)),
+                retry_after: None,
+            }),
+        };
         if asked.is_empty() {
+            let default = self.default.as_ref();
+            // To a key that may not use the default there is none.
+            let default = default.filter(|name| known.is_none() || is_model(name));
             let mut all = models();
-            return match (&self.default, all.next(), all.next()) {
+            return match (default, all.next(), all.next()) {
                 (Some(name), ..) if is_model(name) => Ok(name.clone()),
                 (Some(name), ..) => unknown(name),
                 (None, Some(only), None) => Ok(only.clone()),

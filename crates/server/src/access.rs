@@ -120,17 +120,19 @@ impl Drop for Entry {
 }
 
 /// A path without what is as good as a key: the name of a stream that can be come back to (TR-1303). Segments are compared as
-/// they are read, decoded; what is shown otherwise is what was sent.
+/// they are read, decoded, and empty ones are passed over: such a path leads nowhere, but the name in it is as good. What is
+/// shown otherwise is what was sent.
 fn shown(path: &str) -> String {
     let mut segments = path
         .split('/')
+        .filter(|segment| !segment.is_empty())
         .map(|it| percent_decode_str(it).collect::<Vec<_>>());
     let mut is = |name: &str| {
         segments
             .next()
             .is_some_and(|segment| segment == name.as_bytes())
     };
-    if is("") && is("v2") && is("streams") && segments.next().is_some() {
+    if is("v2") && is("streams") && segments.next().is_some() {
         return "/v2/streams/*".to_owned();
     }
     path.to_owned()
@@ -152,6 +154,8 @@ mod tests {
             ("/v2/streams/secret/more", "/v2/streams/*"),
             ("/v2/%73treams/secret", "/v2/streams/*"),
             ("/%76%32/%73%74reams/secret", "/v2/streams/*"),
+            ("//v2/streams/secret", "/v2/streams/*"),
+            ("/v2//streams//secret", "/v2/streams/*"),
             ("/v2/streams", "/v2/streams"),
             ("/v2/models/streams/generate", "/v2/models/streams/generate"),
         ] {

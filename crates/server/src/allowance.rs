@@ -26,7 +26,7 @@ use crate::trail::{self, Trail};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// The models it may call.
-    pub models: Option<HashSet<Name>>,
+    pub models: Option<Arc<HashSet<Name>>>,
     /// Calls of models at once.
     pub requests_running: Option<u32>,
     /// Calls of models that may begin in a minute.
@@ -320,6 +320,8 @@ impl Layer for Charging {
             call.turn = trail::present_turn();
         }
         let allowance = trail.and_then(|trail| trail.allowance());
+        let limits = allowance.as_ref().map(|allowance| allowance.limits());
+        call.known_models = limits.and_then(|limits| limits.models.clone());
         let Some(allowance) = allowance.filter(|_| next.spec().model) else {
             return next.call(call);
         };

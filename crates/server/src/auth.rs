@@ -598,7 +598,7 @@ mod tests {
     fn d_45_new_limits_of_a_key_hold_for_what_it_has_open() {
         let limited = |per_minute, models: Option<&str>| {
             let mut keys = keys();
-            let models = models.map(|name| [Name::shared(name)].into());
+            let models = models.map(|name| Arc::new([Name::shared(name)].into()));
             keys[2].allowance = Some(Arc::new(Allowance::new(Limits {
                 models,
                 requests_per_minute: per_minute,

@@ -111,7 +111,7 @@ impl Config {
 
 /// The models that a caller may know of, where those are not all.
 fn known_models(allowance: &Allowance) -> Option<Arc<HashSet<Name>>> {
-    allowance.limits().models.clone().map(Arc::new)
+    allowance.limits().models.clone()
 }
 
 /// What a session keeps whose client has not said (EV-955).

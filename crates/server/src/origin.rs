@@ -9,6 +9,7 @@ use std::net::IpAddr;
 
 use axum::body::Body;
 use http::request::Parts;
+use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version, header};
 use sapwood_proto::code::Code;
 
@@ -42,7 +43,7 @@ impl Config {
             let message = "A request names its host once, in the header Host.";
             return Err(Refusal::new(Code::InvalidRequest, "bad_host", message));
         }
-        let authority = request.uri.authority().map(http::uri::Authority::as_str);
+        let authority = request.uri.authority().map(Authority::as_str);
         let said = first.map(|first| first.to_str().unwrap_or_default());
         if let (Some(authority), Some(said)) = (authority, said)
             && !authority.eq_ignore_ascii_case(said)
@@ -50,9 +51,14 @@ impl Config {
             let message = "The header Host names another host than the request itself.";
             return Err(Refusal::new(Code::InvalidRequest, "bad_host", message));
         }
+        let named = authority.or(said).unwrap_or_default();
         // No page reaches a Unix socket.
         let reachable = request.extensions.get::<Peer>().is_some();
-        let host = without_port(authority.or(said).unwrap_or_default());
+        if reachable && !named.is_empty() && !is_host(named) {
+            let message = "The header Host names a host and may name its port, and nothing else.";
+            return Err(Refusal::new(Code::InvalidRequest, "bad_host", message));
+        }
+        let host = without_port(named);
         if keyed || !self.loopback || !reachable || is_loopback(host) || self.lists(host) {
             return Ok(());
         }
@@ -75,7 +81,7 @@ impl Config {
         if !headers.contains_key(header::ORIGIN) && !headers.contains_key("sec-fetch-site") {
             return Ok(());
         }
-        let authority = request.uri.authority().map(http::uri::Authority::as_str);
+        let authority = request.uri.authority().map(Authority::as_str);
         let host = authority
             .or_else(|| text(headers, header::HOST.as_str()))
             .unwrap_or_default();
@@ -88,6 +94,10 @@ impl Config {
             Some(origin) if !same_host(origin, host) && !self.allows(origin) => Err(refused(
                 "This origin may not call the server: see `origins`.",
             )),
+            // What one reader takes for the origin, another may not.
+            Some(_) if headers.get_all(header::ORIGIN).iter().count() > 1 => {
+                Err(refused("A request names its origin once."))
+            }
             // What cannot be read allows nothing.
             None if headers.contains_key(header::ORIGIN) => {
                 Err(refused("The header Origin is no origin."))
@@ -171,6 +181,16 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 fn same_host(origin: &str, host: &str) -> bool {
     let rest = origin.split_once("://").map(|(_, rest)| rest);
     rest.is_some_and(|rest| rest.eq_ignore_ascii_case(host))
+}
+
+/// Whether this is a host and perhaps its port: nobody (`user@`) and no part of a path stands beside them, so that no other
+/// reader finds another host in it.
+fn is_host(said: &str) -> bool {
+    let port = |authority: &Authority| {
+        let rest = &authority.as_str()[authority.host().len()..];
+        rest.is_empty() || authority.port_u16().is_some()
+    };
+    !said.contains('@') && said.parse().is_ok_and(|authority| port(&authority))
 }
 
 fn without_port(host: &str) -> &str {
@@ -263,6 +283,21 @@ mod tests {
     }
 
     #[test]
+    fn oa_909_an_origin_is_named_once() {
+        for (origins, expect) in [
+            (&["http://a"][..], true),
+            (&["http://a", "http://b"], false),
+        ] {
+            let mut request = http::Request::get("/").header(header::HOST, "a");
+            for origin in origins {
+                request = request.header(header::ORIGIN, *origin);
+            }
+            let (parts, ()) = request.body(()).unwrap().into_parts();
+            assert_eq!(Config::default().check(&parts).is_ok(), expect);
+        }
+    }
+
+    #[test]
     fn d_45_a_host_is_named_once_and_without_keys_on_loopback_it_is_ours() {
         let local = Config {
             loopback: true,
@@ -278,6 +313,12 @@ mod tests {
             (&local, false, 11, "/", &["PROXY.example:80"], None),
             (&local, false, 11, "/", &["evil.example:8000"], Some(403)),
             (&local, false, 11, "/", &[""], Some(403)),
+            (&local, false, 11, "/", &["localhost:80@evil"], Some(400)),
+            (&open, true, 11, "/", &["a@b"], Some(400)),
+            (&open, true, 11, "/", &["a:b"], Some(400)),
+            (&open, true, 11, "/", &["a/b"], Some(400)),
+            (&open, true, 11, "/", &["a_b.example:80"], None),
+            (&open, true, 20, "http://a@b/", &[], Some(400)),
             (&local, false, 10, "/", &[], Some(403)),
             (&local, false, 20, "http://evil.example/", &[], Some(403)),
             (&local, false, 20, "http://localhost:1/", &[], None),

@@ -270,6 +270,7 @@ impl Flow {
             payer: None,
             witness: None,
             behalf: caller.and_then(|caller| caller.behalf.clone()),
+            known_models: None,
             spec: setup.spec,
             depth: setup.depth,
         };

@@ -144,7 +144,7 @@ impl Entry {
         let limits = allowance::Limits {
             models: self
                 .models
-                .map(|models| models.into_iter().map(Name::from).collect()),
+                .map(|models| Arc::new(models.into_iter().map(Name::from).collect())),
             requests_running: self.limits.requests_running,
             requests_per_minute: self.limits.requests_per_minute,
             tokens_per_minute: self.limits.tokens_per_minute,

@@ -25,7 +25,9 @@ fn kernel() -> Kernel {
         let model = raw(spec, move |call: Call| {
             let payer = call.payer.clone().filter(|_| name == "near");
             let begun = payer.as_ref().map_or(Ok(()), |payer| payer.prompt(10));
-            let meta = Meta::default().with_usage(0, Usage::of(10, 5));
+            let meta = Meta::default()
+                .with_usage(0, Usage::of(10, 5))
+                .with_finish(0, sapwood_kernel::Reason::Stop);
             let items = (0..5).map(move |_| {
                 if let Some(payer) = &payer {
                     payer.output(1);
@@ -217,7 +219,7 @@ async fn oa_906_what_a_function_calls_from_a_task_of_its_own_is_charged_to_its_c
 #[tokio::test]
 async fn oa_905_a_key_may_use_its_models_alone() {
     let (trail, _) = trail(Limits {
-        models: Some([Name::new("near")].into()),
+        models: Some(Arc::new([Name::new("near")].into())),
         ..Limits::default()
     });
     let kernel = kernel();
@@ -228,6 +230,48 @@ async fn oa_905_a_key_may_use_its_models_alone() {
             assert_eq!((error.reason(), error.http()), ("insufficient_scope", 403));
         })
         .await;
+}
+
+/// What a key may not use, what is not there, and the default that is another's are told alike.
+#[tokio::test]
+async fn oa_905_generate_names_no_model_that_a_key_may_not_use() {
+    let kernel = kernel();
+    let targets = sapwood_kernel::Targets {
+        default: Some(Name::new("far")),
+        aliases: [(Name::new("alias"), Name::new("far"))].into(),
+    };
+    kernel.add(sapwood_kernel::generate(targets)).unwrap();
+    let ask = async |models: &[&'static str], target: &'static str| {
+        let models = models.iter().map(|name| Name::new(name)).collect();
+        let (trail, _) = trail(Limits {
+            models: Some(Arc::new(models)),
+            ..Limits::default()
+        });
+        let args = sapwood_kernel::args! { target: target };
+        let told = trail
+            .follow(async { kernel.run::<String>("GENERATE", args).await })
+            .await;
+        told.map_err(|error| (error.reason().to_owned(), error.to_string()))
+    };
+    assert_eq!(ask(&["near"], "near").await, Ok("aaaaa".into()));
+    assert_eq!(
+        ask(&["near"], "").await,
+        Ok("aaaaa".into()),
+        "its only model"
+    );
+    for target in ["far", "alias", "nowhere"] {
+        let (reason, told) = ask(&["near"], target).await.unwrap_err();
+        assert_eq!(reason, "insufficient_scope");
+        assert_eq!(
+            told.replace(target, ""),
+            ask(&["near"], "zzz")
+                .await
+                .unwrap_err()
+                .1
+                .replace("zzz", "")
+        );
+    }
+    assert!(!ask(&[], "").await.unwrap_err().1.contains("far"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -244,7 +288,7 @@ async fn oa_906_new_limits_hold_for_what_is_open_and_give_nothing_back() {
             assert_eq!(error.reason(), "RATE_LIMITED", "one was left of two");
             allowance.renew(&limits(None, None, None));
             assert!(call().await.is_ok());
-            let models = Some([Name::new("far")].into());
+            let models = Some(Arc::new([Name::new("far")].into()));
             allowance.renew(&Limits {
                 models,
                 ..limits(None, None, None)
