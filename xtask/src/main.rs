@@ -4,7 +4,6 @@
 
 mod advice;
 mod ci;
-mod codegen;
 mod conformance;
 mod demo_model;
 mod foreign;
@@ -41,7 +40,11 @@ enum Task {
     /// Drive a running server with many clients of all kinds, and watch its memory.
     Soak(soak::Options),
     /// Regenerate the Rust code of our `.proto` files.
-    Codegen(codegen::Options),
+    Codegen {
+        /// Write nothing; fail if a committed file is stale.
+        #[arg(long)]
+        check: bool,
+    },
     /// Train the demo model anew with our own recipe and write its GGUF file (an hour or more).
     DemoModel(demo_model::Options),
 }
@@ -52,7 +55,7 @@ fn main() -> ExitCode {
         Task::Ci(options) => ci::run(&options),
         Task::Tidy(options) => tidy::run(&options),
         Task::Soak(options) => soak::run(&options),
-        Task::Codegen(options) => codegen::run(&options),
+        Task::Codegen { check } => codegen(check),
         Task::DemoModel(options) => demo_model::run(&options),
     };
     match result {
@@ -62,6 +65,13 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Runs the package of its own that does it, so that it is built for those alone who need it.
+fn codegen(check: bool) -> anyhow::Result<()> {
+    let mut arguments = vec!["run", "--quiet", "--package", "codegen", "--"];
+    arguments.extend(check.then_some("--check"));
+    process::run(&mut process::cargo(&arguments))
 }
 
 /// The root of the checkout.

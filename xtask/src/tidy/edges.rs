@@ -36,7 +36,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sapwood-demo",
         ],
     ),
-    ("xtask", &["sapwood-proto"]),
+    ("xtask", &[]),
+    ("codegen", &[]),
 ];
 
 /// Crates that stand outside the rooms and may use all of them.

@@ -1,14 +1,14 @@
 //! Rust code from our `.proto` files, committed so that no build needs a protobuf compiler.
 //!
-//! Owns: the messages and the descriptor set in `proto`. There are no stubs: client and server put their own codec under
-//! the call (see `net::evergreen::grpc`). Refuses to know: what the messages mean.
+//! The messages and the descriptor sets in `proto` come of it. There are no stubs: client and server put their own codec
+//! under the call (see `net::evergreen::grpc`). A package of its own, because whoever runs `cargo xtask serve` should not wait
+//! for a protobuf compiler to be built.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
 use prost::Message;
 use prost_types::FileDescriptorSet;
 
@@ -46,20 +46,18 @@ const SHARED_BYTES: [&str; 3] = [
 const INCLUDE: &str = "crates/proto/proto";
 const MESSAGES: &str = "crates/proto/src/generated";
 
-/// Options of `cargo xtask codegen`.
-#[derive(Args)]
-pub(crate) struct Options {
-    /// Write nothing; fail if a committed file is stale.
-    #[arg(long)]
-    pub(crate) check: bool,
-}
-
-/// Writes the generated files; with `check`, only compares and names the stale ones.
+/// Writes the generated files; with `--check`, only compares and names the stale ones.
 ///
 /// # Errors
-/// A `.proto` file that does not compile, a file that cannot be read or written, or, with `check`, stale files.
-pub(crate) fn run(options: &Options) -> Result<()> {
-    let root = &crate::root();
+/// A `.proto` file that does not compile, a file that cannot be read or written, or, with `--check`, stale files.
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let check = match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => false,
+        ["--check"] => true,
+        _ => bail!("usage: cargo xtask codegen [--check]"),
+    };
+    let root = &Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = generate(root)?;
     let mut stale = Vec::new();
     for (path, wanted) in &files {
@@ -67,7 +65,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         if fs::read(&path).ok().as_ref() == Some(wanted) {
             continue;
         }
-        if options.check {
+        if check {
             stale.push(path.display().to_string());
         } else {
             fs::write(&path, wanted).with_context(|| format!("write {}", path.display()))?;
