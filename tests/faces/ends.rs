@@ -99,9 +99,7 @@ async fn d_45_a_key_that_is_revoked_ends_its_work_at_every_face() {
 
 #[tokio::test]
 async fn oa_904_a_drain_ends_nothing_that_runs_and_begins_nothing_at_every_face() {
-    // The client of msgpack sessions is told of the drain before the text that still comes.
-    let told_first = Way::EvergreenSocket("?dialect=msgpack");
-    for way in WAYS.into_iter().filter(|way| *way != told_first) {
+    for way in WAYS {
         let mut begun = Begun::by(way).await;
         let drain = begun.server.shared.drain.clone();
         let running = drain.clone();

@@ -193,8 +193,9 @@ fn take(link: &Link, item: Option<Result<Message, Status>>) -> bool {
             let _ = link.with(|live| live.machine().handle(message, now));
             true
         }
-        // A server that drains has sent all it had: an answer that came whole must not fail for the goodbye behind it.
-        Some(Err(status)) if &*status.reason == Reason::GoingAway.name() => {
+        // A server that drains has sent all it had: an answer that came whole must not fail for the goodbye behind it. By its
+        // code, because the msgpack dialect has no reasons.
+        Some(Err(status)) if status.code == Code::Unavailable => {
             link.with(|live| live.machine().farewell(status, now));
             false
         }
