@@ -20,7 +20,7 @@ use sapwood_kernel::session;
 use sapwood_kernel::session::reference::Resolve;
 use sapwood_kernel::{Kernel, Name};
 use sapwood_net::evergreen::grpc;
-use sapwood_proto::evergreen::{Dialect, Limits};
+use sapwood_proto::evergreen::{Dialect, Limits, Reason, Status};
 use sapwood_proto::generated::DESCRIPTORS;
 use sapwood_proto::session::Retain;
 
@@ -36,6 +36,11 @@ use crate::reception::{self, Protocol};
 use crate::refusal::Refusal;
 use crate::route::Route;
 use crate::shared::{Face, Shared};
+
+/// What a session ends with whose message was lost to a panic, which was counted where it was caught.
+fn unread() -> Status {
+    Status::new(Reason::Function, "the server could not read a message")
+}
 
 /// What can be set about this face.
 #[derive(Clone, Debug)]

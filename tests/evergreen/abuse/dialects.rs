@@ -2,9 +2,10 @@
 
 use http::{Request, StatusCode};
 use prost::Message;
-use sapwood_tests::Running;
-use sapwood_tests::raw::{action, head, outcome, request};
+use sapwood_kernel::pool::{LARGE_BYTES, Pool};
+use sapwood_tests::raw::{action, call, fragments, head, leaf, open, outcome, request};
 use sapwood_tests::socket::{Said, Socket, frame};
+use sapwood_tests::{Running, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -180,5 +181,54 @@ async fn ev_703_what_is_no_grpc_is_told_so() {
         let (answer, _) = request(&server, head, body, false).await;
         assert_eq!(answer.status(), status);
     }
+    unharmed(&server).await;
+}
+
+/// D-54: whoever reads a long message on a thread that serves connections delays everybody else on it.
+#[tokio::test]
+async fn d_54_long_messages_are_read_by_threads_for_slow_work_in_every_dialect() {
+    let server = Running::with_test_functions().await;
+    let apart = |done: u64, what: &'static str| async move {
+        let stats = || Pool::global().stats();
+        until(what, || stats().done > done).await;
+        stats().done
+    };
+    let of = |bytes| fragments(vec![leaf("a", 0, bytes)]);
+    let (kept, messages) = open([of(LARGE_BYTES)]);
+    let answers = call(&server, messages, &[]).await.unwrap();
+    let mut done = apart(0, "gRPC").await;
+    drop((kept, answers));
+    let numbers = format!(r#"{{"what":[{}0]}}"#, "0,".repeat(LARGE_BYTES));
+    let nodes = of(LARGE_BYTES).encode_to_vec();
+    let strange = [b"\xc6\x00\x00\x80\x00", &[0x80; 0x8000][..]].concat();
+    for (dialect, long) in [
+        (JSON, numbers.into_bytes()),
+        (PROTOBUF, nodes),
+        (MSGPACK, strange),
+    ] {
+        let mut socket = Socket::speaking(&server, dialect).await;
+        match dialect {
+            JSON => socket.say(std::str::from_utf8(&long).unwrap()).await,
+            _ => socket.send(long.clone()).await,
+        }
+        done = apart(done, dialect).await;
+        drop(socket);
+        // The message that shows the dialect is read there as well.
+        let mut socket = Socket::open(&server, "/evergreen", &[]).await.unwrap();
+        match dialect {
+            JSON => socket.say(std::str::from_utf8(&long).unwrap()).await,
+            _ => socket.send(long).await,
+        }
+        done = apart(done, dialect).await;
+        drop(socket);
+    }
+    // What is short is read where it comes.
+    let mut socket = Socket::speaking(&server, PROTOBUF).await;
+    socket.send(of(LARGE_BYTES / 2).encode_to_vec()).await;
+    socket
+        .send(action("no such function", &[], &[]).encode_to_vec())
+        .await;
+    socket.rest().await;
+    assert_eq!(Pool::global().stats().done, done);
     unharmed(&server).await;
 }

@@ -1,9 +1,10 @@
 //! Evergreen in gRPC's terms, for either side: the codec under the call, and statuses as trailers.
 //!
-//! Owns: [`Wire`], its buffers and limits, and both directions of a status (EV-703, EV-902). Refuses to know: who
+//! Owns: [`Wire`] and [`ServerWire`], its buffers and limits, and both directions of a status (EV-703, EV-902). Refuses to know: who
 //! connects to whom. Messages go straight between the session's form and the transport's buffer; the generated stubs
 //! would put a second set of structs in between (EV-985), and allocate 16 KiB per call before a byte has come.
 
+use bytes::{Buf, Bytes};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Message, Reason, Status, protobuf};
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
@@ -19,6 +20,62 @@ pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 /// The codec.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wire;
+
+/// A message that a server was sent.
+#[derive(Debug)]
+pub enum Received {
+    /// A message.
+    Message(Message),
+    /// A long one, to be read where that delays nobody, with [`read`].
+    Unread(Bytes),
+}
+
+/// The codec of a server, which leaves long messages to whoever takes them.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerWire {
+    /// Bytes from which on a message is long.
+    pub long_bytes: usize,
+}
+
+/// Reads a long message.
+///
+/// # Errors
+/// What the dialect says of it.
+pub fn read(bytes: Bytes) -> Result<Message, Status> {
+    protobuf::decode(bytes)
+}
+
+impl Codec for ServerWire {
+    type Encode = Message;
+    type Decode = Received;
+    type Encoder = Wire;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Wire {
+        Wire
+    }
+
+    fn decoder(&mut self) -> Self {
+        *self
+    }
+}
+
+impl Decoder for ServerWire {
+    type Item = Received;
+    type Error = tonic::Status;
+
+    fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<Received>, tonic::Status> {
+        let len = buf.remaining();
+        if len >= self.long_bytes {
+            return Ok(Some(Received::Unread(buf.copy_to_bytes(len))));
+        }
+        Ok(Wire.decode(buf)?.map(Received::Message))
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        Decoder::buffer_settings(&Wire)
+    }
+}
 
 impl Codec for Wire {
     type Encode = Message;

@@ -39,7 +39,7 @@ pub struct Read {
 ///
 /// # Errors
 /// `BAD_MESSAGE` for what is no proto3-JSON of a SessionMessage, or is nested deeper than [`DEPTH_MAX`];
-/// `FRAGMENT_LIMIT` for a message of more than [`ENTRIES_MAX`] parts, because a part of three bytes takes two hundred
+/// `FRAGMENT_LIMIT` for a message of more than [`ENTRIES_MAX`] parts, or [`ANY_ENTRIES_MAX`] within `Any`, because a part of three bytes takes two hundred
 /// once it is read.
 pub fn decode(text: &[u8]) -> Result<Read, Status> {
     measure(text)?;
@@ -47,11 +47,15 @@ pub fn decode(text: &[u8]) -> Result<Read, Status> {
         // What the parser found is not repeated, because it may quote the sender's bytes.
         bad("a message is no evergreen.v2.SessionMessage in JSON; check names, types and base64")
     })?;
-    let fragments = wire.node_fragments.into_iter().map(read_fragment);
-    let actions = wire.actions.into_iter().map(read_action);
+    let mut anys = Anys::default();
+    let fragments = wire.node_fragments.into_iter();
+    let fragments = fragments.map(|fragment| read_fragment(fragment, &mut anys));
+    let fragments = fragments.collect::<Result<_, _>>()?;
+    let actions = wire.actions.into_iter();
+    let actions = actions.map(|action| read_action(action, &mut anys));
     let message = Message {
-        fragments: fragments.collect::<Result<_, _>>()?,
-        actions: actions.collect(),
+        fragments,
+        actions: actions.collect::<Result<_, _>>()?,
         wire_bytes: text.len(),
     };
     let unknown = || {
@@ -107,8 +111,43 @@ pub const ENTRIES_MAX: usize = 524_288;
 /// How deep a message may be nested (EV-720).
 pub const DEPTH_MAX: usize = 64;
 
+/// The same of all that a message holds as `Any`, each of which counts eight for itself: those are built value by value
+/// from descriptors, which takes a hundred times as long.
+pub const ANY_ENTRIES_MAX: usize = 32_768;
+
 /// Looks at the shape of a text before anything is built of it. Stops caring at what is no JSON: the parser will say so.
 fn measure(text: &[u8]) -> Result<(), Status> {
+    let entries = entries(text).ok_or_else(|| bad("a message is nested deeper than 64 levels"))?;
+    within("entries_max", entries, ENTRIES_MAX)
+}
+
+fn within(limit: &'static str, entries: usize, max: usize) -> Result<(), Status> {
+    if entries <= max {
+        return Ok(());
+    }
+    let (value, max) = (entries as u64, max as u64);
+    Err(Status::limit(Reason::FragmentLimit, limit, value, max))
+}
+
+/// What of `Any` was read of a message.
+#[derive(Default)]
+struct Anys {
+    entries: usize,
+}
+
+impl Anys {
+    /// Reads one more of them, before which it is counted.
+    fn read(&mut self, raw: &RawValue) -> Result<AnyRead, Status> {
+        let text = raw.get();
+        // It is part of what was measured, and so not too deep.
+        self.entries += 8 + entries(text.as_bytes()).unwrap_or_default();
+        within("any_entries_max", self.entries, ANY_ENTRIES_MAX)?;
+        Ok(any::read(text))
+    }
+}
+
+/// Braces and brackets, counted four times, and commas of a text; `None` if it is nested too deep.
+fn entries(text: &[u8]) -> Option<usize> {
     let (mut depth, mut entries) = (0_usize, 0_usize);
     let mut bytes = text.iter();
     while let Some(byte) = bytes.next() {
@@ -133,19 +172,10 @@ fn measure(text: &[u8]) -> Result<(), Status> {
             _ => {}
         }
         if depth > DEPTH_MAX {
-            return Err(bad("a message is nested deeper than 64 levels"));
+            return None;
         }
     }
-    if entries > ENTRIES_MAX {
-        let (value, max) = (entries as u64, ENTRIES_MAX as u64);
-        return Err(Status::limit(
-            Reason::FragmentLimit,
-            "entries_max",
-            value,
-            max,
-        ));
-    }
-    Ok(())
+    Some(entries)
 }
 
 #[derive(Default, Deserialize)]
@@ -230,9 +260,13 @@ struct TargetSpec {
     id: Text,
 }
 
-fn read_fragment(Object(wire): Object<NodeFragment<'_>>) -> Result<Fragment, Status> {
+fn read_fragment(
+    Object(wire): Object<NodeFragment<'_>>,
+    anys: &mut Anys,
+) -> Result<Fragment, Status> {
     let last = !wire.continued;
-    let chunk = wire.chunk_fragment.map(|chunk| read_chunk(chunk, last));
+    let chunk = wire.chunk_fragment;
+    let chunk = chunk.map(|chunk| read_chunk(chunk, last, anys));
     Ok(Fragment {
         id: wire.id.0,
         seq: wire.seq.0,
@@ -243,8 +277,13 @@ fn read_fragment(Object(wire): Object<NodeFragment<'_>>) -> Result<Fragment, Sta
     })
 }
 
-fn read_chunk(Object(wire): Object<WireChunk<'_>>, last: bool) -> Result<Chunk, Status> {
-    let metadata = wire.metadata.map(read_metadata).transpose()?.map(Arc::new);
+fn read_chunk(
+    Object(wire): Object<WireChunk<'_>>,
+    last: bool,
+    anys: &mut Anys,
+) -> Result<Chunk, Status> {
+    let metadata = wire.metadata.map(|metadata| read_metadata(metadata, anys));
+    let metadata = metadata.transpose()?.map(Arc::new);
     let payload = match (wire.data, wire.uri) {
         (None, None) => None,
         (Some(data), None) => Some(Payload::Data(data.0)),
@@ -265,17 +304,23 @@ fn failure(chunk: &Chunk) -> Option<Status> {
         return None;
     };
     if mimetype::is_json_status(&chunk.metadata.as_ref()?.mimetype) {
-        return any::read_status(std::str::from_utf8(data).ok()?);
+        // What is longer than any status of ours is content like any other.
+        let text = std::str::from_utf8(data).ok()?;
+        entries(data).filter(|entries| *entries <= ANY_ENTRIES_MAX)?;
+        return any::read_status(text);
     }
     protobuf::failure(chunk)
 }
 
-fn read_metadata(Object(wire): Object<ChunkMetadata<'_>>) -> Result<Metadata, Status> {
+fn read_metadata(
+    Object(wire): Object<ChunkMetadata<'_>>,
+    anys: &mut Anys,
+) -> Result<Metadata, Status> {
     let time = wire.capture_time.map(|text| text.0.parse::<Timestamp>());
     let experimental = wire
         .experimental
         .into_iter()
-        .map(|raw| match any::read(raw.get()) {
+        .map(|raw| match anys.read(raw)? {
             AnyRead::Fits(any) => Ok(any),
             AnyRead::Unfit(_) => Err(bad("a message in experimental does not fit its @type")),
         });
@@ -290,7 +335,7 @@ fn read_metadata(Object(wire): Object<ChunkMetadata<'_>>) -> Result<Metadata, St
     })
 }
 
-fn read_action(Object(wire): Object<WireAction<'_>>) -> Action {
+fn read_action(Object(wire): Object<WireAction<'_>>, anys: &mut Anys) -> Result<Action, Status> {
     let params = |list: Vec<Object<NamedParameter>>| {
         let one = |Object(param): Object<NamedParameter>| Param {
             name: param.name.0,
@@ -299,17 +344,23 @@ fn read_action(Object(wire): Object<WireAction<'_>>) -> Action {
         list.into_iter().map(one).collect()
     };
     // A config that does not fit its type is the action's failure, not the session's: it says BAD_CONFIG (EV-509).
-    let config = |raw: &RawValue| match any::read(raw.get()) {
-        AnyRead::Fits(any) => any,
-        AnyRead::Unfit(type_url) => any::undecodable(type_url),
+    let config = |raw: &RawValue| {
+        Ok(match anys.read(raw)? {
+            AnyRead::Fits(any) => any,
+            AnyRead::Unfit(type_url) => any::undecodable(type_url),
+        })
     };
-    Action {
+    Ok(Action {
         name: wire.name.0,
         target: wire.target_spec.0.id.0,
         inputs: params(wire.inputs),
         outputs: params(wire.outputs),
-        configs: wire.configs.into_iter().map(config).collect(),
-    }
+        configs: wire
+            .configs
+            .into_iter()
+            .map(config)
+            .collect::<Result<_, _>>()?,
+    })
 }
 
 fn write_fragment(out: &mut BytesMut, fragment: &Fragment, side: Side) {

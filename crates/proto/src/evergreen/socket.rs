@@ -33,6 +33,54 @@ pub enum Heard {
     Nothing,
 }
 
+/// A frame of the right kind that was not read yet. Reading it takes as long as it has bytes, needs nothing of the
+/// connection, and may so be done elsewhere.
+#[derive(Clone, Debug)]
+pub struct Unread {
+    dialect: Dialect,
+    bytes: Bytes,
+}
+
+/// What was read of a frame, for [`Codec::take`].
+#[derive(Debug)]
+pub struct Parsed(Parts);
+
+#[derive(Debug)]
+enum Parts {
+    Nothing,
+    Json(json::Read),
+    Msgpack(msgpack::Read),
+    Protobuf(Message),
+}
+
+impl Unread {
+    /// Bytes to read.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether there is nothing to read.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// What the dialect says of it.
+    pub fn read(self) -> Result<Parsed, Status> {
+        let parts = match self.dialect {
+            Dialect::Json => Parts::Json(json::decode(&self.bytes)?),
+            _ if self.bytes.is_empty() => Parts::Nothing,
+            Dialect::Msgpack => Parts::Msgpack(msgpack::decode(self.bytes)?),
+            Dialect::Protobuf | Dialect::Grpc => Parts::Protobuf(protobuf::decode(self.bytes)?),
+        };
+        Ok(Parsed(parts))
+    }
+}
+
 /// How a WebSocket is closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Close {
@@ -84,26 +132,38 @@ impl Codec {
     /// # Errors
     /// `BAD_MESSAGE` for a frame of the wrong kind, and what the dialect says of the rest.
     pub fn decode(&mut self, frame: Frame) -> Result<Heard, Status> {
-        let bytes = match (frame, self.dialect) {
-            (Frame::Text(text), Dialect::Json) => text,
-            (Frame::Text(_), _) => {
+        let parsed = self.unread(frame)?.read()?;
+        Ok(self.take(parsed))
+    }
+
+    /// Looks at a frame without reading it: the first step of [`Codec::decode`], which is followed by [`Unread::read`] and
+    /// [`Codec::take`], frame by frame.
+    ///
+    /// # Errors
+    /// `BAD_MESSAGE` for a frame of the wrong kind.
+    pub fn unread(&mut self, frame: Frame) -> Result<Unread, Status> {
+        let dialect = self.dialect;
+        let bytes = match (frame, dialect) {
+            (Frame::Text(_), dialect) if dialect != Dialect::Json => {
                 self.wrong_kind = true;
                 let what = "a text message in a session of binary ones";
                 return Err(Status::new(Reason::BadMessage, what));
             }
-            (Frame::Binary(bytes), _) => bytes,
+            (Frame::Text(bytes) | Frame::Binary(bytes), _) => bytes,
         };
-        if bytes.is_empty() && self.dialect != Dialect::Json {
-            return Ok(Heard::Nothing);
-        }
-        match self.dialect {
-            Dialect::Json => {
-                let read = json::decode(&bytes)?;
+        Ok(Unread { dialect, bytes })
+    }
+
+    /// What the frame that was read says in this connection.
+    pub fn take(&mut self, Parsed(parts): Parsed) -> Heard {
+        match parts {
+            Parts::Nothing => Heard::Nothing,
+            Parts::Json(read) => {
                 let ended = read.error.filter(|_| self.side == Side::Client);
-                Ok(ended.map_or(Heard::Message(read.message), Heard::Abort))
+                ended.map_or(Heard::Message(read.message), Heard::Abort)
             }
-            Dialect::Msgpack => self.decode_msgpack(bytes),
-            Dialect::Protobuf | Dialect::Grpc => Ok(heard(protobuf::decode(bytes)?)),
+            Parts::Msgpack(read) => self.take_msgpack(read),
+            Parts::Protobuf(message) => heard(message),
         }
     }
 
@@ -210,17 +270,16 @@ impl Codec {
         }
     }
 
-    fn decode_msgpack(&mut self, bytes: Bytes) -> Result<Heard, Status> {
-        let read = msgpack::decode(bytes)?;
+    fn take_msgpack(&mut self, read: msgpack::Read) -> Heard {
         let mut message = read.message;
         self.older |= read.older;
         if message.fragments.is_empty() && message.actions.is_empty() {
             let silent = !read.headers;
-            return Ok(if silent {
+            return if silent {
                 Heard::Finish
             } else {
                 Heard::Nothing
-            });
+            };
         }
         match self.side {
             Side::Server => {
@@ -230,7 +289,7 @@ impl Codec {
             }
             Side::Client => self.calls.heard(&mut message),
         }
-        Ok(heard(message))
+        heard(message)
     }
 
     fn write_msgpack(&self, message: &Message, ids: &[super::Id], now: i64, out: &mut BytesMut) {

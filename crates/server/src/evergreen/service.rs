@@ -16,8 +16,9 @@ use axum::body::Body;
 use futures::future::{BoxFuture, Ready, ready};
 use futures::{Stream, StreamExt};
 use http::HeaderMap;
+use sapwood_kernel::pool::{LARGE_BYTES, Pool, Size};
 use sapwood_kernel::session::{self, Incoming, Lost};
-use sapwood_net::evergreen::grpc::{self, Wire};
+use sapwood_net::evergreen::grpc::{self, Received, ServerWire};
 use sapwood_proto::evergreen::{Dialect, Message, Reason, Status};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::codec::CompressionEncoding;
@@ -28,6 +29,7 @@ use tonic::{Request, Response, Streaming};
 use super::held;
 use super::house::House;
 use super::options::{Malformed, Options, TOKEN};
+use super::unread;
 use crate::caller::Caller;
 use crate::gunzip;
 use crate::refusal::Refusal;
@@ -50,29 +52,31 @@ impl tower::Service<http::Request<Body>> for Service {
         let service = self.clone();
         Box::pin(async move {
             let most = service.0.config.limits.max_message_bytes;
-            let mut grpc = Grpc::new(Wire)
-                .accept_compressed(CompressionEncoding::Gzip)
-                .max_decoding_message_size(most);
+            let mut grpc = Grpc::new(ServerWire {
+                long_bytes: LARGE_BYTES,
+            })
+            .accept_compressed(CompressionEncoding::Gzip)
+            .max_decoding_message_size(most);
             let request = gunzip::unpacked(request, most);
             Ok(grpc.streaming(service, request).await.map(Body::new))
         })
     }
 }
 
-impl StreamingService<Message> for Service {
+impl StreamingService<Received> for Service {
     type Response = Message;
     type ResponseStream = Outgoing;
     type Future = Ready<Result<Response<Outgoing>, tonic::Status>>;
 
     /// Nothing is awaited here: the headers must not wait for a message (EV-702).
-    fn call(&mut self, request: Request<Streaming<Message>>) -> Self::Future {
+    fn call(&mut self, request: Request<Streaming<Received>>) -> Self::Future {
         ready(start(&self.0, request).map_err(|status| grpc::to_grpc(&status)))
     }
 }
 
 fn start(
     house: &House,
-    request: Request<Streaming<Message>>,
+    request: Request<Streaming<Received>>,
 ) -> Result<Response<Outgoing>, Status> {
     let (metadata, extensions, incoming) = request.into_parts();
     let headers: HeaderMap = metadata.into_headers();
@@ -94,7 +98,8 @@ fn start(
     let Some((token, stay)) = issued else {
         let (session, messages) = house.open(Dialect::Grpc, options, None, &visitor);
         let orders = house.orders();
-        let incoming = incoming.map(move |item| item.map_err(|it| grpc::from_client(&it, most)));
+        let incoming =
+            incoming.then(move |item| read(item, move |it| grpc::from_client(&it, most), |it| it));
         let task = tokio::spawn(trail::carry_session(async move {
             session.run(incoming, orders).await;
             drop(place);
@@ -118,7 +123,7 @@ fn start(
 }
 
 /// What a connection gives that another one may follow, in messages of at most so many bytes.
-fn following(incoming: Streaming<Message>, most: usize) -> Incoming {
+fn following(incoming: Streaming<Received>, most: usize) -> Incoming {
     let lost = move |status: tonic::Status| {
         if grpc::was_cut(&status) {
             Lost::Cut
@@ -126,7 +131,26 @@ fn following(incoming: Streaming<Message>, most: usize) -> Incoming {
             Lost::Ended(grpc::from_client(&status, most))
         }
     };
-    incoming.map(move |item| item.map_err(lost)).boxed()
+    incoming
+        .then(move |item| read(item, lost, Lost::Ended))
+        .boxed()
+}
+
+/// A message that has come; a long one is read elsewhere, in its caller's turn.
+async fn read<E>(
+    item: Result<Received, tonic::Status>,
+    lost: impl FnOnce(tonic::Status) -> E,
+    refused: impl FnOnce(Status) -> E,
+) -> Result<Message, E> {
+    let bytes = match item {
+        Ok(Received::Message(message)) => return Ok(message),
+        Ok(Received::Unread(bytes)) => bytes,
+        Err(status) => return Err(lost(status)),
+    };
+    let (turn, size) = (trail::present_turn().caller, Size::of(bytes.len()));
+    let reading = Pool::global().run_only(turn, size, move || grpc::read(bytes));
+    let read = reading.await.unwrap_or_else(|_logged| Err(unread()));
+    read.map_err(refused)
 }
 
 fn answer(

@@ -246,6 +246,46 @@ fn ev_720_one_part_too_many_is_refused_before_it_is_built() {
     );
 }
 
+/// D-47: what is built value by value from descriptors is bounded in all fragments and actions together.
+#[test]
+fn d_47_a_message_holds_so_many_parts_within_any() {
+    // An Any counts eight and its two braces and its bracket four each; it has a comma, and one between its values.
+    let config = |values: usize| {
+        let list = vec!["0"; values].join(",");
+        format!(
+            r#"{{"@type":"type.googleapis.com/google.protobuf.Struct","value":{{"a":[{list}]}}}}"#
+        )
+    };
+    let values = |counted: usize| counted - 8 - 3 * 4 - 1 + 1;
+    let sent = |configs: &[String]| {
+        let configs = configs.join(",");
+        let text = format!(r#"{{"actions":[{{"name":"GENERATE","configs":[{configs}]}}]}}"#);
+        decode(text.as_bytes()).map(|read| read.message.actions[0].configs.len())
+    };
+    let (half, most) = (ANY_ENTRIES_MAX / 2, ANY_ENTRIES_MAX);
+    assert_eq!(sent(&[config(values(most))]), Ok(1));
+    assert_eq!(sent(&[config(values(half)), config(values(half))]), Ok(2));
+    let past = [
+        vec![config(values(most + 1))],
+        vec![config(values(half)), config(values(half + 1))],
+    ];
+    for configs in past {
+        let refused = sent(&configs).unwrap_err();
+        assert_eq!(refused.known(), Some(Reason::FragmentLimit));
+        assert!(
+            refused.message.contains("any_entries_max"),
+            "{}",
+            refused.message
+        );
+    }
+    let experimental = config(values(most + 1));
+    let text = format!(
+        r#"{{"nodeFragments":[{{"chunkFragment":{{"metadata":{{"experimental":[{experimental}]}}}}}}]}}"#
+    );
+    let refused = decode(text.as_bytes()).unwrap_err();
+    assert_eq!(refused.known(), Some(Reason::FragmentLimit));
+}
+
 /// EV-931
 #[test]
 fn ev_903_errors_and_statuses_are_written_in_json() {

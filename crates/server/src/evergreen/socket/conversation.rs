@@ -21,12 +21,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::BytesMut;
 use futures::future::{BoxFuture, FutureExt};
 use futures::{Stream, StreamExt};
+use sapwood_kernel::pool::{Pool, Running, Size};
 use sapwood_kernel::session::{Observe, Order, Outgoing, Session};
-use sapwood_proto::evergreen::socket::{Codec, Heard as Said};
+use sapwood_proto::evergreen::socket::{Codec, Heard as Said, Parsed};
 use sapwood_proto::evergreen::{Dialect, Frame, Message, Reason, Status};
 use sapwood_proto::session::Side;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::evergreen::unread;
+use crate::trail;
 use crate::websocket::{Heard, Lost, Socket};
 
 pub(super) use self::apart::apart;
@@ -89,9 +92,9 @@ pub(super) fn status(lost: Lost) -> Option<(u16, Status)> {
 /// What goes to the session.
 type Item = Option<Result<Message, Status>>;
 
-/// What a frame is for the session; `None` if it is nothing.
-fn read(codec: &mut Codec, frame: Frame) -> Option<Item> {
-    match codec.decode(frame) {
+/// What is said is for the session; `None` if it is nothing.
+fn item(said: Result<Said, Status>) -> Option<Item> {
+    match said {
         Ok(Said::Message(message)) => Some(Some(Ok(message))),
         Ok(Said::Finish) => Some(None),
         Ok(Said::Nothing) => None,
@@ -107,6 +110,8 @@ pub(super) struct Wire {
     /// Read while the session did not want it: no more than this one, so that a pause is one for the network, and a
     /// Close behind it is still seen (EV-802, D-28).
     ahead: Option<Item>,
+    /// A long message that is read elsewhere; nothing more is heard until then.
+    reading: Option<Running<Result<Parsed, Status>>>,
     /// The session has looked for a message, found none, and waits.
     wanted: bool,
     /// The session was told that nothing more comes.
@@ -129,17 +134,46 @@ enum Gone {
 impl Wire {
     /// `socket` in `dialect`; of which a message has been heard already, where it was that which showed the dialect.
     pub(super) fn new(socket: Box<Socket>, dialect: Dialect, first: Option<Frame>) -> Box<Self> {
-        let mut codec = Codec::new(dialect, Side::Server);
-        Box::new(Self {
-            ahead: first.and_then(|frame| read(&mut codec, frame)),
+        let mut wire = Box::new(Self {
             socket,
-            codec,
+            codec: Codec::new(dialect, Side::Server),
             buf: BytesMut::new(),
+            ahead: None,
+            reading: None,
             wanted: false,
             heard_all: false,
             broken: None,
             gone: None,
-        })
+        });
+        wire.ahead = first.and_then(|frame| wire.read(frame));
+        wire
+    }
+
+    /// What a frame is for the session; `None` if it is nothing, or is long: then it is read elsewhere.
+    fn read(&mut self, frame: Frame) -> Option<Item> {
+        let unread = match self.codec.unread(frame) {
+            Ok(unread) => unread,
+            Err(status) => return item(Err(status)),
+        };
+        let size = Size::of(unread.len());
+        if size == Size::Large {
+            let turn = trail::present_turn().caller;
+            self.reading = Some(Pool::global().run_only(turn, size, move || unread.read()));
+            return None;
+        }
+        item(unread.read().map(|parsed| self.codec.take(parsed)))
+    }
+
+    /// What a long message is for the session, as soon as it is read.
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<Option<Item>> {
+        let Some(reading) = &mut self.reading else {
+            return Poll::Ready(None);
+        };
+        let read = ready!(reading.poll_unpin(cx));
+        self.reading = None;
+        let lost = |_logged| Err(unread());
+        let parsed = read.unwrap_or_else(lost);
+        Poll::Ready(item(parsed.map(|parsed| self.codec.take(parsed))))
     }
 
     /// In which dialect it speaks.
@@ -155,9 +189,12 @@ impl Wire {
             return Poll::Pending;
         }
         loop {
+            if let Some(item) = ready!(self.poll_read(cx)) {
+                return Poll::Ready(item);
+            }
             match ready!(self.socket.poll_heard(cx)) {
                 Ok(heard) => {
-                    if let Some(item) = read(&mut self.codec, frame(heard)) {
+                    if let Some(item) = self.read(frame(heard)) {
                         return Poll::Ready(item);
                     }
                 }
@@ -192,7 +229,7 @@ impl Wire {
                 Poll::Pending => break,
             }
         }
-        let deaf = self.ahead.is_some();
+        let deaf = self.ahead.is_some() || self.reading.is_some();
         if self.gone.is_some() || self.socket.poll_alive(deaf, cx).is_ready() {
             return Poll::Ready(());
         }

@@ -64,7 +64,8 @@ impl Apart {
                 }
                 // The dialects that say so in this way have no such sessions.
                 Poll::Ready(None) => {}
-                Poll::Pending => return false,
+                // While a long message is read elsewhere nobody listens either.
+                Poll::Pending => return self.wire.reading.is_some(),
             }
         }
         false
