@@ -27,6 +27,7 @@ use crate::function::Fun;
 use crate::handler::raw;
 use crate::model::{self, Answer, Facts};
 use crate::name::{Name, Port};
+use crate::pool::Pool as SlowWork;
 use crate::spec::{Effect, InnerType, Spec};
 
 /// What is known of a model beside what its peers say.
@@ -131,7 +132,21 @@ async fn begin(call: Call, peer: Arc<Peer>) -> Result<impl Stream<Item = Result<
     let weighed = request.scored.clone();
     let alternatives = request.top_logprobs.unwrap_or(0);
     let vocabulary = peer.facts.vocabulary.clone();
-    let transcript = Transcript::new(request, &peer.facts.info, vocabulary, &peer.words)?;
+    let (turn, size) = (request.caller, model::size(&request.prompt));
+    let tokenizing = Arc::clone(&peer);
+    let tokenize = move || {
+        Transcript::new(
+            request,
+            &tokenizing.facts.info,
+            vocabulary,
+            &tokenizing.words,
+        )
+    };
+    // Away from whoever serves connections, as an engine's own prompts are.
+    let transcript = match size {
+        None => tokenize()?,
+        Some(size) => SlowWork::global().run(turn, size, tokenize).await??,
+    };
     let prompt = transcript.prompt();
     asked.prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     if let Some(payer) = &call.payer {
