@@ -1,7 +1,7 @@
 //! What has come from the transport and is about to go to the machine.
 //!
 //! Owns: [`Intake`]: taking messages as they come, many under one lock, and holding the rest back while the session is
-//! paused. Refuses to know: what the machine makes of them.
+//! paused; so many fragments at a time that others get their turn. Refuses to know: what the machine makes of them.
 //!
 //! ```text
 //!   transport ── poll ──► taken (few, and of few bytes) ── hand_over ──► machine
@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use futures::{Stream, StreamExt};
-use sapwood_proto::evergreen::{Message, Status};
+use sapwood_proto::evergreen::{Action, Fragments, Message, Status};
 use sapwood_proto::session::Session;
 use sapwood_proto::time::Time;
 
@@ -22,6 +22,8 @@ pub(super) struct Intake<I> {
     /// `None` once it has ended.
     incoming: Option<Pin<Box<I>>>,
     taken: VecDeque<Message>,
+    /// Stands before those.
+    rest: Option<Rest>,
     end: Option<Result<(), Status>>,
 }
 
@@ -30,6 +32,7 @@ impl<I: Stream<Item = Result<Message, Status>>> Intake<I> {
         Self {
             incoming: Some(Box::pin(incoming)),
             taken: VecDeque::new(),
+            rest: None,
             end: None,
         }
     }
@@ -64,13 +67,13 @@ impl<I: Stream<Item = Result<Message, Status>>> Intake<I> {
         self.end = Some(end);
     }
 
-    /// Gives the machine what was taken, as far as it wants to have it; the end by itself, because nobody counts what a
+    /// Gives the machine what was taken, as far as it wants to have it, and of many fragments a part; the end by itself, because nobody counts what a
     /// session holds once it is over (EV-801).
     pub(super) fn hand_over(&mut self, machine: &mut Session, now: Time) {
-        let mut handed = false;
-        while !machine.inbound_paused() {
-            let Some(message) = self.taken.pop_front() else {
-                if handed {
+        let mut handed = 0;
+        while !machine.inbound_paused() && handed < FRAGMENTS {
+            let Some(message) = self.next() else {
+                if handed > 0 {
                     return;
                 }
                 match self.end.take() {
@@ -82,19 +85,91 @@ impl<I: Stream<Item = Result<Message, Status>>> Intake<I> {
                 }
                 return;
             };
+            handed += message.fragments.len().max(1);
             // An error of handling is an abort: the machine says so itself, as a chore.
             let _ = machine.handle(message, now);
-            handed = true;
         }
+    }
+
+    /// The next message, or part of one: what stands in one message means the same in several (EV-102), its actions last.
+    fn next(&mut self) -> Option<Message> {
+        if self.rest.is_none() {
+            let message = self.taken.pop_front()?;
+            if message.fragments.len() <= FRAGMENTS {
+                return Some(message);
+            }
+            self.rest = Some(Rest {
+                fragments: message.fragments.into_iter(),
+                actions: message.actions,
+                wire_bytes: message.wire_bytes,
+            });
+        }
+        let rest = self.rest.as_mut()?;
+        let mut part = Message {
+            fragments: rest.fragments.by_ref().take(FRAGMENTS).collect(),
+            actions: Vec::new(),
+            wire_bytes: rest.wire_bytes,
+        };
+        if rest.fragments.len() == 0 {
+            part.actions = std::mem::take(&mut rest.actions);
+            self.rest = None;
+        }
+        Some(part)
     }
 
     /// Whether something waits for the machine.
     pub(super) fn is_waiting(&self) -> bool {
-        !self.taken.is_empty() || self.end.is_some()
+        !self.taken.is_empty() || self.rest.is_some() || self.end.is_some()
     }
 }
 
+/// What of a message the machine does not have yet.
+struct Rest {
+    fragments: <Fragments as IntoIterator>::IntoIter,
+    actions: Vec<Action>,
+    wire_bytes: usize,
+}
+
+/// Fragments that the machine is given before the runs get their turn: at a microsecond each, the rounds of one poll with
+/// so many take milliseconds.
+const FRAGMENTS: usize = 256;
 /// Messages taken in before the runs get their turn.
 const MESSAGES: usize = 32;
 /// Bytes after which no further message is taken before the runs get their turn.
 const BYTES: usize = 64 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use futures::stream;
+    use sapwood_proto::evergreen::Fragment;
+    use sapwood_proto::session::{Config, Side};
+
+    use super::*;
+
+    #[test]
+    fn ev_102_a_message_of_many_fragments_is_handed_over_in_parts_and_its_actions_last() {
+        let named = |number: usize| Fragment {
+            id: format!("n{number}").into(),
+            ..Fragment::default()
+        };
+        let message = Message {
+            fragments: (0..2 * FRAGMENTS + 1).map(named).collect(),
+            actions: vec![Action::default()],
+            wire_bytes: 8 * FRAGMENTS,
+        };
+        let mut machine = Session::new(Side::Server, Config::default(), Time::ZERO);
+        let mut intake = Intake::new(stream::iter([Ok(message)]));
+        assert!(!intake.poll(&mut Context::from_waker(Waker::noop())));
+        for (fragments, actions) in [(FRAGMENTS, 0), (2 * FRAGMENTS, 0), (2 * FRAGMENTS + 1, 1)] {
+            assert!(intake.is_waiting());
+            intake.hand_over(&mut machine, Time::ZERO);
+            let stats = machine.stats();
+            let seen = (stats.fragments_in, stats.actions);
+            assert_eq!(seen, (fragments as u64, actions));
+        }
+        assert_eq!(intake.rest.is_none(), intake.taken.is_empty());
+        assert!(intake.end.is_some());
+    }
+}
