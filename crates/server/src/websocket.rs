@@ -209,6 +209,10 @@ pub(crate) struct Socket<S = Carrier> {
     heard: Instant,
     /// Something came since `heard` was set: the clock is not read for every message.
     stirred: bool,
+    /// Messages that have come whole.
+    messages: u64,
+    /// The message that had begun and not ended when that was looked at last.
+    under_way: Option<UnderWay>,
     /// When the next ping is due.
     ping_at: Instant,
     timer: Pin<Box<Sleep>>,
@@ -218,6 +222,18 @@ pub(crate) struct Socket<S = Carrier> {
     closed: bool,
     /// Something was written and not flushed.
     unflushed: bool,
+}
+
+/// A message that has begun.
+struct UnderWay {
+    /// Messages that came before it.
+    before: u64,
+    /// How much of it had come.
+    bytes: usize,
+    /// When that was first seen.
+    moved: Instant,
+    /// When anything of it was first seen.
+    since: Instant,
 }
 
 impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
@@ -238,6 +254,8 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
             keepalive,
             heard: now,
             stirred: false,
+            messages: 0,
+            under_way: None,
             ping_at: now + keepalive.every,
             timer: Box::pin(sleep_until(now + keepalive.every)),
             lost: None,
@@ -255,6 +273,9 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
             let lost = match self.reader.next() {
                 Ok(Some(said)) => {
                     self.stirred = true;
+                    if matches!(said, Said::Text(_) | Said::Binary(_)) {
+                        self.messages += 1;
+                    }
                     match said {
                         Said::Text(text) => return Poll::Ready(Ok(Heard::Text(text))),
                         Said::Binary(bytes) => return Poll::Ready(Ok(Heard::Binary(bytes))),
@@ -302,6 +323,8 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
         let read = pin!(self.io.read_buf(&mut room));
         let more = matches!(ready!(read.poll(cx)), Ok(read) if read > 0);
         self.reader.came();
+        // A client that is busy with a large message may have no time for pongs.
+        self.stirred |= more;
         Poll::Ready(Ok(more))
     }
 
@@ -380,6 +403,35 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
         Poll::Ready(sent.map_err(|_| Lost::Gone))
     }
 
+    /// Whether nothing more comes of a message that has begun, for as long as a peer may be silent, or it is not whole after
+    /// [`MESSAGE_TIME`]: pongs keep a connection, but what has come of the message is charged to the byte budget (D-47).
+    fn stands_still(&mut self, deaf: bool, now: Instant) -> bool {
+        let bytes = self.reader.held();
+        let before = self.messages;
+        if deaf || bytes == 0 {
+            self.under_way = None;
+            return false;
+        }
+        match &mut self.under_way {
+            Some(seen) if seen.before == before => {
+                if std::mem::replace(&mut seen.bytes, bytes) != bytes {
+                    seen.moved = now;
+                }
+                now.duration_since(seen.moved) >= self.keepalive.silence
+                    || now.duration_since(seen.since) >= MESSAGE_TIME
+            }
+            seen => {
+                *seen = Some(UnderWay {
+                    before,
+                    bytes,
+                    moved: now,
+                    since: now,
+                });
+                false
+            }
+        }
+    }
+
     /// Sends pings; resolves when the peer is gone, or has been silent for too long. A peer that we do not listen to is not
     /// silent, but watched: nothing of it is read, and yet it is seen when it has closed (EV-802, D-28).
     pub(crate) fn poll_alive(&mut self, deaf: bool, cx: &mut Context<'_>) -> Poll<()> {
@@ -395,6 +447,9 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
                 return Poll::Ready(());
             }
             if now >= self.ping_at {
+                if self.stands_still(deaf, now) {
+                    return Poll::Ready(());
+                }
                 self.ping_at = now + self.keepalive.every;
                 self.writer.rest();
                 if self.poll_room(cx).is_ready() && !self.closed {
@@ -465,6 +520,8 @@ const READ_BYTES: usize = 64 * 1024;
 const WRITE_BYTES: usize = 32 * 1024;
 /// RFC 6455, section 5.5.
 const REASON_BYTES_MAX: usize = 123;
+/// How long a message may be on its way: as long as a request by default.
+const MESSAGE_TIME: Duration = Duration::from_secs(600);
 /// How often a peer that is not listened to is looked at.
 const LOOK: Duration = Duration::from_secs(5);
 

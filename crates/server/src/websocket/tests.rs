@@ -63,6 +63,61 @@ async fn ev_705_a_peer_that_is_not_listened_to_is_not_called_dead() {
     assert!(began.elapsed().as_secs() >= 3600 + 30);
 }
 
+/// Pongs keep a connection, but no message that stands still: what came of it is charged to the byte budget.
+#[tokio::test(start_paused = true)]
+async fn d_47_a_message_that_stands_still_or_trickles_is_not_waited_for() {
+    // (how often a byte of it comes, when the connection is given up)
+    for (every, expect) in [(3600, 90), (10, 630)] {
+        let (mut client, server) = duplex(1024);
+        let mut socket = Socket::new(server, Vec::new(), 1 << 20, KEEPALIVE);
+        let began = Instant::now();
+        let heard = tokio::spawn(async move { socket.heard().await.unwrap_err() });
+        // One of 32 KiB, in frames of a byte.
+        let mut kind = 0x02;
+        let mut second = tokio::time::interval(Duration::from_secs(1));
+        let mut seconds = 0_u32;
+        while !heard.is_finished() {
+            second.tick().await;
+            if seconds.is_multiple_of(every) {
+                let _ = client
+                    .write_all(&frame(std::mem::take(&mut kind), b"x"))
+                    .await;
+            }
+            let _ = client.write_all(&frame(0x8a, b"")).await;
+            seconds += 1;
+        }
+        assert_eq!(heard.await.unwrap(), Lost::Gone);
+        let took = began.elapsed().as_secs();
+        assert!((expect..expect + 3).contains(&took), "{took} s");
+    }
+}
+
+/// A slow client is heard, as long as its messages get on.
+#[tokio::test(start_paused = true)]
+async fn d_47_messages_that_get_on_are_waited_for() {
+    let (mut client, server) = duplex(1024);
+    let mut socket = Socket::new(server, Vec::new(), 1 << 20, KEEPALIVE);
+    let client = tokio::spawn(async move {
+        for message in 0..30_u8 {
+            for (part, head) in [0x02, 0x00, 0x80].into_iter().enumerate() {
+                client
+                    .write_all(&frame(head, &[message; 100][part..]))
+                    .await
+                    .unwrap();
+                tokio::time::sleep(Duration::from_secs(29)).await;
+            }
+        }
+        client
+    });
+    for message in 0..30_u8 {
+        let Heard::Binary(bytes) = socket.heard().await.unwrap() else {
+            panic!("no bytes");
+        };
+        assert_eq!((bytes[0], bytes.len()), (message, 297));
+    }
+    client.await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn ev_705_what_cannot_be_read_is_told_apart() {
     let long = [b'x'; 100];
