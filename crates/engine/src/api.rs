@@ -41,7 +41,18 @@ pub enum Prompt {
 }
 
 impl Prompt {
-    /// Bytes of its texts, by which the work on it is judged before it is done. Of a conversation its messages alone: what
+    /// Bytes of everything that tokens may be made of, by which the work on it is judged before it is done: of a conversation
+    /// also what only some templates print.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Tokens(_) => 0,
+            Self::Text(text) => text.len(),
+            Self::Chat(chat) => chat.bytes(),
+        }
+    }
+
+    /// Bytes of its texts, all of which stand in its tokens. Of a conversation the contents of its messages alone: what
     /// stands around them depends on the template.
     #[must_use]
     pub fn text_bytes(&self) -> usize {
@@ -70,6 +81,13 @@ pub struct Chat {
     pub continue_last: bool,
 }
 
+impl Chat {
+    fn bytes(&self) -> usize {
+        let messages: usize = self.messages.iter().map(Message::bytes).sum();
+        messages + json_bytes(&self.tools) + json_bytes(&self.template_args)
+    }
+}
+
 /// One message of a conversation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message {
@@ -83,6 +101,36 @@ pub struct Message {
     pub tool_calls: serde_json::Value,
     /// The call that a tool message answers.
     pub tool_call_id: Option<String>,
+}
+
+impl Message {
+    /// What it says of itself, each of which is a name.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let others = [&self.name, &self.tool_call_id].into_iter();
+        std::iter::once(&*self.role).chain(others.filter_map(|name| name.as_deref()))
+    }
+
+    fn bytes(&self) -> usize {
+        let names: usize = self.names().map(str::len).sum();
+        names + self.content.len() + json_bytes(&self.tool_calls)
+    }
+}
+
+/// What a template that prints it makes of it, about.
+fn json_bytes(value: &serde_json::Value) -> usize {
+    use serde_json::Value;
+    match value {
+        Value::Null => 0,
+        Value::Bool(_) | Value::Number(_) => 8,
+        Value::String(text) => text.len() + 2,
+        Value::Array(values) => values.iter().map(|value| json_bytes(value) + 2).sum(),
+        Value::Object(members) => {
+            let bytes = members.iter();
+            bytes
+                .map(|(name, value)| name.len() + json_bytes(value) + 6)
+                .sum()
+        }
+    }
 }
 
 /// How tokens are chosen. Ranges are those of D-20's core column; out of range is refused, never clipped.

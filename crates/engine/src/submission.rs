@@ -11,7 +11,7 @@ use std::time::Duration;
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::{Steer, Token};
 
-use crate::api::{ModelInfo, Prompt, Refusal, Request, Sampling, Vocabulary};
+use crate::api::{Message, ModelInfo, Prompt, Refusal, Request, Sampling, Vocabulary};
 use crate::bad_words::{BadWords, Lexicon};
 use crate::phase::Follower;
 use crate::scheduler::Turn;
@@ -242,6 +242,9 @@ fn too_long(what: &str, length: usize, info: &ModelInfo) -> Refusal {
 /// template too.
 const DROPPED_TIMES: usize = 4;
 
+/// Bytes of a role, a name or the id of a call: templates print them beside the content, which alone is measured.
+const NAME_BYTES_MAX: usize = 1024;
+
 /// Refuses what cannot fit, before anything is rendered or tokenised: that takes time and memory.
 fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(), Refusal> {
     if let Prompt::Chat(chat) = prompt
@@ -255,6 +258,18 @@ fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(),
             "PROMPT_TOO_LONG",
             message,
         ));
+    }
+    let names = match prompt {
+        Prompt::Chat(chat) => chat.messages.as_slice(),
+        Prompt::Tokens(_) | Prompt::Text(_) => &[],
+    };
+    let mut names = names.iter().flat_map(Message::names);
+    if let Some(long) = names.find(|name| name.len() > NAME_BYTES_MAX) {
+        let message = format!(
+            "a message's role, name and tool_call_id have at most {NAME_BYTES_MAX} bytes each, and one has {}",
+            long.len()
+        );
+        return Err(Refusal::new(Code::InvalidRequest, "NAME_TOO_LONG", message));
     }
     let at_least = prompt.text_bytes() / token_bytes_max.max(1).saturating_mul(DROPPED_TIMES);
     if at_least > info.context_tokens as usize {

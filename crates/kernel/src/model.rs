@@ -133,13 +133,13 @@ pub(crate) fn size(prompt: &Prompt) -> Option<Size> {
     let (texts, is_plain) = match prompt {
         Prompt::Tokens(_) => return None,
         Prompt::Text(_) => (1, true),
-        // Templates print tools and arguments, whatever their size.
+        // Templates print tools and arguments in whatever way they like.
         Prompt::Chat(chat) => (
             chat.messages.len(),
             chat.tools.is_null() && chat.template_args.is_null(),
         ),
     };
-    let bytes = prompt.text_bytes();
+    let bytes = prompt.bytes();
     if is_plain && bytes < INLINE_BYTES && texts < INLINE_MESSAGES {
         return None;
     }

@@ -244,7 +244,7 @@ fn what_cannot_fit_is_refused_before_it_is_tokenised() {
         why.contains("exceeds") && !why.contains("at least"),
         "tokenised and counted: {why}"
     );
-    let message = || crate::api::Message {
+    let message = || Message {
         role: "user".to_owned(),
         ..Default::default()
     };
@@ -260,6 +260,68 @@ fn what_cannot_fit_is_refused_before_it_is_tokenised() {
     let (_, why) = chat(33).unwrap();
     assert!(why.contains("33 messages cannot fit"), "{why}");
     assert!(chat(32).is_none_or(|(_, why)| !why.contains("messages cannot fit")));
+}
+
+/// What says who speaks is a name; templates print it, and it is not measured with the content.
+#[test]
+fn a_name_that_is_a_text_is_refused_before_it_is_rendered() {
+    let long = |bytes: usize| "u".repeat(bytes);
+    for set in [
+        |message: &mut Message, text| message.role = text,
+        |message: &mut Message, text| message.name = Some(text),
+        |message: &mut Message, text| message.tool_call_id = Some(text),
+    ] {
+        for (bytes, expect) in [(1024, false), (1025, true)] {
+            let mut message = Message::default();
+            set(&mut message, long(bytes));
+            let why = refused(|r| {
+                r.prompt = Prompt::Chat(crate::api::Chat {
+                    messages: vec![message],
+                    ..Default::default()
+                });
+            });
+            assert_eq!(
+                why.is_some_and(|(reason, _)| reason == "NAME_TOO_LONG"),
+                expect
+            );
+        }
+    }
+}
+
+/// The work on a conversation is judged by all that a template may print.
+#[test]
+fn everything_that_may_be_printed_is_counted() {
+    let text = "x".repeat(1000);
+    let tools = serde_json::json!([{"function": {"name": text}}]);
+    let chats = [
+        crate::api::Chat {
+            tools: tools.clone(),
+            ..Default::default()
+        },
+        crate::api::Chat {
+            template_args: serde_json::json!({"a": [text]}),
+            ..Default::default()
+        },
+        crate::api::Chat {
+            messages: vec![Message {
+                tool_calls: tools,
+                ..Default::default()
+            }],
+            ..Default::default()
+        },
+        crate::api::Chat {
+            messages: vec![Message {
+                role: text,
+                ..Default::default()
+            }],
+            ..Default::default()
+        },
+    ];
+    for chat in chats {
+        let prompt = Prompt::Chat(chat);
+        assert!((1000..1100).contains(&prompt.bytes()), "{prompt:?}");
+        assert_eq!(prompt.text_bytes(), 0);
+    }
 }
 
 #[test]
