@@ -10,6 +10,7 @@ use axum::body::{Body, Bytes};
 use futures::StreamExt;
 use http::request::Parts;
 use http::{Extensions, HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use sapwood_kernel::pool::{Pool, Size};
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::{Mapper, Refused};
 use tokio::time::Instant;
@@ -27,6 +28,7 @@ use super::wishes::Wishes;
 use super::{events, infer, metadata, repository, resume};
 use crate::caller::Caller;
 use crate::patience::Deadline;
+use crate::trail;
 
 /// JSON of more than this is read where it holds up nobody.
 const READ_HERE: usize = 64 << 10;
@@ -204,7 +206,9 @@ pub(super) async fn reading<T: Send + 'static>(
     };
     let read = if large {
         let defect = |_| Failure::new(Code::Internal, "the request could not be read");
-        tokio::task::spawn_blocking(reading).await.map_err(defect)?
+        let turn = trail::present_turn().caller;
+        let reading = Pool::global().run_only(turn, Size::of(size), reading);
+        reading.await.map_err(defect)?
     } else {
         reading()
     };

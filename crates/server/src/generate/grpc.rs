@@ -9,7 +9,6 @@ mod infer;
 mod metadata;
 mod stream;
 
-use std::any::TypeId;
 use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
@@ -18,23 +17,25 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
+use futures::StreamExt;
 use futures::future::{BoxFuture, ready};
 use http::{Extensions, HeaderValue, StatusCode};
 use prost::Message;
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::Limits;
-use sapwood_proto::generated::inference::{ModelInferRequest, ModelStreamInferResponse};
+use sapwood_proto::generated::inference::ModelStreamInferResponse;
 use tonic::codec::CompressionEncoding;
 use tonic::metadata::MetadataValue;
 use tonic::server::Grpc;
 use tonic::{Request, Response, Streaming};
 
-use self::codec::Measured;
+use self::codec::{Encoded, Undecoded};
 use super::catalogue::Catalogue;
 use super::failure::Failure;
 use super::restricted::Category;
 use crate::auth::{Access, Scope};
 use crate::gunzip;
+use crate::intake::Intake;
 
 /// The paths of its methods; those that change what is loaded stand alone.
 pub(super) const METHODS: [(&str, Access); 3] = [
@@ -123,7 +124,7 @@ impl Received {
 /// A method of one message each way, which is answered at once.
 async fn told<Q, A>(
     request: Received,
-    mut answer: impl FnMut(Q, &Extensions) -> Result<A, Failure>,
+    answer: impl FnOnce(Q, &Extensions) -> Result<A, Failure> + Send,
 ) -> http::Response<Body>
 where
     Q: Message + Default + 'static,
@@ -143,7 +144,7 @@ async fn asked<Q, A, W>(
         most,
         limits,
     }: Received,
-    answer: impl FnOnce(Request<Q>) -> W,
+    answer: impl FnOnce(Request<Q>) -> W + Send,
 ) -> http::Response<Body>
 where
     Q: Message + Default + 'static,
@@ -151,19 +152,23 @@ where
     W: Future<Output = Result<A, Failure>> + Send,
 {
     let mut answer = Some(answer);
-    let service = tower::service_fn(move |request: Request<Q>| {
-        let answering = answer.take().map(|answer| answer(request));
+    let intake = request.extensions().get::<Arc<Intake>>().cloned();
+    let service = tower::service_fn(move |request: Request<Encoded>| {
+        let (answer, limits, intake) = (answer.take(), limits.clone(), intake.clone());
         async move {
-            match answering {
-                Some(answering) => answering.await.map(Response::new).map_err(|it| status(&it)),
-                // A call has one message.
-                None => Err(tonic::Status::internal("a second message")),
+            // A call has one message.
+            let answer = answer.ok_or_else(|| tonic::Status::internal("a second message"))?;
+            let (metadata, extensions, encoded) = request.into_parts();
+            let (message, reservation) = encoded.decode(&limits, intake.as_ref()).await?;
+            if let (Some(reservation), Some(intake)) = (reservation, intake) {
+                // It is worked on until its answer begins.
+                intake.keep(reservation);
             }
+            let answered = answer(Request::from_parts(metadata, extensions, message)).await;
+            answered.map(Response::new).map_err(|it| status(&it))
         }
     });
-    let intake = request.extensions().get().cloned();
-    let intake = intake.filter(|_| TypeId::of::<Q>() == TypeId::of::<ModelInferRequest>());
-    let mut grpc = Grpc::new(Measured::<A, Q>::new(limits, intake))
+    let mut grpc = Grpc::new(Undecoded::<A>::default())
         .accept_compressed(CompressionEncoding::Gzip)
         .send_compressed(CompressionEncoding::Gzip)
         .max_decoding_message_size(most);
@@ -188,13 +193,20 @@ async fn streamed(
 ) -> http::Response<Body> {
     let cut = Arc::new(AtomicBool::new(false));
     let cuts = Arc::clone(&cut);
-    let service = tower::service_fn(move |request: Request<Streaming<ModelInferRequest>>| {
+    let intake = request.extensions().get::<Arc<Intake>>().cloned();
+    let service = tower::service_fn(move |request: Request<Streaming<Encoded>>| {
+        let (limits, intake) = (limits.clone(), intake.clone());
+        let request = request.map(|messages| {
+            let decoded = messages.then(move |encoded| {
+                let (limits, intake) = (limits.clone(), intake.clone());
+                async move { encoded?.decode(&limits, intake.as_ref()).await }
+            });
+            decoded.boxed()
+        });
         let outgoing = stream::Outgoing::new(Arc::clone(&catalogue), request, Arc::clone(&cuts));
         ready(Ok::<_, tonic::Status>(Response::new(outgoing)))
     });
-    let intake = request.extensions().get().cloned();
-    let codec = Measured::<ModelStreamInferResponse, ModelInferRequest>::new(limits, intake);
-    let mut grpc = Grpc::new(codec)
+    let mut grpc = Grpc::new(Undecoded::<ModelStreamInferResponse>::default())
         .accept_compressed(CompressionEncoding::Gzip)
         .max_decoding_message_size(most);
     let answer = grpc.streaming(service, request).await;

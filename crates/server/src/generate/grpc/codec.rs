@@ -1,10 +1,21 @@
-//! The codec of calls of models: what a message takes once it is decoded is bounded and charged before it is (D-47).
+//! The codec of calls of models: what a message takes once it is decoded is bounded and charged before it is, and neither
+//! measuring nor decoding a large one holds up an async worker (D-47).
+//!
+//! ```text
+//!   tonic ─► Encoded, as it came ─► measured ─► charged, as soon as there is room ─► decoded
+//!                                   └──────── large ones on the pool's threads ────────┘
+//! ```
 
+use std::any::TypeId;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use bytes::Buf;
 use prost::Message;
+use sapwood_kernel::pool::{Pool, Size};
 use sapwood_proto::generate::{Limits, decoded_bytes};
+use sapwood_proto::generated::inference::ModelInferRequest;
 use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic_prost::ProstCodec;
@@ -14,78 +25,96 @@ use crate::body_budget::{Reservation, overloaded};
 use crate::generate::failure::Failure;
 use crate::intake::Intake;
 
-/// Messages of the schema, of which those that come are `ModelInferRequest`s if they are measured.
-pub(super) struct Measured<A, Q> {
-    inner: ProstCodec<A, Q>,
-    limits: Limits,
-    /// What they are charged to; `None` leaves them unmeasured.
-    intake: Option<Arc<Intake>>,
-}
+/// Messages of the schema go out as `A`; what comes in is left encoded.
+pub(super) struct Undecoded<A>(PhantomData<A>);
 
-impl<A, Q> Measured<A, Q> {
-    pub(super) fn new(limits: Limits, intake: Option<Arc<Intake>>) -> Self {
-        Self {
-            inner: ProstCodec::default(),
-            limits,
-            intake,
-        }
+impl<A> Default for Undecoded<A> {
+    fn default() -> Self {
+        Self(PhantomData)
     }
 }
 
-impl<A, Q> Codec for Measured<A, Q>
-where
-    A: Message + Send + 'static,
-    Q: Message + Default + Send + 'static,
-{
+impl<A: Message + Default + 'static> Codec for Undecoded<A> {
     type Encode = A;
-    type Decode = Q;
-    type Encoder = <ProstCodec<A, Q> as Codec>::Encoder;
-    type Decoder = Measuring<<ProstCodec<A, Q> as Codec>::Decoder>;
+    type Decode = Encoded;
+    type Encoder = <ProstCodec<A, A> as Codec>::Encoder;
+    type Decoder = Cutter;
 
     fn encoder(&mut self) -> Self::Encoder {
-        self.inner.encoder()
+        ProstCodec::<A, A>::default().encoder()
     }
 
-    fn decoder(&mut self) -> Self::Decoder {
-        let intake = self.intake.clone();
-        let charged = intake.map(|intake| (intake.reserve(), intake));
-        Measuring {
-            inner: self.inner.decoder(),
-            limits: self.limits.clone(),
-            charged,
-        }
+    fn decoder(&mut self) -> Cutter {
+        Cutter
     }
 }
 
-/// The decoder with what its last message is charged.
-pub(super) struct Measuring<D> {
-    inner: D,
-    limits: Limits,
-    charged: Option<(Reservation, Arc<Intake>)>,
-}
+/// Cuts a message out of what has come.
+pub(super) struct Cutter;
 
-impl<D: Decoder<Error = Status>> Decoder for Measuring<D> {
-    type Item = D::Item;
+impl Decoder for Cutter {
+    type Item = Encoded;
     type Error = Status;
 
-    fn decode(&mut self, src: &mut DecodeBuf<'_>) -> Result<Option<D::Item>, Status> {
-        if let Some((reservation, _)) = &mut self.charged {
-            let decoded = decoded_bytes(src.chunk());
-            let admitted = self.limits.admit_message(decoded);
-            admitted.map_err(|refused| status(&Failure::from(refused)))?;
-            // Nothing can wait here, where the message is there already.
-            let held = reservation.try_hold(decoded);
-            held.map_err(|_| overloaded().to_status())?;
-        }
-        self.inner.decode(src)
+    fn decode(&mut self, src: &mut DecodeBuf<'_>) -> Result<Option<Encoded>, Status> {
+        Ok(Some(Encoded(src.copy_to_bytes(src.remaining()))))
     }
 }
 
-/// The message of a call of one is worked on until its answer begins.
-impl<D> Drop for Measuring<D> {
-    fn drop(&mut self) {
-        if let Some((reservation, intake)) = self.charged.take() {
-            intake.keep(reservation);
+/// A message as it came.
+pub(super) struct Encoded(Bytes);
+
+impl Encoded {
+    /// The message, and what it is charged while it is worked on. `intake`: of the request that it belongs to.
+    ///
+    /// # Errors
+    /// It is malformed, too much for `limits` once it is decoded, or finds no room in the byte budget.
+    pub(super) async fn decode<Q>(
+        self,
+        limits: &Limits,
+        intake: Option<&Arc<Intake>>,
+    ) -> Result<(Q, Option<Reservation>), Status>
+    where
+        Q: Message + Default + 'static,
+    {
+        let Self(bytes) = self;
+        let is_measured = TypeId::of::<Q>() == TypeId::of::<ModelInferRequest>();
+        let Some(intake) = intake.filter(|_| is_measured) else {
+            return Ok((decoded(bytes)?, None));
+        };
+        let is_large = bytes.len() > DECODED_HERE;
+        let turn = intake.turn();
+        let measured = bytes.clone();
+        let size = apart(is_large, turn, move || decoded_bytes(&measured)).await?;
+        let admitted = limits.admit_message(size);
+        admitted.map_err(|refused| status(&Failure::from(refused)))?;
+        let mut reservation = intake.reserve();
+        if reservation.hold(size).await.is_err() {
+            intake.overrun();
+            return Err(overloaded().to_status());
         }
+        let message = apart(is_large, turn, move || decoded(bytes)).await??;
+        Ok((message, Some(reservation)))
     }
 }
+
+/// Does it where it holds up nobody, if it `is_large`.
+async fn apart<T: Send + 'static>(
+    is_large: bool,
+    turn: u64,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Status> {
+    if !is_large {
+        return Ok(work());
+    }
+    let done = Pool::global().run_only(turn, Size::Large, work).await;
+    done.map_err(|error| Status::internal(error.to_string()))
+}
+
+fn decoded<Q: Message + Default>(bytes: Bytes) -> Result<Q, Status> {
+    // As the library's own codec says it.
+    Q::decode(bytes).map_err(|error| Status::internal(error.to_string()))
+}
+
+/// What is larger takes longer to decode than to hand over.
+const DECODED_HERE: usize = 64 << 10;

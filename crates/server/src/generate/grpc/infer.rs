@@ -86,12 +86,17 @@ pub(super) async fn whole(
 }
 
 /// A model and the version asked for, which may be left out.
+/// No model has a name as long as what is cut off here, nor any version: without that a request's longest text would stand in
+/// memory once more than it is charged for (D-47).
 pub(super) fn target(model: &str, version: &str) -> Target {
+    let cut = |text: &str| text[..text.floor_char_boundary(LONGEST)].to_owned();
     Target {
-        model: model.into(),
-        version: Some(version.to_owned()).filter(|version| !version.is_empty()),
+        model: cut(model),
+        version: Some(cut(version)).filter(|version| !version.is_empty()),
     }
 }
+
+const LONGEST: usize = 1024;
 
 /// What is checked of a message before there is work.
 pub(super) async fn read(

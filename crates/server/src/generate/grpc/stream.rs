@@ -26,11 +26,12 @@ use sapwood_proto::generated::inference::{
     ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
 };
 use tokio::time::Instant;
+use tonic::Status;
 use tonic::metadata::MetadataMap;
-use tonic::{Status, Streaming};
 
 use super::infer::{Told, read, target, whole};
 use super::status;
+use crate::body_budget::Reservation;
 use crate::caller::Caller;
 use crate::drain::Phase;
 use crate::generate::call::{Call, Responses, revoked};
@@ -51,6 +52,9 @@ const ERROR_AS_STATUS: &str = "triton_grpc_error";
 /// What a request has to tell.
 type Item = Result<ModelInferResponse, Failed>;
 
+/// The requests of a stream, each with what it is charged until it has been read.
+type Incoming = BoxStream<'static, Result<(ModelInferRequest, Option<Reservation>), Status>>;
+
 /// A request that has failed.
 struct Failed {
     id: String,
@@ -62,7 +66,7 @@ pub(super) struct Outgoing {
     catalogue: Arc<Catalogue>,
     caller: Result<Caller, Refusal>,
     /// `None` when no request comes any more.
-    incoming: Option<BoxStream<'static, Result<ModelInferRequest, Status>>>,
+    incoming: Option<Incoming>,
     running: SelectAll<BoxStream<'static, Item>>,
     ordered: FuturesOrdered<BoxFuture<'static, Item>>,
     /// What came with the call, for all its requests.
@@ -82,7 +86,7 @@ pub(super) struct Outgoing {
 impl Outgoing {
     pub(super) fn new(
         catalogue: Arc<Catalogue>,
-        request: tonic::Request<Streaming<ModelInferRequest>>,
+        request: tonic::Request<Incoming>,
         cut: Arc<AtomicBool>,
     ) -> Self {
         let (metadata, extensions, incoming) = request.into_parts();
@@ -105,7 +109,10 @@ impl Outgoing {
     }
 
     /// A request that has come. `Some`: it is refused at once.
-    fn begin(&mut self, message: ModelInferRequest) -> Option<Item> {
+    fn begin(
+        &mut self,
+        (message, reservation): (ModelInferRequest, Option<Reservation>),
+    ) -> Option<Item> {
         let id = message.id.clone();
         let refuse = |failure| {
             let id = id.clone();
@@ -134,6 +141,7 @@ impl Outgoing {
             empty_final: false,
             found,
             message,
+            reservation,
         };
         if asked.found.signature.decoupled {
             let state = State::Asked(Box::new(asked));
@@ -265,6 +273,8 @@ struct Asked {
     catalogue: Arc<Catalogue>,
     found: Found,
     message: ModelInferRequest,
+    /// What the message is charged.
+    reservation: Option<Reservation>,
     metadata: Arc<MetadataMap>,
     deadline: Instant,
     empty_final: bool,
@@ -285,12 +295,14 @@ impl Asked {
             catalogue,
             found,
             message,
+            reservation,
             metadata,
             deadline,
             empty_final,
             counting,
         } = self;
         let call = read(&catalogue, found, message, &metadata, deadline).await?;
+        drop(reservation);
         Ok((call, counting, empty_final, catalogue))
     }
 }
