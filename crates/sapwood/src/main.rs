@@ -3,6 +3,7 @@
 //! Owns: the process (arguments, configuration, logs, exit codes). Refuses to know: anything that a crate below
 //! already knows.
 
+mod allocator;
 mod cli;
 mod client;
 mod config;
@@ -20,11 +21,8 @@ mod serving;
 mod telling;
 mod upstreams;
 
-/// Keeps the memory of a large message for the next one; the C library's asks the system each time.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> std::process::ExitCode {
+    allocator::give_back_at_once();
     let exit = cli::main().unwrap_or_else(|failure| {
         output::complain(&failure);
         failure.exit

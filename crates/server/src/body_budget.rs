@@ -3,7 +3,8 @@
 //!
 //! Bytes are charged when they have arrived, not when a length was declared, and refunded when the reader has done with
 //! them. Who finds no room waits; who has waited for too long is refused, which refunds what it held. So requests that hold
-//! some and wait for more can wait for each other, but not for longer than that.
+//! some and wait for more can wait for each other, but not for longer than that. A quarter of all room is for requests that
+//! hold little: large ones that trickle in fill the rest, and ordinary ones pass them.
 //!
 //! ```text
 //!   piece arrives ─► fits the server's budget and its caller's? ─ yes ─► charged ─► read ─► refunded
@@ -39,8 +40,8 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            total: 256 << 20,
-            each: 128 << 20,
+            total: 160 << 20,
+            each: 112 << 20,
             wait: Duration::from_secs(5),
         }
     }
@@ -49,11 +50,25 @@ impl Default for Config {
 impl Config {
     /// The largest that one request can be.
     const fn most(&self) -> usize {
-        if self.each < self.total {
+        let least = if self.each < self.total {
             self.each
         } else {
             self.total
+        };
+        if least <= LITTLE {
+            least
+        } else {
+            least - least / 4
         }
+    }
+}
+
+/// So much may be held, of `most`, for a request that holds `bytes` in all.
+const fn room(most: usize, bytes: usize) -> usize {
+    if bytes <= LITTLE {
+        most
+    } else {
+        most - most / 4
     }
 }
 
@@ -101,11 +116,14 @@ impl BodyBudget {
         }
     }
 
-    /// Charges so many bytes more to `caller`, if there is room.
-    fn charge(&self, caller: &Identity, bytes: usize) -> bool {
+    /// Charges so many bytes more to `caller`, if there is room for a request that holds `whole` then.
+    fn charge(&self, caller: &Identity, bytes: usize, whole: usize) -> bool {
         let mut state = self.lock();
         let theirs = state.callers.get(caller).copied().unwrap_or_default();
-        let fits = |used: usize, most| used.checked_add(bytes).is_some_and(|sum| sum <= most);
+        let fits = |used: usize, most| {
+            let sum = used.checked_add(bytes);
+            sum.is_some_and(|sum| sum <= room(most, whole))
+        };
         if !fits(state.used, self.config.total) || !fits(theirs, self.config.each) {
             return false;
         }
@@ -135,13 +153,13 @@ impl BodyBudget {
     }
 
     /// Charges so many bytes as soon as there is room; `false` if that takes too long.
-    async fn charge_later(self: Arc<Self>, caller: Identity, bytes: usize) -> bool {
+    async fn charge_later(self: Arc<Self>, caller: Identity, bytes: usize, whole: usize) -> bool {
         let charging = async {
             loop {
                 let mut refunded = pin!(self.refunded.notified());
                 // Before the look: a refund between that and the waiting would be missed.
                 refunded.as_mut().enable();
-                if self.charge(&caller, bytes) {
+                if self.charge(&caller, bytes, whole) {
                     return;
                 }
                 refunded.await;
@@ -192,7 +210,7 @@ impl Reservation {
         {
             self.waiting = None;
         }
-        if self.waiting.is_none() && self.budget.charge(&self.caller, more) {
+        if self.waiting.is_none() && self.budget.charge(&self.caller, more, bytes) {
             self.held = bytes;
             return Poll::Ready(Ok(()));
         }
@@ -200,7 +218,7 @@ impl Reservation {
             let budget = Arc::clone(&self.budget);
             (
                 more,
-                Box::pin(budget.charge_later(self.caller.clone(), more)),
+                Box::pin(budget.charge_later(self.caller.clone(), more, bytes)),
             )
         });
         let charged = ready!(waiting.as_mut().poll(cx));
@@ -210,18 +228,6 @@ impl Reservation {
         }
         self.held = bytes;
         Poll::Ready(Ok(()))
-    }
-
-    /// As [`Self::poll_hold`], without waiting.
-    pub(crate) fn try_hold(&mut self, bytes: usize) -> Result<(), Full> {
-        let bytes = if bytes <= FREE { 0 } else { bytes };
-        let more = bytes.saturating_sub(self.held);
-        if more > 0 && !self.budget.charge(&self.caller, more) {
-            return Err(self.overrun());
-        }
-        self.shrink(bytes);
-        self.held = bytes;
-        Ok(())
     }
 
     /// As [`Self::poll_hold`].
@@ -265,6 +271,8 @@ pub(crate) fn overloaded() -> Refusal {
 
 /// Small bodies are not charged: the limits of connections and streams bound them.
 const FREE: usize = 4 << 10;
+/// What an ordinary request holds at most.
+const LITTLE: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests;

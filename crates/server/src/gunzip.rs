@@ -1,13 +1,15 @@
 //! Compressed messages of gRPC, unpacked before the library sees them (D-47).
 //!
 //! The library would unpack a whole message at once, where it holds up everything else, and keep the room for as long as
-//! the call lasts. Here each piece is charged before it is there. What is malformed is handed on in a form that the library
+//! the call lasts. Here each piece is charged before it is there, and handed on by itself, so that it goes when the library has
+//! copied it. What is malformed is handed on in a form that the library
 //! refuses as it would have refused the original.
 //!
 //! ```text
 //!   [1, length, packed] ─► charged piece by piece ─► [0, length, message]         [0, length, message] ─► as it is
 //! ```
 
+use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::sync::Arc;
 
@@ -36,7 +38,7 @@ pub(crate) fn unpacked(request: Request<Body>, most: usize) -> Request<Body> {
             most,
             buf: BytesMut::new(),
             passing: 0,
-            ready: None,
+            ready: VecDeque::new(),
             reservation: intake.reserve(),
             intake,
         };
@@ -53,7 +55,7 @@ struct Messages {
     /// So many bytes of a message are still to be handed on as they come.
     passing: usize,
     /// An unpacked message, whose head was handed on.
-    ready: Option<Bytes>,
+    ready: VecDeque<Bytes>,
     /// For what was unpacked last.
     reservation: Reservation,
     intake: Arc<Intake>,
@@ -69,8 +71,8 @@ impl Messages {
     }
 
     async fn part(&mut self) -> Option<Part> {
-        if let Some(message) = self.ready.take().filter(|message| !message.is_empty()) {
-            return Some(Ok(message));
+        if let Some(piece) = self.ready.pop_front() {
+            return Some(Ok(piece));
         }
         loop {
             if self.passing > 0 && !self.buf.is_empty() {
@@ -114,7 +116,8 @@ impl Messages {
         let here = packed.len() <= UNPACKED_HERE;
         let mut unpacking = Unpacking {
             source: GzDecoder::new(packed.reader()),
-            unpacked: Vec::new(),
+            pieces: VecDeque::new(),
+            bytes: 0,
         };
         let mut ended = if here {
             unpacking.step(UNPACKED_HERE)
@@ -122,16 +125,12 @@ impl Messages {
             Ok(false)
         };
         while let Ok(false) = ended {
-            if unpacking.unpacked.len() > self.most {
+            if unpacking.bytes > self.most {
                 // Longer than allowed, however long it is.
                 let length = u32::try_from(self.most + 1).unwrap_or(u32::MAX);
                 return Ok(head(0, length));
             }
-            let held = unpacking.unpacked.len() + STEP;
-            // Growing would copy it, and hold both. Room that nobody has written to costs nothing.
-            let left = (self.most + STEP).saturating_sub(unpacking.unpacked.len());
-            unpacking.unpacked.reserve_exact(left);
-            if let Err(Full) = self.reservation.hold(held).await {
+            if let Err(Full) = self.reservation.hold(unpacking.bytes + STEP).await {
                 self.intake.overrun();
                 return Err(axum::Error::new(overloaded().to_status()));
             }
@@ -144,12 +143,12 @@ impl Messages {
         }
         if ended.is_err() {
             // A byte that is no gzip either.
-            self.ready = Some(Bytes::from_static(&[0]));
+            self.ready = VecDeque::from([Bytes::from_static(&[0])]);
             return Ok(head(1, 1));
         }
-        self.reservation.shrink(unpacking.unpacked.len());
-        let length = u32::try_from(unpacking.unpacked.len()).unwrap_or(u32::MAX);
-        self.ready = Some(unpacking.unpacked.into());
+        self.reservation.shrink(unpacking.bytes);
+        let length = u32::try_from(unpacking.bytes).unwrap_or(u32::MAX);
+        self.ready = unpacking.pieces;
         Ok(head(0, length))
     }
 }
@@ -165,14 +164,22 @@ impl Drop for Messages {
 
 struct Unpacking {
     source: GzDecoder<Reader<Bytes>>,
-    unpacked: Vec<u8>,
+    pieces: VecDeque<Bytes>,
+    /// Of all pieces.
+    bytes: usize,
 }
 
 impl Unpacking {
     /// Unpacks so many bytes more; whether that was the end. Blocks for as long as that takes.
     fn step(&mut self, bytes: usize) -> io::Result<bool> {
-        let mut part = (&mut self.source).take(bytes as u64);
-        let read = part.read_to_end(&mut self.unpacked)?;
+        let mut piece = Vec::new();
+        let read = (&mut self.source)
+            .take(bytes as u64)
+            .read_to_end(&mut piece)?;
+        if read > 0 {
+            self.pieces.push_back(piece.into());
+        }
+        self.bytes += read;
         Ok(read < bytes)
     }
 }

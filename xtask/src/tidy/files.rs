@@ -12,6 +12,7 @@ const LARGE: &[&str] = &["crates/demo/sapwood-demo.gguf"];
 const UNSAFE: &[&str] = &[
     "crates/engine/src/embedded/guard.rs",
     "crates/engine/src/embedded/llama.rs",
+    "crates/sapwood/src/allocator.rs",
 ];
 const FORBIDDEN_NAMES: &[&str] = &[
     "util", "utils", "common", "misc", "helpers", "helper", "types", "manager",

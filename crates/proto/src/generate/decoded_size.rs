@@ -17,6 +17,8 @@ pub fn decoded_bytes(message: &[u8]) -> usize {
                 INPUTS => sum(INPUT, of_input(field)),
                 OUTPUTS => sum(INPUT, of_entries(field, 2)),
                 PARAMETERS => sum(ENTRY, field.len()),
+                // A part of the message itself, and no copy of it.
+                RAW => ELEMENT,
                 _ => sum(ELEMENT, field.len()),
             },
         );
@@ -143,6 +145,7 @@ const INTS64: u64 = 3;
 const UINTS: u64 = 4;
 const UINTS64: u64 = 5;
 const BYTES: u64 = 8;
+const RAW: u64 = 7;
 
 /// A tensor without content: the struct, in a list that grows by doubling.
 const INPUT: usize = 1024;

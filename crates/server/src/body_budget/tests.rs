@@ -100,3 +100,29 @@ async fn d_47_a_wait_that_is_dropped_charges_nothing() {
     drop(first);
     assert_eq!(budget.in_use.get(), 0);
 }
+
+/// Whoever lets large bodies trickle in holds up those who do so, and nobody else.
+#[tokio::test(start_paused = true)]
+async fn d_47_large_requests_leave_room_for_ordinary_ones() {
+    const MIB: usize = 1 << 20;
+    let budget = budget(64 * MIB, 32 * MIB);
+    let mut large = Vec::new();
+    for caller in ["a", "b"] {
+        let mut one = budget.reserve(key(caller));
+        assert_eq!(one.hold(24 * MIB + 1).await, Err(Full));
+        assert_eq!(one.hold(24 * MIB).await, Ok(()));
+        large.push(one);
+    }
+    assert_eq!(budget.reserve(key("c")).hold(MIB + 1).await, Err(Full));
+    // The last quarter, also of one of them, is for requests that hold no more than this.
+    for caller in ["a", "c"] {
+        let mut ordinary: Vec<_> = (0..8).map(|_| budget.reserve(key(caller))).collect();
+        for one in &mut ordinary {
+            assert_eq!(one.hold(MIB).await, Ok(()), "{caller}");
+        }
+        let more = budget.reserve(key(caller)).hold(MIB).await;
+        assert_eq!(more.is_err(), caller == "a");
+    }
+    drop(large);
+    assert_eq!(budget.in_use.get(), 0);
+}

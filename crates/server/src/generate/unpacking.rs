@@ -86,9 +86,9 @@ impl Unpacking {
     /// Bytes that this holds beside what is packed.
     pub(super) fn held(&self) -> usize {
         let unpacked = self.unpacked.len();
-        // Frames of zstd keep a window of what they have unpacked.
+        // Frames of zstd keep a window of what they have unpacked, in a buffer whose size is doubled when it is full.
         let window = match self.coding {
-            Coding::Zstd => unpacked.min(WINDOW_MAX as usize),
+            Coding::Zstd => unpacked.min(2 * WINDOW_MAX as usize),
             _ => 0,
         };
         unpacked + window
