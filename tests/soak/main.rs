@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use self::client::{Client, Tally};
-use self::victim::{Sample, Victim};
+use self::victim::{Polls, Sample, Victim};
 
 /// Many clients of all kinds against a running server
 #[derive(Parser)]
@@ -79,7 +79,21 @@ async fn soak(args: &Args, seed: u64) -> Result<()> {
     say(&format!("{tally}"))?;
     victim.empty(PATIENCE).await?;
     say("nothing is open any more")?;
+    judge_polls(&victim.polls().await?)?;
     judge(&samples, span)
+}
+
+/// No task may hold a thread of the server for long. The machine is busy with the clients, so that a thread may lose its
+/// processor in the middle of a poll: a few may seem long.
+fn judge_polls(polls: &Polls) -> Result<()> {
+    let Polls { all, long, longest } = polls;
+    say(&format!(
+        "{all} polls, {long} longer than 50 ms, {longest} longer than a second"
+    ))?;
+    if *longest > 0 || *long > all / LONG_POLLS {
+        bail!("tasks hold the server's threads for too long");
+    }
+    Ok(())
 }
 
 /// Looks at the server every few seconds; gives up as soon as a client has found something wrong.
@@ -158,6 +172,8 @@ const WARM_UP: Duration = Duration::from_secs(120);
 /// How long models may take to load, and how long after the last client something may still be open: whoever is away is
 /// waited for.
 const PATIENCE: Duration = Duration::from_secs(40);
+/// One in so many polls may seem to last longer than 50 ms.
+const LONG_POLLS: u64 = 1000;
 /// Growth that passes, in a run that is long enough.
 const GROWTH_KIB: f64 = 256.0;
 /// What may come on top, once.

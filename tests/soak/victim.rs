@@ -23,6 +23,15 @@ pub(crate) struct Sample {
     pub(crate) resident: u64,
 }
 
+/// How often tasks ran.
+pub(crate) struct Polls {
+    pub(crate) all: u64,
+    /// For longer than 50 ms.
+    pub(crate) long: u64,
+    /// For longer than a second.
+    pub(crate) longest: u64,
+}
+
 impl Victim {
     pub(crate) const fn new(address: SocketAddr, pid: u32) -> Self {
         Self { address, pid }
@@ -62,6 +71,23 @@ impl Victim {
             }
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
+    }
+
+    /// Looks whether tasks held the server's threads for long.
+    pub(crate) async fn polls(&self) -> Result<Polls> {
+        let numbers = self.numbers().await?;
+        let below = |bound| {
+            value(
+                &numbers,
+                &format!("sapwood_poll_seconds_bucket{{le=\"{bound}\"}}"),
+            )
+        };
+        let all = below("+Inf")?;
+        Ok(Polls {
+            all,
+            long: all - below("0.05")?,
+            longest: all - below("1.0")?,
+        })
     }
 
     /// Waits until its models are loaded.

@@ -38,6 +38,7 @@ pub mod origin;
 mod page;
 pub mod patience;
 mod places;
+mod polls;
 pub mod purpose;
 mod reception;
 pub mod refusal;

@@ -19,7 +19,7 @@ use axum::body::Body;
 use futures::future::join_all;
 use http::Extensions;
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -35,6 +35,7 @@ use crate::handover::Handover;
 use crate::heard::{Abort, Heard};
 use crate::metrics::Metrics;
 use crate::places::Shares;
+use crate::polls::{TimedExecutor, timed};
 use crate::purpose::Purpose;
 use crate::socket::{Accepted, Socket};
 use crate::tls::{self, Tls};
@@ -100,7 +101,7 @@ struct Door {
     metrics: Arc<Metrics>,
     shares: Arc<Shares>,
     slots: Arc<Semaphore>,
-    http: auto::Builder<TokioExecutor>,
+    http: auto::Builder<TimedExecutor>,
     tls: Option<Arc<Tls>>,
     config: Config,
 }
@@ -163,12 +164,12 @@ async fn accept_all(socket: Socket, purpose: Purpose, door: Arc<Door>) {
         };
         let open = door.metrics.connections_open.clone();
         let door = Arc::clone(&door);
-        tasks.spawn(async move {
+        tasks.spawn(timed(async move {
             open.inc();
             let _counted = Counted(open);
             connection(accepted, purpose, &door).await;
             drop((place, slot));
-        });
+        }));
     }
     let goodbye = async { while tasks.join_next().await.is_some() {} };
     // What has not gone by now goes with the set.
@@ -216,8 +217,8 @@ async fn accept(
     Ok((socket.accept().await?, slot))
 }
 
-fn protocol(config: &Config) -> auto::Builder<TokioExecutor> {
-    let mut http = auto::Builder::new(TokioExecutor::new());
+fn protocol(config: &Config) -> auto::Builder<TimedExecutor> {
+    let mut http = auto::Builder::new(TimedExecutor);
     http.http1()
         .timer(TokioTimer::new())
         // Its own would end idle connections as well; `Activity` tells the two apart.

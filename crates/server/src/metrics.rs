@@ -6,6 +6,7 @@
 mod engines;
 mod format;
 mod names;
+mod polls;
 mod pools;
 mod process;
 mod slow_work;
@@ -27,6 +28,7 @@ use sapwood_net::lmtp::pool::Pool;
 
 pub use format::Format;
 use format::Text;
+pub(crate) use names::POLL_SECONDS;
 use triton::Spelling;
 
 /// The face through which work came in; a closed set, because it is a label.
@@ -312,6 +314,7 @@ impl Metrics {
             triton.write(self, &watched, &mut text);
         }
         slow_work::write(&mut text);
+        polls::write(&mut text);
         process::write(&mut text);
         text.end()
     }

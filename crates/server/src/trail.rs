@@ -28,6 +28,7 @@ use crate::activity::InFlight;
 use crate::allowance::Allowance;
 use crate::caller::Identity;
 use crate::listener::ConnectionId;
+use crate::polls::timed;
 use crate::revocation::Revocation;
 use crate::telemetry::Parent;
 
@@ -145,8 +146,8 @@ impl Trail {
 /// `work` for a task of its own, within the trail of the request that begins it.
 pub(crate) fn carry<F: Future>(work: F) -> impl Future<Output = F::Output> {
     match Trail::present() {
-        Some(trail) => Either::Left(trail.follow(work)),
-        None => Either::Right(work),
+        Some(trail) => timed(Either::Left(trail.follow(work))),
+        None => timed(Either::Right(work)),
     }
 }
 
@@ -155,9 +156,9 @@ pub(crate) fn carry_session<F: Future>(work: F) -> impl Future<Output = F::Outpu
     match Trail::present() {
         Some(mut trail) => {
             trail.turn.connection = ConnectionId::fresh().0;
-            Either::Left(trail.follow(work))
+            timed(Either::Left(trail.follow(work)))
         }
-        None => Either::Right(work),
+        None => timed(Either::Right(work)),
     }
 }
 
@@ -178,7 +179,7 @@ pub(crate) fn in_turns_of<F: Future>(
         caller: caller.number(),
         connection: ConnectionId::fresh().0,
     };
-    TURN.scope(turn, work)
+    timed(TURN.scope(turn, work))
 }
 
 /// Reads a gRPC status out of headers or trailers.

@@ -17,6 +17,7 @@ pub(crate) const SLOW_WORK_RUNNING: &str = "sapwood_slow_work_running";
 pub(crate) const SLOW_WORK: &str = "sapwood_slow_work_total";
 pub(crate) const SLOW_WORK_WAIT: &str = "sapwood_slow_work_wait_seconds_total";
 pub(crate) const SLOW_WORK_REFUSED: &str = "sapwood_slow_work_refused_total";
+pub(crate) const POLL_SECONDS: &str = "sapwood_poll_seconds";
 pub(crate) const STREAMS_OPEN: &str = "sapwood_streams_open";
 pub(crate) const UNKNOWN_PARAMETERS: &str = "sapwood_unknown_parameters_total";
 pub(crate) const REQUESTS: &str = "sapwood_requests_total";

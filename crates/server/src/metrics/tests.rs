@@ -25,6 +25,7 @@ fn oa_801_numbers_are_rendered_under_their_own_names() {
         "sapwood_rejected_total{reason=\"queue\"} 0",
         "sapwood_cancelled_total{reason=\"stall\"} 0",
         "sapwood_panics_total ",
+        "sapwood_poll_seconds_bucket{le=\"0.05\"} ",
         "process_open_fds ",
         "process_start_time_seconds ",
         "# TYPE sapwood_evergreen_sessions_open gauge",
