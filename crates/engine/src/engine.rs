@@ -257,11 +257,12 @@ impl Engine {
             seed,
         )?;
         let prompt_tokens = submission.prompt.len();
+        let caller = submission.turn.caller;
         let limits = Limits {
             requests: shared.config.queue_requests,
             tokens: shared.config.queue_tokens,
         };
-        if let Err(full) = shared.queue.enter(prompt_tokens, limits) {
+        if let Err(full) = shared.queue.enter(caller, prompt_tokens, limits) {
             return Err(shared.refused(full));
         }
         // Only a steerer can make more choices than were asked for.
@@ -282,7 +283,7 @@ impl Engine {
             .commands
             .try_send(Box::new(Command { submission, outbox }))
         {
-            shared.queue.leave(prompt_tokens);
+            shared.queue.leave(caller, prompt_tokens);
             return Err(shared.bell.gone());
         }
         shared.bell.ring();

@@ -1,9 +1,12 @@
 //! What waits before an engine: places for requests and for their prompt tokens, and how fast they come free (OA-910).
 //!
-//! Owns: [`Queue`], which submitters and owner share without a lock, and the estimate of when to ask again. Refuses to
+//! Owns: [`Queue`], which submitters and owner share, and the estimate of when to ask again. Refuses to
 //! know: requests, and in which order they are taken.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sapwood_proto::time::Time;
@@ -31,34 +34,67 @@ impl Full {
     }
 }
 
-/// What has been submitted and not yet been admitted.
+/// What has been submitted and not yet been admitted. The last quarter of all places is for callers who have few: one who
+/// sends as much as there is room for fills the rest, and locks nobody out (D-54).
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    requests: AtomicUsize,
-    tokens: AtomicUsize,
+    places: Mutex<Places>,
     /// Microseconds from one departure to the next, smoothed; 0: none was seen. Written by the owner alone.
     pace_us: AtomicU64,
 }
 
+/// The sums of `callers` are `all`; whoever has nothing is not among them.
+#[derive(Debug, Default)]
+struct Places {
+    all: Taken,
+    callers: HashMap<u64, Taken>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Taken {
+    requests: usize,
+    tokens: usize,
+}
+
 impl Queue {
-    /// Takes places for a prompt. One that finds the queue empty is always taken.
-    pub(crate) fn enter(&self, prompt_tokens: usize, limits: Limits) -> Result<(), Full> {
-        if self.requests.fetch_add(1, Ordering::AcqRel) >= limits.requests {
-            self.requests.fetch_sub(1, Ordering::AcqRel);
+    /// Takes places for a prompt of `caller`. One that finds the queue empty is always taken.
+    pub(crate) fn enter(
+        &self,
+        caller: u64,
+        prompt_tokens: usize,
+        limits: Limits,
+    ) -> Result<(), Full> {
+        let mut places = self.lock();
+        let Taken { requests, tokens } = places.all;
+        let theirs = places.callers.get(&caller).copied().unwrap_or_default();
+        let theirs = theirs.and(prompt_tokens);
+        if requests >= room(limits.requests, theirs.requests) {
             return Err(Full::Requests);
         }
-        let before = self.tokens.fetch_add(prompt_tokens, Ordering::AcqRel);
-        if before > 0 && before + prompt_tokens > limits.tokens {
-            self.leave(prompt_tokens);
+        let all = tokens.saturating_add(prompt_tokens);
+        if tokens > 0 && all > room(limits.tokens, theirs.tokens) {
             return Err(Full::Tokens);
         }
+        places.all = places.all.and(prompt_tokens);
+        places.callers.insert(caller, theirs);
         Ok(())
     }
 
     /// Gives the places back.
-    pub(crate) fn leave(&self, prompt_tokens: usize) {
-        self.requests.fetch_sub(1, Ordering::AcqRel);
-        self.tokens.fetch_sub(prompt_tokens, Ordering::AcqRel);
+    pub(crate) fn leave(&self, caller: u64, prompt_tokens: usize) {
+        let mut places = self.lock();
+        places.all = places.all.without(prompt_tokens);
+        if let Entry::Occupied(mut theirs) = places.callers.entry(caller) {
+            let left = theirs.get().without(prompt_tokens);
+            *theirs.get_mut() = left;
+            if left == Taken::default() {
+                theirs.remove();
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// When somebody who finds it full should ask again.
@@ -67,7 +103,7 @@ impl Queue {
             0 => None,
             pace => Some(Duration::from_micros(pace)),
         };
-        retry_after(self.requests.load(Ordering::Acquire), pace)
+        retry_after(self.lock().all.requests, pace)
     }
 
     /// The owner's end: what it has seen so far.
@@ -76,6 +112,34 @@ impl Queue {
             u64::try_from(pace.as_micros()).unwrap_or(u64::MAX).max(1)
         });
         self.pace_us.store(micros, Ordering::Relaxed);
+    }
+}
+
+impl Taken {
+    /// With a request of so many tokens.
+    const fn and(self, tokens: usize) -> Self {
+        Self {
+            requests: self.requests + 1,
+            tokens: self.tokens.saturating_add(tokens),
+        }
+    }
+
+    const fn without(self, tokens: usize) -> Self {
+        Self {
+            requests: self.requests.saturating_sub(1),
+            tokens: self.tokens.saturating_sub(tokens),
+        }
+    }
+}
+
+/// How much of `most` may be taken for a caller who has so much of it then. Few are a sixteenth; of fewer than 16 places
+/// there is no such part.
+const fn room(most: usize, theirs: usize) -> usize {
+    let few = most / 16;
+    if few == 0 || theirs <= few {
+        most
+    } else {
+        most - most / 4
     }
 }
 
@@ -160,9 +224,9 @@ mod tests {
             tokens: 100,
         };
         for _ in 0..6 {
-            queue.enter(1, limits).unwrap();
+            queue.enter(7, 1, limits).unwrap();
         }
-        assert_eq!(queue.enter(1, limits), Err(Full::Requests));
+        assert_eq!(queue.enter(7, 1, limits), Err(Full::Requests));
         assert_eq!(queue.retry_after(), Duration::from_secs(12));
         // A faster engine is believed soon, not at once.
         for departure in 1..=40 {
@@ -189,14 +253,37 @@ mod tests {
         ] {
             let queue = Queue::default();
             for &tokens in waiting {
-                queue.enter(tokens, limits).unwrap();
+                queue.enter(7, tokens, limits).unwrap();
             }
-            assert_eq!(queue.enter(comes, limits).err(), full, "{waiting:?}");
+            assert_eq!(queue.enter(7, comes, limits).err(), full, "{waiting:?}");
             if full.is_some() {
                 // What was refused holds nothing.
-                waiting.iter().for_each(|&tokens| queue.leave(tokens));
-                assert_eq!(queue.tokens.load(Ordering::Acquire), 0);
-                assert_eq!(queue.requests.load(Ordering::Acquire), 0);
+                waiting.iter().for_each(|&tokens| queue.leave(7, tokens));
+                assert_eq!(queue.lock().all, Taken::default());
+                assert!(queue.lock().callers.is_empty());
+            }
+        }
+    }
+
+    /// Whoever sends as much as there is room for locks nobody out, neither with requests nor with tokens.
+    #[test]
+    fn d_54_a_caller_with_much_leaves_room_for_those_who_have_little() {
+        let limits = Limits {
+            requests: 64,
+            tokens: 6_400,
+        };
+        for (tokens, full) in [
+            (1, Full::Requests),
+            (100, Full::Requests),
+            (200, Full::Tokens),
+        ] {
+            let queue = Queue::default();
+            let taken = (0..).find(|_| queue.enter(7, tokens, limits).is_err());
+            assert_eq!(taken, Some(48.min(4_800 / tokens)));
+            assert_eq!(queue.enter(7, tokens, limits), Err(full));
+            for other in [8, 9] {
+                let few = (0..).find(|_| queue.enter(other, tokens, limits).is_err());
+                assert_eq!(few, Some(4.min(400 / tokens)), "{tokens}");
             }
         }
     }

@@ -14,7 +14,6 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
-use bytes::buf::Reader;
 use bytes::{Buf, BytesMut};
 use flate2::read::GzDecoder;
 use futures::{StreamExt, stream};
@@ -24,6 +23,7 @@ use sapwood_kernel::pool::{Pool, Size};
 
 use crate::body_budget::{Full, Reservation, overloaded};
 use crate::intake::Intake;
+use crate::packed::{Packed, STEP, UNPACKED_HERE, Unpacked};
 
 /// The same request with its messages unpacked, each of which has at most `most` bytes.
 pub(crate) fn unpacked(request: Request<Body>, most: usize) -> Request<Body> {
@@ -114,13 +114,15 @@ impl Messages {
         // The message before was taken.
         self.reservation.shrink(0);
         let here = packed.len() <= UNPACKED_HERE;
+        let told = Unpacked::default();
         let mut unpacking = Unpacking {
-            source: GzDecoder::new(packed.reader()),
+            source: GzDecoder::new(Packed::new(packed, told.clone())),
+            told,
             pieces: VecDeque::new(),
             bytes: 0,
         };
         let mut ended = if here {
-            unpacking.step(UNPACKED_HERE)
+            unpacking.step(STEP)
         } else {
             Ok(false)
         };
@@ -163,7 +165,8 @@ impl Drop for Messages {
 }
 
 struct Unpacking {
-    source: GzDecoder<Reader<Bytes>>,
+    source: GzDecoder<Packed>,
+    told: Unpacked,
     pieces: VecDeque<Bytes>,
     /// Of all pieces.
     bytes: usize,
@@ -180,6 +183,7 @@ impl Unpacking {
             self.pieces.push_back(piece.into());
         }
         self.bytes += read;
+        self.told.set(self.bytes);
         Ok(read < bytes)
     }
 }
@@ -190,10 +194,6 @@ fn head(flag: u8, length: u32) -> Bytes {
 }
 
 const HEAD: usize = 5;
-/// What is larger, packed or not, is unpacked where it holds up nobody.
-const UNPACKED_HERE: usize = 64 << 10;
-/// What is unpacked at a time: between two of them the call may end.
-const STEP: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {

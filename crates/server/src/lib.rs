@@ -35,6 +35,7 @@ pub mod metrics;
 mod open;
 mod ops;
 pub mod origin;
+mod packed;
 mod page;
 pub mod patience;
 mod places;

@@ -244,7 +244,7 @@ impl Owner {
             let job = &mut self.jobs[sequence.job];
             if job.started.is_none() {
                 job.started = Some(now);
-                self.inbox.queue.leave(job.prompt.len());
+                self.inbox.queue.leave(job.turn.caller, job.prompt.len());
                 self.pace.departed(job.arrived, now);
                 self.inbox.queue.tell(&self.pace);
                 self.inbox

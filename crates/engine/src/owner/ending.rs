@@ -128,7 +128,8 @@ impl Owner {
         let request = &mut self.jobs[job];
         request.ended = true;
         if request.started.is_none() {
-            self.inbox.queue.leave(request.prompt.len());
+            let caller = request.turn.caller;
+            self.inbox.queue.leave(caller, request.prompt.len());
         }
         self.observe_end(job);
     }

@@ -54,7 +54,7 @@ impl Owner {
             .map(|(_, job)| job)
         {
             if job.started.is_none() && !job.ended {
-                self.inbox.queue.leave(job.prompt.len());
+                self.inbox.queue.leave(job.turn.caller, job.prompt.len());
             }
             if !job.ended {
                 self.inbox.stats.failed.add(1);

@@ -22,13 +22,10 @@ use super::options::Config;
 use super::unpacking::Unpacking;
 use crate::body_budget::{Full, overloaded};
 use crate::intake::Intake;
+use crate::packed::{STEP, UNPACKED_HERE};
 
 /// A refused body may take this long to be read (D-35).
 const DRAIN_TIME: Duration = Duration::from_secs(30);
-/// What is larger, packed or not, is unpacked where it holds up nobody.
-const UNPACKED_HERE: u64 = 64 << 10;
-/// What is unpacked at a time: between two of them the request may end.
-const STEP: usize = 1 << 20;
 
 /// A body that is still to come.
 pub(super) struct Upload {
@@ -116,7 +113,7 @@ impl Upload {
     )]
     async fn unpack(&mut self, mut unpacking: Unpacking, max: usize) -> Result<Bytes, Failure> {
         let mut reservation = self.intake.as_ref().map(|intake| intake.reserve());
-        let mut ended = self.read <= UNPACKED_HERE && unpacking.step(UNPACKED_HERE as usize)?;
+        let mut ended = self.read <= UNPACKED_HERE as u64 && unpacking.step(STEP)?;
         while !ended {
             let part = STEP.min(max);
             if let Some(reservation) = &mut reservation

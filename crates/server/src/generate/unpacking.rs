@@ -5,7 +5,6 @@ use std::io::{self, Read};
 
 use axum::body::Bytes;
 use bytes::Buf;
-use bytes::buf::Reader;
 use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
 use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
 use sapwood_proto::code::Code;
@@ -13,6 +12,7 @@ use sapwood_proto::generate::{Encoding, Refused};
 
 use super::compression::Coding;
 use super::failure::Failure;
+use crate::packed::{Packed, Unpacked};
 
 /// Memory that any frame of zstd may ask for; RFC 9659 allows no more over HTTP.
 pub(super) const WINDOW_MAX: u64 = 8 << 20;
@@ -22,6 +22,8 @@ pub(super) struct Unpacking {
     coding: Coding,
     packed: Bytes,
     source: Box<dyn Read + Send>,
+    /// How much there is in `unpacked`, as `source` is told.
+    told: Unpacked,
     unpacked: Vec<u8>,
     max: usize,
     /// The format without a frame is tried, which some send as `deflate`.
@@ -31,18 +33,20 @@ pub(super) struct Unpacking {
 impl Unpacking {
     /// `packed`, whose content has at most `max` bytes.
     pub(super) fn new(coding: Coding, packed: Bytes, max: usize) -> Self {
-        let bytes = packed.clone().reader();
+        let told = Unpacked::default();
+        let bytes = Packed::new(packed.clone(), told.clone());
         let source: Box<dyn Read + Send> = match coding {
-            Coding::Identity => Box::new(bytes),
+            Coding::Identity => Box::new(packed.clone().reader()),
             Coding::Gzip => Box::new(MultiGzDecoder::new(bytes)),
             // HTTP means the zlib format; the raw one is sent too.
             Coding::Deflate => Box::new(ZlibDecoder::new(bytes)),
-            Coding::Zstd => Box::new(Frames::new(packed.clone())),
+            Coding::Zstd => Box::new(Frames::new(bytes)),
         };
         Self {
             coding,
             packed,
             source,
+            told,
             unpacked: Vec::new(),
             max,
             is_raw: false,
@@ -67,7 +71,9 @@ impl Unpacking {
             Err(_) if self.coding == Coding::Deflate && !self.is_raw => {
                 self.is_raw = true;
                 self.unpacked.clear();
-                self.source = Box::new(DeflateDecoder::new(self.packed.clone().reader()));
+                self.told.set(0);
+                let packed = Packed::new(self.packed.clone(), self.told.clone());
+                self.source = Box::new(DeflateDecoder::new(packed));
                 return Ok(false);
             }
             Err(_) => {
@@ -75,6 +81,7 @@ impl Unpacking {
                 return Err(Failure::new(Code::InvalidRequest, corrupt));
             }
         };
+        self.told.set(self.unpacked.len());
         if self.unpacked.len() > self.max {
             let bytes = self.unpacked.len() as u64;
             let max = self.max;
@@ -102,15 +109,15 @@ impl Unpacking {
 
 /// Frames of zstd, one behind the other.
 struct Frames {
-    /// What no frame has begun with yet.
-    rest: Bytes,
-    frame: Option<Box<StreamingDecoder<Reader<Bytes>, FrameDecoder>>>,
+    /// What no frame has begun with yet; with a frame the rest is read by that.
+    rest: Option<Packed>,
+    frame: Option<Box<StreamingDecoder<Packed, FrameDecoder>>>,
 }
 
 impl Frames {
-    const fn new(bytes: Bytes) -> Self {
+    const fn new(packed: Packed) -> Self {
         Self {
-            rest: bytes,
+            rest: Some(packed),
             frame: None,
         }
     }
@@ -126,16 +133,17 @@ impl Read for Frames {
                 }
             }
             if let Some(frame) = self.frame.take() {
-                self.rest = frame.into_inner().into_inner();
+                self.rest = Some(frame.into_inner());
             }
-            if self.rest.is_empty() {
+            let rest = self.rest.as_ref().map(Packed::rest);
+            let Some(rest) = rest.filter(|rest| !rest.is_empty()) else {
                 return Ok(0);
-            }
+            };
             // A frame says how much memory it wants.
-            let window = window(&self.rest).filter(|window| *window <= WINDOW_MAX);
+            let window = window(rest).filter(|window| *window <= WINDOW_MAX);
             window.ok_or(io::ErrorKind::InvalidData)?;
-            let rest = std::mem::take(&mut self.rest);
-            let frame = StreamingDecoder::new(rest.reader()).map_err(io::Error::other)?;
+            let rest = self.rest.take().ok_or(io::ErrorKind::InvalidData)?;
+            let frame = StreamingDecoder::new(rest).map_err(io::Error::other)?;
             self.frame = Some(Box::new(frame));
         }
     }
@@ -169,11 +177,55 @@ mod tests {
     use flate2::write::{DeflateEncoder, GzEncoder};
 
     use super::*;
+    use crate::packed::STEP;
 
     fn whole(coding: Coding, packed: &[u8], max: usize, step: usize) -> Result<Bytes, Failure> {
         let mut unpacking = Unpacking::new(coding, Bytes::copy_from_slice(packed), max);
         while !unpacking.step(step)? {}
         Ok(unpacking.into_bytes())
+    }
+
+    /// Parts that hold nothing are refused before much of them was read; what does not get smaller is unpacked whole.
+    #[test]
+    fn d_47_what_unpacks_to_nothing_is_not_read_to_its_end() {
+        let member = {
+            let gzip = GzEncoder::new(Vec::new(), Compression::fast());
+            gzip.finish().unwrap()
+        };
+        let frame = [0x28, 0xb5, 0x2f, 0xfd, 0x20, 0, 1, 0, 0];
+        // The header of a member, and blocks of which none is the last.
+        let head = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3];
+        let blocks = [&head[..], &[0, 0, 0, 0xff, 0xff].repeat(1 << 20)].concat();
+        for (coding, packed) in [
+            (Coding::Gzip, member.repeat(300_000)),
+            (Coding::Gzip, blocks.clone()),
+            (Coding::Deflate, [&[0x78, 0x9c], &blocks[10..]].concat()),
+            (Coding::Zstd, frame.repeat(600_000)),
+        ] {
+            let mut unpacking = Unpacking::new(coding, packed.into(), 64 << 20);
+            // Once more for the format without a frame.
+            let steps = (0..3).map(|_| unpacking.step(STEP)).find(Result::is_err);
+            assert!(steps.is_some(), "{coding:?}");
+        }
+        let mut noise = 1_u32;
+        let noise = std::iter::repeat_with(|| {
+            noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (noise >> 24) as u8
+        });
+        let noise: Vec<u8> = noise.take(3 << 20).collect();
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::none());
+        gzip.write_all(&noise).unwrap();
+        let fastest = ruzstd::encoding::CompressionLevel::Uncompressed;
+        for (coding, packed) in [
+            (Coding::Gzip, gzip.finish().unwrap()),
+            (
+                Coding::Zstd,
+                ruzstd::encoding::compress_to_vec(&noise[..], fastest),
+            ),
+        ] {
+            let unpacked = whole(coding, &packed, noise.len(), STEP).unwrap();
+            assert!(unpacked == noise, "{coding:?}");
+        }
     }
 
     #[test]
