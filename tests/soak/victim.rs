@@ -108,7 +108,8 @@ impl Victim {
 
     async fn get(&self, path: &str) -> Result<String> {
         let mut socket = TcpStream::connect(self.address).await?;
-        let request = format!("GET {path} HTTP/1.1\r\nhost: soak\r\nconnection: close\r\n\r\n");
+        let request =
+            format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         socket.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
         socket.read_to_string(&mut answer).await?;
