@@ -15,7 +15,8 @@ use sapwood_net::evergreen::{Address, Node, Options, Session};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Metadata, Status};
 use sapwood_tests::request;
-use tokio::io::AsyncWriteExt;
+use sapwood_tests::socket::frame;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -43,9 +44,11 @@ enum Errand {
     Late,
     /// Goes without a word.
     Leave,
+    /// Sends what is long and takes long, and is refused or has gone by then.
+    Burden,
 }
 
-const ERRANDS: [Errand; 9] = [
+const ERRANDS: [Errand; 10] = [
     Errand::Echo,
     Errand::Generate,
     Errand::Cancel,
@@ -55,6 +58,7 @@ const ERRANDS: [Errand; 9] = [
     Errand::Fail,
     Errand::Late,
     Errand::Leave,
+    Errand::Burden,
 ];
 
 /// Schemes, and what stands behind the port; the first three can be come back to.
@@ -152,12 +156,53 @@ impl Client {
             Errand::Fail => self.fail(dialect).await,
             Errand::Late => self.late(dialect).await,
             Errand::Leave => self.leave(dialect).await,
+            Errand::Burden => self.burden().await,
         }
     }
 
     async fn session(&self, dialect: (&str, &str), options: Options) -> Result<Session> {
         let address = at(self.server, dialect);
         Ok(Session::connect(&address, options).await?)
+    }
+
+    /// One message of most of a megabyte, of parts that take long to read or to take in.
+    async fn burden(&mut self) -> Result<()> {
+        let many = |part: &str| part.repeat(BURDEN_BYTES / part.len());
+        let message = match self.dice.below(3) {
+            0 => format!(
+                r#"{{"nodeFragments":[{{"id":"a","childIds":[{}"b"]}}]}}"#,
+                many(r#""b","#)
+            ),
+            1 => format!(
+                r#"{{"actions":[{{"name":"GENERATE","configs":[{{"@type":"type.googleapis.com/google.protobuf.Struct","value":{{"a":[{}0]}}}}]}}]}}"#,
+                many("0,")
+            ),
+            _ => {
+                let nodes = (0..BURDEN_BYTES / 32)
+                    .map(|node| format!(r#"{{"id":"n{node}","continued":true}}"#));
+                format!(
+                    r#"{{"nodeFragments":[{}]}}"#,
+                    nodes.collect::<Vec<_>>().join(",")
+                )
+            }
+        };
+        let mut socket = TcpStream::connect(self.server).await?;
+        socket.write_all(UPGRADE).await?;
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\r\n\r\n") {
+            answer.push(socket.read_u8().await?);
+        }
+        ensure!(answer.starts_with(b"HTTP/1.1 101 "), "no WebSocket");
+        socket.write_all(&frame(0x81, message.as_bytes())).await?;
+        if self.dice.below(2) == 0 {
+            return Ok(());
+        }
+        // Whether it was refused and closed by then or not: that nothing is left of it is seen in the end.
+        let _ = socket
+            .write_all(&frame(0x88, &1000_u16.to_be_bytes()))
+            .await;
+        let _ = tokio::io::copy(&mut socket, &mut tokio::io::sink()).await;
+        Ok(())
     }
 
     /// Pieces of text, and the whole.
@@ -403,5 +448,9 @@ fn told(status: Arc<Status>) -> anyhow::Error {
     Status::clone(&status).into()
 }
 
+/// Of a message that is a burden.
+const BURDEN_BYTES: usize = 900_000;
+/// How it begins to speak JSON.
+const UPGRADE: &[u8] = b"GET /evergreen HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-protocol: evergreen.v2.json\r\n\r\n";
 /// How long one errand may take, on a machine that does other things as well.
 const PATIENCE: Duration = Duration::from_secs(120);

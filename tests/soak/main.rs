@@ -173,7 +173,7 @@ const WARM_UP: Duration = Duration::from_secs(120);
 /// waited for.
 const PATIENCE: Duration = Duration::from_secs(40);
 /// One in so many polls may seem to last longer than 50 ms.
-const LONG_POLLS: u64 = 1000;
+const LONG_POLLS: u64 = 100;
 /// Growth that passes, in a run that is long enough.
 const GROWTH_KIB: f64 = 256.0;
 /// What may come on top, once.
