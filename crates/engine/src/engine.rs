@@ -22,7 +22,7 @@ use crate::bad_words::Lexicon;
 use crate::model::{Interrupt, Model};
 use crate::outbox::{Bell, Handle, Sender, outbox};
 use crate::owner::Owner;
-use crate::queue::{Full, Limits, Queue};
+use crate::queue::{Full, Limits, Queue, at_most};
 use crate::ranking::mix;
 use crate::stats::Stats;
 use crate::submission::{CHOICES_MAX, Submission, prepare};
@@ -198,7 +198,7 @@ impl Engine {
 
     /// The engine and its owner, which the caller steps. Nothing happens between two calls of `Owner::step`.
     pub(crate) fn make(model: Box<dyn Model>, config: Config) -> (Owner, Self) {
-        let (sender, commands) = sync_channel(config.queue_requests.max(1));
+        let (sender, commands) = sync_channel(at_most(config.queue_requests).max(1));
         let bell = Arc::new(Bell::default());
         let queue = Arc::new(Queue::default());
         let stats = Arc::new(Stats::default());

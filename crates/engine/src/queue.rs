@@ -34,8 +34,8 @@ impl Full {
     }
 }
 
-/// What has been submitted and not yet been admitted. The last quarter of all places is for callers who have few: one who
-/// sends as much as there is room for fills the rest, and locks nobody out (D-54).
+/// What has been submitted and not yet been admitted. Beyond the limits there is a quarter more for callers who have little:
+/// one who sends as much as there is room for locks nobody out (D-54).
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     places: Mutex<Places>,
@@ -132,15 +132,18 @@ impl Taken {
     }
 }
 
-/// How much of `most` may be taken for a caller who has so much of it then. Few are a sixteenth; of fewer than 16 places
-/// there is no such part.
+/// How much may be taken, where `most` is the limit, for a caller who has so much of it then.
 const fn room(most: usize, theirs: usize) -> usize {
-    let few = most / 16;
-    if few == 0 || theirs <= few {
-        most
+    if theirs <= most / 16 {
+        at_most(most)
     } else {
-        most - most / 4
+        most
     }
+}
+
+/// How much may be taken in all.
+pub(crate) const fn at_most(limit: usize) -> usize {
+    limit.saturating_add(limit / 4)
 }
 
 /// How long it takes from one departure to the next while somebody waits.
@@ -279,7 +282,7 @@ mod tests {
         ] {
             let queue = Queue::default();
             let taken = (0..).find(|_| queue.enter(7, tokens, limits).is_err());
-            assert_eq!(taken, Some(48.min(4_800 / tokens)));
+            assert_eq!(taken, Some(64.min(6_400 / tokens)));
             assert_eq!(queue.enter(7, tokens, limits), Err(full));
             for other in [8, 9] {
                 let few = (0..).find(|_| queue.enter(other, tokens, limits).is_err());

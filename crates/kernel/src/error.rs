@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use sapwood_engine::api;
 use sapwood_proto::code::{Code, Fault, Retry};
+use sapwood_proto::shown::{SHOWN_BYTES_MAX, message, shown};
 
 use crate::name::{Mime, Name};
 
@@ -164,9 +165,14 @@ pub enum Error {
 impl Error {
     /// An [`Error::Argument`] without a finer reason.
     pub fn argument(name: impl Into<Name>, why: impl Into<String>) -> Self {
+        let name: Name = name.into();
         Self::Argument {
-            name: name.into(),
-            why: why.into(),
+            name: if name.as_str().len() > SHOWN_BYTES_MAX {
+                Name::shared(&shown(name.as_str()))
+            } else {
+                name
+            },
+            why: message(why.into()),
             reason: "",
         }
     }
@@ -179,7 +185,8 @@ impl Error {
     ) -> Self {
         Self::NotFound {
             kind,
-            name: Name::shared(name),
+            // Whatever is looked for, a client may have said it.
+            name: Name::shared(&shown(name)),
             known: known.into_iter().take(20).collect(),
         }
     }

@@ -38,6 +38,21 @@ impl Write for Shown {
     }
 }
 
+/// Bytes of an error's message as a whole, at any face: what a function or a server elsewhere says is bounded as well.
+pub const MESSAGE_BYTES_MAX: usize = 4096;
+
+/// As much of a message as is sent, at most [`MESSAGE_BYTES_MAX`] bytes and whole characters.
+#[must_use]
+pub fn message(mut text: String) -> String {
+    if text.len() > MESSAGE_BYTES_MAX {
+        let kept = MESSAGE_BYTES_MAX - ELLIPSIS.len_utf8();
+        text.truncate(text.floor_char_boundary(kept));
+        text.push(ELLIPSIS);
+        text.shrink_to_fit();
+    }
+    text
+}
+
 const ELLIPSIS: char = '…';
 
 #[cfg(test)]
@@ -55,6 +70,15 @@ mod tests {
         assert_eq!(wide, "é".repeat(126) + "…");
         let (first, second) = ("x".repeat(255), "yy");
         assert_eq!(shown(format_args!("{first}{second}")), cut);
+    }
+
+    #[test]
+    fn d_47_a_message_is_cut_at_4096_bytes() {
+        let whole = "x".repeat(4096);
+        assert_eq!(message(whole.clone()), whole);
+        let cut = message(whole + "x");
+        assert_eq!(cut, "x".repeat(4093) + "…");
+        assert!(message("é".repeat(4096)).len() <= 4096);
     }
 
     #[test]

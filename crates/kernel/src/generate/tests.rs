@@ -72,6 +72,18 @@ fn ev_503_how_a_target_is_found() {
     assert!(error.to_string().contains("one, two"), "{error}");
 }
 
+/// What a client names comes back as far as it is shown, however it is escaped.
+#[test]
+fn d_47_a_target_of_megabytes_makes_a_short_error() {
+    let kernel = kernel(&["one"], Targets::default());
+    let target = "\u{200b}".repeat(1 << 20);
+    let error = whole(kernel.run::<String>("GENERATE", args! { prompt: "x", target: target }));
+    let told = error.unwrap_err().to_string();
+    assert!(told.len() < 2048 && told.contains("one"), "{}", told.len());
+    let error = Error::argument("x".repeat(1 << 20), "y".repeat(1 << 20));
+    assert!(error.to_string().len() < 5_000);
+}
+
 #[test]
 fn ev_503_without_a_default() {
     assert_eq!(

@@ -5,6 +5,7 @@
 
 use sapwood_proto::code::Retry;
 use sapwood_proto::evergreen::{Reason, Status};
+use sapwood_proto::shown;
 
 use super::offers::{MAX_OFFER_BYTES, MAX_OFFERS};
 use crate::error::Error;
@@ -16,7 +17,8 @@ pub(crate) fn status(error: &Error, action: &str) -> Status {
         "" => closest(error).name().to_owned(),
         reason => reason.to_owned(),
     };
-    let mut status = Status::other(error.code(), reason, error.to_string()).with("action", action);
+    let message = shown::message(error.to_string());
+    let mut status = Status::other(error.code(), reason, message).with("action", action);
     if let Some(after) = error.retry_after() {
         status.retry_after = Some(after);
     }

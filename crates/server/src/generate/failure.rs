@@ -10,6 +10,7 @@ use sapwood_engine::api::{CUT_CLOSE, CUT_RESET};
 use sapwood_kernel::Error;
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::{Refused, error_body, error_event};
+use sapwood_proto::shown;
 
 use super::ending::Early;
 use crate::refusal::Refusal;
@@ -51,7 +52,8 @@ impl Failure {
         Self {
             status: status(code),
             code,
-            message: message.into(),
+            // Also a header of gRPC.
+            message: shown::message(message.into()),
             retry_after: None,
             early: true,
             cut: false,

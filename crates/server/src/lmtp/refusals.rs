@@ -5,13 +5,14 @@
 use sapwood_kernel::Error;
 use sapwood_proto::code::Code;
 use sapwood_proto::lmtp::{Fault, Reason};
+use sapwood_proto::shown;
 
 /// How a stream ends that failed so.
 pub(super) fn fault(error: &Error) -> Fault {
     let reason = reason(error);
     Fault {
         retry_after: error.retry_after().filter(|_| reason.is_retryable()),
-        ..Fault::new(reason, error.to_string())
+        ..Fault::new(reason, shown::message(error.to_string()))
     }
 }
 
