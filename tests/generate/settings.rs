@@ -96,6 +96,29 @@ async fn tr_401_bad_words_never_come_and_empty_ones_are_dropped() {
     );
 }
 
+/// A few bytes of a request make no answer of a hundred megabytes; a stream holds none of it.
+#[tokio::test]
+async fn d_47_an_answer_in_one_piece_holds_so_many_log_probabilities() {
+    let server = demo().await;
+    let asking = |choices: u32| {
+        let settings = json!({"n": choices, "logprobs": 20, "max_tokens": 1_000}).to_string();
+        json!({"text_input": "one ".repeat(500), "return_logprobs": true, "sampling_parameters": settings})
+    };
+    let answer = generate(&server, asking(1)).await;
+    let logprobs: Value = serde_json::from_str(answer["logprobs"].as_str().unwrap()).unwrap();
+    let of_one: usize = logprobs
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|token| token.as_object().unwrap().len())
+        .sum();
+    assert!((6_000..60_000).contains(&of_one), "{of_one}");
+    let many = asking(16);
+    let answer = ask(&server, "/v2/models/demo/generate", &many.to_string()).await;
+    assert_eq!(answer.told().0, 400);
+    assert!(error(&answer).contains("at most 65536 log-probabilities"));
+}
+
 /// TR-407
 #[tokio::test]
 async fn tr_401_outputs_come_on_request() {

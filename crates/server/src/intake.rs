@@ -92,6 +92,11 @@ impl Intake {
         drop(std::mem::take(&mut *kept));
     }
 
+    /// Whether the answer has begun.
+    pub(crate) fn has_answered(&self) -> bool {
+        self.is(&self.answered)
+    }
+
     /// What still comes is only read to its end.
     pub(crate) fn discard(&self) {
         self.discarded.store(true, Ordering::Relaxed);

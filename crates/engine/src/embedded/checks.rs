@@ -10,6 +10,8 @@ use crate::gguf::{Element, Header};
 const LAYERS_MAX: u64 = 512;
 /// Experts of a layer (`LLAMA_MAX_EXPERTS`).
 const EXPERTS_MAX: u64 = 1024;
+/// Where ggml's tensors begin (`TENSOR_ALIGNMENT`).
+const TENSOR_ALIGNMENT: u64 = 32;
 /// Numbers that size something: no model comes near, and llama.cpp multiplies them in 32 bits.
 const SIZE_MAX: u64 = 1 << 24;
 
@@ -22,6 +24,14 @@ const BYTE_TYPE: u64 = 6;
 /// What is wrong, in words that follow "is not usable".
 pub(super) fn check(header: &Header) -> Result<(), String> {
     vocabulary(header)?;
+    // ggml asserts both of a number that every file may set.
+    let alignment = header.number("general.alignment");
+    if let Some(alignment) = alignment.filter(|it| !it.is_power_of_two() || *it < TENSOR_ALIGNMENT)
+    {
+        return Err(format!(
+            "general.alignment is {alignment}, and must be a power of two from {TENSOR_ALIGNMENT} on"
+        ));
+    }
     let architecture = header.text("general.architecture").unwrap_or_default();
     let keys = Keys {
         header,
@@ -30,6 +40,7 @@ pub(super) fn check(header: &Header) -> Result<(), String> {
     keys.layers()?;
     keys.heads()?;
     keys.experts()?;
+    keys.epsilons()?;
     let scaling = format!("{architecture}.rope.scaling.type");
     match header.text(&scaling) {
         None | Some("none" | "linear" | "yarn" | "longrope") => Ok(()),
@@ -124,6 +135,18 @@ impl Keys<'_> {
         self.within("nextn_predict_layers", 0, layers)
     }
 
+    /// What keeps a norm from dividing by nothing: ggml asserts at the first token that it is not negative.
+    fn epsilons(&self) -> Result<(), String> {
+        for name in ["rms_epsilon", "epsilon"] {
+            let key = format!("{}.attention.layer_norm_{name}", self.architecture);
+            let value = self.header.fraction(&key);
+            if let Some(value) = value.filter(|value| !(0.0..=1.0).contains(value)) {
+                return Err(format!("{key} is {value}, and must be from 0 to 1"));
+            }
+        }
+        Ok(())
+    }
+
     fn heads(&self) -> Result<(), String> {
         // A layer without attention has no heads.
         self.within("attention.head_count", 0, SIZE_MAX)?;
@@ -195,7 +218,8 @@ mod tests {
     #[test]
     fn what_llama_cpp_asserts_is_refused_with_its_key() {
         assert_eq!(checked(|_| {}), Ok(()));
-        let cases: [(&str, u32, &str); 16] = [
+        let cases: [(&str, u32, &str); 17] = [
+            ("attention.layer_norm_epsilon", 2, "must be from 0 to 1"),
             ("block_count", 0, "block_count is 0"),
             ("block_count", 513, "block_count is 513"),
             ("embedding_length", 0, "embedding_length is 0"),
@@ -220,6 +244,11 @@ mod tests {
             };
             let error = checked(|shape| shape.numbers.push((name, value))).unwrap_err();
             assert!(error.contains(expected), "{key} = {value}: {error}");
+        }
+        for (alignment, refused) in [(1, true), (16, true), (32, false), (64, false)] {
+            let number = ("general.alignment".to_owned(), alignment);
+            let told = checked(|shape| shape.numbers.push(number));
+            assert_eq!(told.is_err(), refused, "{alignment}: {told:?}");
         }
         for (key, value) in [
             ("block_count", 512),

@@ -124,6 +124,8 @@ struct Choice {
     cumulative: f64,
     logprobs: Vec<Value>,
     token_logprobs: Vec<f64>,
+    /// Log-probabilities that were told, of all tokens together.
+    alternatives: usize,
     finish: Option<Reason>,
 }
 
@@ -182,9 +184,27 @@ impl Telling {
         while let Some(chunk) = self.run.next().await {
             let chunk = chunk.map_err(|error| Failure::of(&error, &self.id))?;
             self.take(&chunk);
+            if let Some(failure) = self.overfull() {
+                return Err(failure);
+            }
+            // A model that is faster than this would keep the worker for itself.
+            tokio::task::coop::consume_budget().await;
         }
         self.finish();
         Ok(())
+    }
+
+    /// Whether an answer in one piece has become larger than it may.
+    fn overfull(&self) -> Option<Failure> {
+        let told: usize = self.choices.iter().map(|choice| choice.alternatives).sum();
+        if self.stream || told <= ALTERNATIVES_MAX {
+            return None;
+        }
+        let message = format!(
+            "an answer in one piece holds at most {ALTERNATIVES_MAX} log-probabilities: stream it, or ask for fewer tokens, \
+             choices or alternatives"
+        );
+        Some(Failure::new(Code::LimitExceeded, message).late())
     }
 
     fn take(&mut self, chunk: &Chunk) {
@@ -370,6 +390,15 @@ impl Stream for Telling {
                 Poll::Ready(Some(Ok(chunk))) => {
                     telling.take(&chunk);
                     taken += 1;
+                    if let Some(failure) = telling.overfull() {
+                        telling.over = true;
+                        return Poll::Ready(Some(Err(failure)));
+                    }
+                    // A model that is faster than this would keep the worker for itself.
+                    if !telling.stream && taken > JOINED_MAX {
+                        cx.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
                     // Choices of one step are told together: what is there already is taken with the first of them.
                     if telling.choices.len() > 1 && taken <= JOINED_MAX {
                         continue;
@@ -396,6 +425,9 @@ impl Stream for Telling {
         Poll::Ready(None)
     }
 }
+
+/// Each takes some 600 bytes until the answer is written (D-47).
+const ALTERNATIVES_MAX: usize = 65_536;
 
 impl Choice {
     /// One line of the port `logprobs`: a token, and the best beside it.
@@ -432,6 +464,7 @@ impl Choice {
         let rank = told.get("rank").and_then(Value::as_u64);
         let (id, own) = entry(&told, rank.unwrap_or(top.len() as u64 + 1));
         map.entry(id).or_insert(own);
+        self.alternatives += map.len();
         self.logprobs.push(Value::Object(map));
     }
 }
