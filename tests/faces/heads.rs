@@ -4,11 +4,11 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use sapwood_tests::http::{Wire, head};
-use sapwood_tests::until;
+use sapwood_tests::http::{Wire, head, post};
+use sapwood_tests::{Running, key, spawned, until, with_model};
 use tokio::net::TcpStream;
 
-use crate::lmtp::of_parrot;
+use crate::lmtp::{of_parrot, parrot};
 
 /// The limit of header lines.
 const MOST: usize = 100;
@@ -77,5 +77,29 @@ async fn what_is_no_request_is_counted() {
         let answer = Wire::connect(server.address).await.ask(sent).await;
         assert_eq!(answer.head.status, status);
         until("it is counted", || rejected.get() == count as u64 + 1).await;
+    }
+}
+
+/// What a refused client still sends is read, so that its answer reaches it and the connection goes on.
+#[tokio::test]
+async fn d_35_a_refused_upload_is_read_away() {
+    let kernel = with_model(spawned(parrot()));
+    let server = Running::start(kernel, Default::default(), vec![key("anna", "one")]).await;
+    let body = vec![b'x'; 1 << 20];
+    for (path, header, status) in [
+        (
+            "/v2/models/parrot/generate",
+            "authorization: Bearer wrong",
+            401,
+        ),
+        ("/v2/models/parrot/generate", "origin: http://evil", 403),
+        ("/lmtp", "authorization: Bearer wrong", 401),
+    ] {
+        let mut wire = Wire::connect(server.address).await;
+        wire.send(post(path, &[header], &body)).await;
+        let answer = wire.answer().await;
+        assert_eq!(answer.head.status, status, "{path} {header}");
+        assert!(!answer.text().is_empty(), "{path}");
+        assert_eq!(wire.get("/livez").await.head.status, 200, "{path}");
     }
 }

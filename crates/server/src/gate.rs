@@ -16,18 +16,21 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use futures::FutureExt;
-use http::header::{ALLOW, CONNECTION, HeaderValue};
+use http::header::{ALLOW, CONNECTION, EXPECT, HeaderValue};
 use http::request::Parts;
-use http::{HeaderMap, Method, Response, StatusCode};
+use http::{HeaderMap, Method, Response, StatusCode, Version};
+use http_body_util::BodyExt;
+use hyper::body::Body as _;
 use sapwood_kernel::Turn;
 use sapwood_proto::code::Code;
-use tokio::time::timeout_at;
+use tokio::time::{timeout, timeout_at};
 
 use crate::access::Entry;
 use crate::activity::Activity;
@@ -106,7 +109,7 @@ impl Gate {
     fn sign(&self, asked: &HeaderMap, answer: &mut Response<Body>) {
         self.origin.share(asked, answer.headers_mut());
         let draining = self.shared.drain.phase() >= Phase::Refusing;
-        if draining && answer.version() < http::Version::HTTP_2 {
+        if draining && answer.version() < Version::HTTP_2 {
             let close = HeaderValue::from_static("close");
             answer.headers_mut().insert(CONNECTION, close);
         }
@@ -145,7 +148,10 @@ async fn pass(State(before): State<Arc<Before>>, request: Request, next: Next) -
     let version = parts.version;
     let departures = parts.extensions.get::<Departures>().cloned();
     let mut answer = match judged {
-        Judged::Answered(answer) => answer,
+        Judged::Answered(answer) => {
+            read_away(version, &asked, body).await;
+            answer
+        }
         Judged::Passed(caller, deadline) => {
             let auth = Arc::clone(&gate.shared.auth);
             let revocation = Revocation::new(auth, caller.clone(), before.access);
@@ -187,12 +193,34 @@ async fn pass(State(before): State<Arc<Before>>, request: Request, next: Next) -
             // A session over gRPC decides for itself how long its client may take nothing.
             Some(departures) if !(is_grpc(&asked) && face == Some(Face::Evergreen)) => {
                 let metrics = Arc::clone(&gate.shared.metrics);
-                departures.watching(body, version < http::Version::HTTP_2, metrics, let_go)
+                departures.watching(body, version < Version::HTTP_2, metrics, let_go)
             }
             _ => body,
         }
     })
 }
+
+/// Reads what a refused client still sends, as far as D-35 allows: over HTTP/1 the connection would be reset under its hands
+/// otherwise, and the answer lost. Whoever waits to be asked for the body is not asked.
+async fn read_away(version: Version, asked: &HeaderMap, mut body: Body) {
+    if version >= Version::HTTP_2 || body.is_end_stream() || asked.contains_key(EXPECT) {
+        return;
+    }
+    let reading = async {
+        let mut read = 0;
+        while read < REFUSED_BYTES
+            && let Some(Ok(frame)) = body.frame().await
+        {
+            read += frame.data_ref().map_or(0, Bytes::len);
+        }
+    };
+    // Whatever is left is the connection's, which closes.
+    let _ = timeout(REFUSED_TIME, reading).await;
+}
+
+/// What is read of a request that was refused at the gate (D-35).
+const REFUSED_BYTES: usize = 1 << 20;
+const REFUSED_TIME: Duration = Duration::from_secs(30);
 
 impl Before {
     /// Every check, in its order.
