@@ -39,7 +39,7 @@ PAIRS = {
     "sapwood_step_tokens_count": "vllm:iteration_tokens_total_count",
 }
 # They change between two scrapes without anybody asking for anything.
-RESTLESS = ("process_", "sapwood_connections_open")
+RESTLESS = ("process_", "sapwood_connections_open", "sapwood_poll_seconds")
 
 
 class World:
