@@ -148,10 +148,7 @@ async fn pass(State(before): State<Arc<Before>>, request: Request, next: Next) -
     let version = parts.version;
     let departures = parts.extensions.get::<Departures>().cloned();
     let mut answer = match judged {
-        Judged::Answered(answer) => {
-            read_away(version, &asked, body).await;
-            answer
-        }
+        Judged::Answered(answer) => read_away(version, &asked, body).map(|()| answer).await,
         Judged::Passed(caller, deadline) => {
             let auth = Arc::clone(&gate.shared.auth);
             let revocation = Revocation::new(auth, caller.clone(), before.access);
