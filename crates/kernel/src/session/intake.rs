@@ -67,8 +67,8 @@ impl<I: Stream<Item = Result<Message, Status>>> Intake<I> {
         self.end = Some(end);
     }
 
-    /// Gives the machine what was taken, as far as it wants to have it, and of many fragments a part; the end by itself, because nobody counts what a
-    /// session holds once it is over (EV-801).
+    /// Gives the machine what was taken, as far as it wants to have it, and of many fragments a part; the end by itself,
+    /// because nobody counts what a session holds once it is over (EV-801).
     pub(super) fn hand_over(&mut self, machine: &mut Session, now: Time) {
         let mut handed = 0;
         while !machine.inbound_paused() && handed < FRAGMENTS {

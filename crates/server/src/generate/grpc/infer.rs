@@ -85,9 +85,8 @@ pub(super) async fn whole(
     Ok(told.message(&response))
 }
 
-/// A model and the version asked for, which may be left out.
-/// No model has a name as long as what is cut off here, nor any version: without that a request's longest text would stand in
-/// memory once more than it is charged for (D-47).
+/// A model and the version asked for, which may be left out. No name and no version is as long as what is cut off: copied
+/// whole, a text of megabytes would stand in memory once more than it is charged for (D-47).
 pub(super) fn target(model: &str, version: &str) -> Target {
     let cut = |text: &str| text[..text.floor_char_boundary(LONGEST)].to_owned();
     Target {
