@@ -78,7 +78,6 @@ pub(super) struct Header {
     numbers: BTreeMap<String, u64>,
     texts: BTreeMap<String, String>,
     arrays: BTreeMap<String, Array>,
-    /// Of `general.sampling.` alone: nothing else is asked for.
     fractions: BTreeMap<String, f32>,
     merges: Vec<String>,
     /// Bytes of all tensors of known types.
@@ -157,6 +156,18 @@ impl Header {
         self.numbers.get(key).copied()
     }
 
+    /// Fractions whose keys begin with this.
+    #[cfg_attr(
+        not(feature = "embedded"),
+        allow(dead_code, reason = "asked for where models are loaded")
+    )]
+    pub(super) fn fractions(&self, prefix: &str) -> impl Iterator<Item = (&str, f32)> {
+        let fractions = self.fractions.iter();
+        fractions
+            .map(|(key, value)| (key.as_str(), *value))
+            .filter(move |(key, _)| key.starts_with(prefix))
+    }
+
     /// A fraction, or a whole number as one.
     #[cfg_attr(
         not(feature = "embedded"),
@@ -209,7 +220,7 @@ impl Header {
                     self.numbers.insert(key, largest);
                 }
             }
-            FLOAT32 if key.starts_with("general.sampling.") => {
+            FLOAT32 => {
                 let value = f32::from_bits(reader.u32()?);
                 self.fractions.insert(key, value);
             }

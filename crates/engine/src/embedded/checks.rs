@@ -40,7 +40,7 @@ pub(super) fn check(header: &Header) -> Result<(), String> {
     keys.layers()?;
     keys.heads()?;
     keys.experts()?;
-    keys.epsilons()?;
+    keys.fractions()?;
     let scaling = format!("{architecture}.rope.scaling.type");
     match header.text(&scaling) {
         None | Some("none" | "linear" | "yarn" | "longrope") => Ok(()),
@@ -135,12 +135,14 @@ impl Keys<'_> {
         self.within("nextn_predict_layers", 0, layers)
     }
 
-    /// What keeps a norm from dividing by nothing: ggml asserts at the first token that it is not negative.
-    fn epsilons(&self) -> Result<(), String> {
-        for name in ["rms_epsilon", "epsilon"] {
-            let key = format!("{}.attention.layer_norm_{name}", self.architecture);
-            let value = self.header.fraction(&key);
-            if let Some(value) = value.filter(|value| !(0.0..=1.0).contains(value)) {
+    /// A fraction that is no number makes every logit none. The epsilons keep norms from dividing by nothing: ggml asserts at
+    /// the first token that they are not negative.
+    fn fractions(&self) -> Result<(), String> {
+        for (key, value) in self.header.fractions(&format!("{}.", self.architecture)) {
+            if !value.is_finite() {
+                return Err(format!("{key} is {value}"));
+            }
+            if key.ends_with("epsilon") && !(0.0..=1.0).contains(&value) {
                 return Err(format!("{key} is {value}, and must be from 0 to 1"));
             }
         }
@@ -218,8 +220,7 @@ mod tests {
     #[test]
     fn what_llama_cpp_asserts_is_refused_with_its_key() {
         assert_eq!(checked(|_| {}), Ok(()));
-        let cases: [(&str, u32, &str); 17] = [
-            ("attention.layer_norm_epsilon", 2, "must be from 0 to 1"),
+        let cases: [(&str, u32, &str); 16] = [
             ("block_count", 0, "block_count is 0"),
             ("block_count", 513, "block_count is 513"),
             ("embedding_length", 0, "embedding_length is 0"),
@@ -258,6 +259,24 @@ mod tests {
             let name = format!("llama.{key}");
             assert_eq!(checked(|shape| shape.numbers.push((name, value))), Ok(()));
         }
+    }
+
+    #[test]
+    fn fractions_that_end_the_process_or_every_request_are_refused() {
+        for (key, value, expected) in [
+            ("attention.layer_norm_rms_epsilon", f32::NAN, "is NaN"),
+            ("attention.layer_norm_rms_epsilon", -1.0, "is -1, and"),
+            ("attention.layer_norm_epsilon", 2.0, "from 0 to 1"),
+            ("attention.group_norm_epsilon", -0.5, "from 0 to 1"),
+            ("rope.freq_base", f32::NAN, "is NaN"),
+            ("rope.scaling.factor", f32::INFINITY, "is inf"),
+        ] {
+            let name = format!("llama.{key}");
+            let error = checked(|shape| shape.fractions.push((name, value))).unwrap_err();
+            assert!(error.contains(expected), "{key} = {value}: {error}");
+        }
+        let usual = ("llama.rope.freq_base".to_owned(), 10_000.0);
+        assert_eq!(checked(|shape| shape.fractions.push(usual)), Ok(()));
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub struct Shape {
     pub token_types: u32,
     /// Numbers that the header says instead of those that follow from the shape, or beside them.
     pub numbers: Vec<(String, u32)>,
+    /// Fractions of the header, in place of its own or besides.
+    pub fractions: Vec<(String, f32)>,
     /// What its chat template is.
     pub template: String,
 }
@@ -65,6 +67,7 @@ impl Shape {
             sliding_window: 8,
             token_types: 288,
             numbers: Vec::new(),
+            fractions: Vec::new(),
             template: TEMPLATE.to_owned(),
         }
     }
@@ -303,7 +306,13 @@ fn metadata(header: &mut Header, shape: &Shape) {
         header.number("mamba.ssm.state_size", STATE);
         header.number("mamba.ssm.time_step_rank", TIME_STEPS);
     }
-    header.fraction(&format!("{name}.attention.layer_norm_rms_epsilon"), 1e-5);
+    let epsilon = format!("{name}.attention.layer_norm_rms_epsilon");
+    if !shape.fractions.iter().any(|(said, _)| *said == epsilon) {
+        header.fraction(&epsilon, 1e-5);
+    }
+    for (key, value) in &shape.fractions {
+        header.fraction(key, *value);
+    }
     vocabulary(header, shape);
     for (key, token) in [("bos", IM_START + 2), ("eos", IM_START + 1)] {
         let key = format!("tokenizer.ggml.{key}_token_id");
