@@ -3,8 +3,9 @@
 //!
 //! Bytes are charged when they have arrived, not when a length was declared, and refunded when the reader has done with
 //! them. Who finds no room waits; who has waited for too long is refused, which refunds what it held. So requests that hold
-//! some and wait for more can wait for each other, but not for longer than that. A quarter of all room is for requests that
-//! hold little: large ones that trickle in fill the rest, and ordinary ones pass them.
+//! some and wait for more can wait for each other, but not for longer than that. Large bodies that trickle in, or many small
+//! ones of few callers, do not hold up everybody else: a quarter of all room is for callers who hold little, and a quarter of
+//! each caller's for requests that do.
 //!
 //! ```text
 //!   piece arrives ─► fits the server's budget and its caller's? ─ yes ─► charged ─► read ─► refunded
@@ -63,13 +64,9 @@ impl Config {
     }
 }
 
-/// So much may be held, of `most`, for a request that holds `bytes` in all.
-const fn room(most: usize, bytes: usize) -> usize {
-    if bytes <= LITTLE {
-        most
-    } else {
-        most - most / 4
-    }
+/// So much may be held of `most`, where a quarter of it is for those who hold little.
+const fn room(most: usize, holds_little: bool) -> usize {
+    if holds_little { most } else { most - most / 4 }
 }
 
 /// What is read, of everybody.
@@ -120,11 +117,13 @@ impl BodyBudget {
     fn charge(&self, caller: &Identity, bytes: usize, whole: usize) -> bool {
         let mut state = self.lock();
         let theirs = state.callers.get(caller).copied().unwrap_or_default();
-        let fits = |used: usize, most| {
-            let sum = used.checked_add(bytes);
-            sum.is_some_and(|sum| sum <= room(most, whole))
-        };
-        if !fits(state.used, self.config.total) || !fits(theirs, self.config.each) {
+        let Config { total, each, .. } = self.config;
+        let fits = |used: usize, most| used.checked_add(bytes).is_some_and(|sum| sum <= most);
+        // Many small requests of one caller are not little.
+        let theirs_is_little = fits(theirs, LITTLE.max(total / LITTLE_PART));
+        if !fits(state.used, room(total, theirs_is_little))
+            || !fits(theirs, room(each, whole <= LITTLE))
+        {
             return false;
         }
         state.used += bytes;
@@ -273,6 +272,8 @@ pub(crate) fn overloaded() -> Refusal {
 const FREE: usize = 4 << 10;
 /// What an ordinary request holds at most.
 const LITTLE: usize = 1 << 20;
+/// Who holds no more than such a part of all that may be held holds little.
+const LITTLE_PART: usize = 16;
 
 #[cfg(test)]
 mod tests;

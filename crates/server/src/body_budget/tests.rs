@@ -113,16 +113,51 @@ async fn d_47_large_requests_leave_room_for_ordinary_ones() {
         assert_eq!(one.hold(24 * MIB).await, Ok(()));
         large.push(one);
     }
-    assert_eq!(budget.reserve(key("c")).hold(MIB + 1).await, Err(Full));
-    // The last quarter, also of one of them, is for requests that hold no more than this.
-    for caller in ["a", "c"] {
-        let mut ordinary: Vec<_> = (0..8).map(|_| budget.reserve(key(caller))).collect();
+    // The last quarter is for who holds little in all, however many of them there are.
+    assert_eq!(budget.reserve(key("a")).hold(MIB).await, Err(Full));
+    assert_eq!(budget.reserve(key("c")).hold(4 * MIB + 1).await, Err(Full));
+    for caller in ["c", "d", "e", "f"] {
+        let mut ordinary: Vec<_> = (0..4).map(|_| budget.reserve(key(caller))).collect();
         for one in &mut ordinary {
             assert_eq!(one.hold(MIB).await, Ok(()), "{caller}");
         }
-        let more = budget.reserve(key(caller)).hold(MIB).await;
-        assert_eq!(more.is_err(), caller == "a");
+        large.extend(ordinary);
     }
+    assert_eq!(budget.reserve(key("g")).hold(MIB).await, Err(Full));
     drop(large);
     assert_eq!(budget.in_use.get(), 0);
+}
+
+/// Small bodies that trickle in are as good as large ones, where there are enough of them.
+#[tokio::test(start_paused = true)]
+async fn d_47_many_small_requests_of_few_callers_leave_room_for_others() {
+    const MIB: usize = 1 << 20;
+    let budget = budget(64 * MIB, 32 * MIB);
+    let mut all = Vec::new();
+    for caller in ["a", "b"] {
+        loop {
+            let mut one = budget.reserve(key(caller));
+            if one.hold(MIB - 4_096).await.is_err() {
+                break;
+            }
+            all.push(one);
+        }
+    }
+    assert!(budget.in_use.get() <= 48 * MIB as i64);
+    assert_eq!(budget.reserve(key("c")).hold(4 * MIB).await, Ok(()));
+}
+
+/// Of one caller's room, the last quarter is for ordinary requests: a key may stand for many people.
+#[tokio::test(start_paused = true)]
+async fn d_47_one_callers_large_requests_leave_room_for_its_ordinary_ones() {
+    const MIB: usize = 1 << 20;
+    let budget = budget(128 * MIB, 32 * MIB);
+    let mut large = budget.reserve(key("a"));
+    assert_eq!(large.hold(24 * MIB).await, Ok(()));
+    assert_eq!(budget.reserve(key("a")).hold(MIB + 1).await, Err(Full));
+    let mut ordinary: Vec<_> = (0..8).map(|_| budget.reserve(key("a"))).collect();
+    for one in &mut ordinary {
+        assert_eq!(one.hold(MIB).await, Ok(()));
+    }
+    assert_eq!(budget.reserve(key("a")).hold(MIB).await, Err(Full));
 }
