@@ -25,6 +25,30 @@ async fn limited(config: server::Config, faces: Faces) -> (Running, Proxy) {
     (server, elsewhere)
 }
 
+/// What a connection of HTTP/2 may send before it is read is in no budget, so that thousands must not hold megabytes each.
+#[tokio::test]
+async fn d_47_of_many_http2_connections_each_may_hold_little_unread() {
+    let server = Running::with_test_functions().await;
+    let mut open = Vec::new();
+    for index in 0..34 {
+        let mut wire = Wire::connect(server.address).await;
+        // The preface, and settings that say nothing.
+        let hello = [
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            &[0, 0, 0, 4, 0, 0, 0, 0, 0][..],
+        ];
+        wire.send(hello.concat()).await;
+        let head = wire.bytes(9).await;
+        assert_eq!(head[3..], [4, 0, 0, 0, 0, 0], "SETTINGS");
+        let settings = wire.bytes(usize::from(head[2])).await;
+        let window = settings.chunks(6).find(|it| it[..2] == [0, 4]);
+        let window = window.map_or(65_535, |it| u32::from_be_bytes(it[2..].try_into().unwrap()));
+        let expect = if index < 32 { 1 << 20 } else { 65_535 };
+        assert_eq!(window, expect, "{index}");
+        open.push(wire);
+    }
+}
+
 #[tokio::test]
 async fn d_45_one_caller_cannot_have_all_sessions_or_connections() {
     let faces = Faces {

@@ -191,6 +191,12 @@ impl Wire {
         matches!(read, Ok(Ok(1..)))
     }
 
+    /// So many bytes, whatever they are.
+    pub async fn bytes(&mut self, bytes: usize) -> Vec<u8> {
+        assert!(self.fill(bytes).await, "the connection ended before");
+        self.ahead.drain(..bytes).collect()
+    }
+
     /// Whether the other end closes without another byte.
     pub async fn closes(&mut self) -> bool {
         self.ahead.is_empty() && !self.fill(1).await

@@ -101,7 +101,10 @@ struct Door {
     metrics: Arc<Metrics>,
     shares: Arc<Shares>,
     slots: Arc<Semaphore>,
-    http: auto::Builder<TimedExecutor>,
+    wide: auto::Builder<TimedExecutor>,
+    narrow: auto::Builder<TimedExecutor>,
+    /// Who gets the wide windows.
+    wide_places: Arc<Semaphore>,
     tls: Option<Arc<Tls>>,
     config: Config,
 }
@@ -123,7 +126,9 @@ pub(crate) async fn run(
         metrics,
         slots: Arc::new(Semaphore::new(slots)),
         shares: Shares::new(u64::MAX, config.connections_each as u64),
-        http: protocol(&config),
+        wide: protocol(&config, Windows::WIDE),
+        narrow: protocol(&config, Windows::NARROW),
+        wide_places: Arc::new(Semaphore::new(WIDE_CONNECTIONS)),
         tls,
         config,
     });
@@ -217,7 +222,31 @@ async fn accept(
     Ok((socket.accept().await?, slot))
 }
 
-fn protocol(config: &Config) -> auto::Builder<TimedExecutor> {
+/// Of so many connections at a time, each gets [`Windows::WIDE`]; of more, [`Windows::NARROW`].
+const WIDE_CONNECTIONS: usize = 32;
+
+/// How many bytes the client of an HTTP/2 connection may send before they are read. What came and was not read is in no byte
+/// budget: this is all that a connection can hold of it (D-47).
+#[derive(Clone, Copy)]
+struct Windows {
+    stream: u32,
+    connection: u32,
+}
+
+impl Windows {
+    /// For uploads at full speed over distances.
+    const WIDE: Self = Self {
+        stream: 1 << 20,
+        connection: 2 << 20,
+    };
+    /// What HTTP/2 begins with, which cannot be less: thousands of connections must not hold megabytes each.
+    const NARROW: Self = Self {
+        stream: 65_535,
+        connection: 65_535,
+    };
+}
+
+fn protocol(config: &Config, windows: Windows) -> auto::Builder<TimedExecutor> {
     let mut http = auto::Builder::new(TimedExecutor);
     http.http1()
         .timer(TokioTimer::new())
@@ -228,9 +257,8 @@ fn protocol(config: &Config) -> auto::Builder<TimedExecutor> {
         .max_headers(config.headers.saturating_mul(2));
     http.http2()
         .timer(TokioTimer::new())
-        .initial_stream_window_size(1024 * 1024)
-        // What came and was not read yet is in no byte budget: this is all that a connection can hold of it (D-47).
-        .initial_connection_window_size(2 * 1024 * 1024)
+        .initial_stream_window_size(windows.stream)
+        .initial_connection_window_size(windows.connection)
         .max_concurrent_streams(config.streams_per_connection)
         .max_header_list_size(config.header_bytes)
         .keep_alive_interval(Duration::from_secs(30))
@@ -332,9 +360,13 @@ where
         router.clone().oneshot(request)
     });
     let heard = Heard::new(socket, activity.clone(), departures.clone());
-    let serving = door
-        .http
-        .serve_connection_with_upgrades(TokioIo::new(heard), service);
+    let wide = Arc::clone(&door.wide_places).try_acquire_owned().ok();
+    let protocol = if wide.is_some() {
+        &door.wide
+    } else {
+        &door.narrow
+    };
+    let serving = protocol.serve_connection_with_upgrades(TokioIo::new(heard), service);
     tokio::pin!(serving);
     let told = tokio::select! {
         result = serving.as_mut() => return ended(result, peer, &door.metrics),
