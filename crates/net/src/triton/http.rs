@@ -313,7 +313,19 @@ fn read(model: &Model, members: Map<String, Value>, started: bool) -> Result<Res
     Response::from_json(model, members).ok_or(Error::Protocol("an output is not of its type"))
 }
 
+/// The members of an object. A value takes about twenty times the memory of what it is written with, so that bytes alone bound
+/// nothing (D-47).
 fn object(text: &[u8]) -> Result<Map<String, Value>, Error> {
+    // Those in texts count as well: it is an upper bound that is wanted, and a cheap one.
+    let marks = text
+        .iter()
+        .filter(|byte| matches!(byte, b',' | b'[' | b'{'));
+    if marks.count() > VALUES_MAX {
+        return Err(Error::Limit {
+            name: "values in an answer",
+            max: VALUES_MAX as u64,
+        });
+    }
     serde_json::from_slice(text).map_err(|_| Error::Protocol("its answer is no JSON object"))
 }
 
@@ -388,6 +400,8 @@ const DONE: &[u8] = b"[DONE]";
 const BAD_KEY: Error = Error::Address("the key holds characters that no header can carry");
 /// Bytes of an answer that is no stream.
 const ANSWER_BYTES: usize = 64 << 20;
+/// Commas and open brackets of an answer, or of an event: at least as many as it has values.
+const VALUES_MAX: usize = 1 << 20;
 /// Bytes of what a server says of itself and its models.
 const ABOUT_BYTES: usize = 4 << 20;
 const REFUSAL_BYTES: usize = 64 << 10;

@@ -196,13 +196,18 @@ impl Telling {
 
     /// Whether an answer in one piece has become larger than it may.
     fn overfull(&self) -> Option<Failure> {
-        let told: usize = self.choices.iter().map(|choice| choice.alternatives).sum();
-        if self.stream || told <= ALTERNATIVES_MAX {
+        let sum = |of: fn(&Choice) -> usize| self.choices.iter().map(of).sum::<usize>();
+        let most = if self.stream {
             return None;
-        }
+        } else if sum(|choice| choice.alternatives) > ALTERNATIVES_MAX {
+            format!("{ALTERNATIVES_MAX} log-probabilities")
+        } else if sum(|choice| choice.text.len()) > TEXT_BYTES_MAX {
+            format!("{TEXT_BYTES_MAX} bytes of text")
+        } else {
+            return None;
+        };
         let message = format!(
-            "an answer in one piece holds at most {ALTERNATIVES_MAX} log-probabilities: stream it, or ask for fewer tokens, \
-             choices or alternatives"
+            "an answer in one piece holds at most {most}: stream it, or ask for fewer tokens, choices or alternatives"
         );
         Some(Failure::new(Code::LimitExceeded, message).late())
     }
@@ -428,6 +433,8 @@ impl Stream for Telling {
 
 /// Each takes some 600 bytes until the answer is written (D-47).
 const ALTERNATIVES_MAX: usize = 65_536;
+/// Bytes of text that an answer in one piece holds. Models elsewhere have no length that is known here, and need have no end.
+const TEXT_BYTES_MAX: usize = 16 << 20;
 
 impl Choice {
     /// One line of the port `logprobs`: a token, and the best beside it.
