@@ -1,9 +1,12 @@
 //! How much of a head a request may have, and what is known of one that is no request.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use sapwood_server::{body_budget, server};
 use sapwood_tests::http::{Wire, head, post};
 use sapwood_tests::{Running, key, spawned, until, with_model};
 use tokio::net::TcpStream;
@@ -80,26 +83,51 @@ async fn what_is_no_request_is_counted() {
     }
 }
 
-/// What a refused client still sends is read, so that its answer reaches it and the connection goes on.
+/// What a refused client still sends is read, so that its answer reaches it and the connection goes on: of whoever has a key
+/// up to the limit, and of others up to 1 MiB.
 #[tokio::test]
 async fn d_35_a_refused_upload_is_read_away() {
+    const STRANGER: usize = 1 << 20;
+    const MOST: usize = 3 << 20;
     let kernel = with_model(spawned(parrot()));
-    let server = Running::start(kernel, Default::default(), vec![key("anna", "one")]).await;
-    let body = vec![b'x'; 1 << 20];
-    for (path, header, status) in [
-        (
-            "/v2/models/parrot/generate",
-            "authorization: Bearer wrong",
-            401,
-        ),
-        ("/v2/models/parrot/generate", "origin: http://evil", 403),
-        ("/lmtp", "authorization: Bearer wrong", 401),
+    let config = server::Config {
+        drain_bytes: MOST as u64,
+        body_budget: body_budget::Config {
+            total: 100_000,
+            each: 100_000,
+            wait: Duration::ZERO,
+        },
+        ..server::Config::default()
+    };
+    let server = Running::start_with(config, kernel, Default::default(), vec![key("anna", "one")]);
+    let server = server.await;
+    let generate = "/v2/models/parrot/generate";
+    let wrong = "authorization: Bearer wrong";
+    let anna = "authorization: Bearer one";
+    for (path, headers, status, most) in [
+        (generate, [wrong, "x: y"], 401, STRANGER),
+        (generate, [anna, "origin: http://evil"], 403, STRANGER),
+        ("/lmtp", [wrong, "x: y"], 401, STRANGER),
+        ("/none", [wrong, "x: y"], 401, STRANGER),
+        ("/none", [anna, "x: y"], 404, MOST),
+        ("/v2/none", [anna, "x: y"], 404, MOST),
+        ("/livez", [anna, "x: y"], 405, MOST),
+        ("/v2/models/none/generate", [anna, "x: y"], 400, MOST),
+        (generate, [anna, "content-encoding: br"], 400, MOST),
+        (generate, [anna, "x: y"], 503, MOST),
+        ("/lmtp", [anna, "content-type: application/json"], 503, MOST),
     ] {
-        let mut wire = Wire::connect(server.address).await;
-        wire.send(post(path, &[header], &body)).await;
-        let answer = wire.answer().await;
-        assert_eq!(answer.head.status, status, "{path} {header}");
-        assert!(!answer.text().is_empty(), "{path}");
-        assert_eq!(wire.get("/livez").await.head.status, 200, "{path}");
+        for (bytes, goes_on) in [(most, true), (most + (64 << 10), false)] {
+            let mut wire = Wire::connect(server.address).await;
+            wire.try_send(&post(path, &headers, &vec![b'x'; bytes]))
+                .await;
+            let answer = wire.answer().await;
+            let asked = format!("{path} {headers:?} {bytes}");
+            assert_eq!(answer.head.status, status, "{asked}");
+            assert!(!answer.text().is_empty(), "{asked}");
+            if goes_on {
+                assert_eq!(wire.get("/livez").await.head.status, 200, "{asked}");
+            }
+        }
     }
 }

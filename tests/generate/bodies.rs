@@ -9,8 +9,9 @@ use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use sapwood_engine::scripted::Script;
 use sapwood_proto::generate::Limits;
 use sapwood_server::generate::Config;
+use sapwood_server::server;
 use sapwood_tests::http::{Wire, head, post};
-use sapwood_tests::{Running, in_time, until};
+use sapwood_tests::{Faces, Running, in_time, until};
 
 use super::{demo, error, kernel, script};
 
@@ -89,11 +90,16 @@ async fn tr_208_a_body_that_is_too_large_is_drained_and_answered_and_the_connect
 
 #[tokio::test]
 async fn tr_208_beyond_what_is_drained_the_answer_comes_and_the_connection_goes() {
-    let server = limited(Config {
+    let faces = Faces {
+        generate: small(),
+        ..Faces::default()
+    };
+    let config = server::Config {
         drain_bytes: 10_000,
-        ..small()
-    })
-    .await;
+        ..server::Config::default()
+    };
+    let echo = kernel(&[("m", script(Script::Echo))]);
+    let server = Running::start_faces(config, echo, faces, Vec::new()).await;
     let mut wire = Wire::connect(server.address).await;
     let answer = wire.ask(post(PATH, &[], &body(10_000))).await;
     assert_eq!(answer.told().0, 400);

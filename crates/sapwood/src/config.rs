@@ -353,6 +353,8 @@ pub(crate) struct Limits {
     pub(crate) body_bytes_each: usize,
     /// How long a request waits for room among them.
     pub(crate) body_bytes_wait: Span,
+    /// Bytes of a refused request's body that are read before it is answered; without a valid key at most 1 MiB.
+    pub(crate) drain_bytes: u64,
     /// A client that reads nothing of its answer for this long has it cut.
     pub(crate) stall: Span,
     /// A request may take this long; a client may ask for less.
@@ -397,6 +399,7 @@ impl Default for Limits {
             body_bytes_total: 160 << 20,
             body_bytes_each: 112 << 20,
             body_bytes_wait: Span::seconds(5),
+            drain_bytes: 128 << 20,
             stall: Span::seconds(60),
             request: Span::seconds(600),
             max_message_bytes: Evergreen::default().max_message_bytes,

@@ -16,21 +16,18 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use futures::FutureExt;
 use http::header::{ALLOW, CONNECTION, EXPECT, HeaderValue};
 use http::request::Parts;
 use http::{HeaderMap, Method, Response, StatusCode, Version};
-use http_body_util::BodyExt;
-use hyper::body::Body as _;
 use sapwood_kernel::Turn;
 use sapwood_proto::code::Code;
-use tokio::time::{timeout, timeout_at};
+use tokio::time::timeout_at;
 
 use crate::access::Entry;
 use crate::activity::Activity;
@@ -40,6 +37,7 @@ use crate::caller::{Caller, Identity};
 use crate::departures::Departures;
 use crate::drain::Phase;
 use crate::intake::{Framing, Intake};
+use crate::leftover::Leftover;
 use crate::listener::ConnectionId;
 use crate::metrics::Face;
 use crate::patience::{Arriving, Deadline};
@@ -59,6 +57,8 @@ pub(crate) struct Gate {
     pub(crate) origin: origin::Config,
     pub(crate) patience: patience::Config,
     pub(crate) bodies: Arc<BodyBudget>,
+    /// Bytes of a body that are read although nobody needs them.
+    pub(crate) drain_bytes: u64,
     /// Header lines of a request.
     pub(crate) headers: usize,
 }
@@ -148,7 +148,16 @@ async fn pass(State(before): State<Arc<Before>>, request: Request, next: Next) -
     let version = parts.version;
     let departures = parts.extensions.get::<Departures>().cloned();
     let mut answer = match judged {
-        Judged::Answered(answer) => read_away(version, &asked, body).map(|()| answer).await,
+        Judged::Answered(answer) => {
+            let body = Leftover {
+                body,
+                read: 0,
+                begun: false,
+            };
+            let most = gate.drain_bytes.min(STRANGER_BYTES);
+            read_away(Some(body), &asked, most).await;
+            answer
+        }
         Judged::Passed(caller, deadline) => {
             let auth = Arc::clone(&gate.shared.auth);
             let revocation = Revocation::new(auth, caller.clone(), before.access);
@@ -197,27 +206,15 @@ async fn pass(State(before): State<Arc<Before>>, request: Request, next: Next) -
     })
 }
 
-/// Reads what a refused client still sends, as far as D-35 allows: over HTTP/1 the connection would be reset under its hands
-/// otherwise, and the answer lost. Whoever waits to be asked for the body is not asked.
-async fn read_away(version: Version, asked: &HeaderMap, mut body: Body) {
-    if version >= Version::HTTP_2 || body.is_end_stream() || asked.contains_key(EXPECT) {
-        return;
+/// Reads what the client of an answer still sends. Calls of gRPC are streams that need not end before their answer.
+async fn read_away(leftover: Option<Leftover>, asked: &HeaderMap, most: u64) {
+    if let Some(leftover) = leftover.filter(|_| !is_grpc(asked)) {
+        leftover.read_away(most, asked.contains_key(EXPECT)).await;
     }
-    let reading = async {
-        let mut read = 0;
-        while read < REFUSED_BYTES
-            && let Some(Ok(frame)) = body.frame().await
-        {
-            read += frame.data_ref().map_or(0, Bytes::len);
-        }
-    };
-    // Whatever is left is the connection's, which closes.
-    let _ = timeout(REFUSED_TIME, reading).await;
 }
 
-/// What is read of a request that was refused at the gate (D-35).
-const REFUSED_BYTES: usize = 1 << 20;
-const REFUSED_TIME: Duration = Duration::from_secs(30);
+/// What is read at most of a request that did not pass the gate (D-35).
+const STRANGER_BYTES: u64 = 1 << 20;
 
 impl Before {
     /// Every check, in its order.
@@ -326,21 +323,23 @@ impl Gate {
         } else {
             Arriving::watching(body, self.patience.body_idle)
         };
-        let intake = Intake::new(Arc::clone(&self.bodies), caller);
+        let intake = Intake::new(Arc::clone(&self.bodies), caller, self.drain_bytes);
         let body = intake.charging(body, framing);
         parts.extensions.insert(Arc::clone(&arrival));
         parts.extensions.insert(Arc::clone(&intake));
         let handled = AssertUnwindSafe(next.run(Request::from_parts(parts, body)));
         let handled = timeout_at(deadline, handled.catch_unwind()).await;
-        intake.answered();
-        match handled {
+        let leftover = intake.answered();
+        let answer = match handled {
+            // Whatever the route made of half a body, this is what went wrong. The rest of it is not coming.
+            Ok(_) if arrival.has_stalled() => return patience::stalled().answer_at(&path, &asked),
             Ok(_) if intake.is_overloaded() => body_budget::overloaded().answer_at(&path, &asked),
-            // Whatever the route made of half a body, this is what went wrong.
-            Ok(_) if arrival.has_stalled() => patience::stalled().answer_at(&path, &asked),
             Ok(Ok(answer)) => answer,
             Ok(Err(_panic)) => self.panicked(id, &path, &asked),
             Err(_elapsed) => patience::too_late().answer_at(&path, &asked),
-        }
+        };
+        read_away(leftover, &asked, self.drain_bytes).await;
+        answer
     }
 
     fn panicked(&self, id: &RequestId, path: &str, asked: &HeaderMap) -> Response<Body> {

@@ -6,7 +6,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use axum::body::{Body, Bytes};
@@ -14,6 +14,7 @@ use hyper::body::{Body as _, Frame, SizeHint};
 
 use crate::body_budget::{BodyBudget, Full, Reservation, overloaded};
 use crate::caller::Identity;
+use crate::leftover::Leftover;
 
 /// What a request's body and its reader tell each other about its bytes. Stands in the request's extensions.
 pub(crate) struct Intake {
@@ -26,6 +27,10 @@ pub(crate) struct Intake {
     overloaded: AtomicBool,
     /// Charged until the answer begins.
     kept: Mutex<Vec<Reservation>>,
+    /// The body, where its reader has let it go before its end and the answer has not begun.
+    leftover: Mutex<Option<Leftover>>,
+    /// Bytes of a body that are read although nobody needs them.
+    drain_bytes: u64,
 }
 
 /// How a body of many messages is cut into them.
@@ -39,10 +44,12 @@ pub(crate) enum Framing {
 
 impl Intake {
     /// Nothing has come yet of what `caller` sends.
-    pub(crate) fn new(budget: Arc<BodyBudget>, caller: Identity) -> Arc<Self> {
+    pub(crate) fn new(budget: Arc<BodyBudget>, caller: Identity, drain_bytes: u64) -> Arc<Self> {
         Arc::new(Self {
             budget,
             caller,
+            drain_bytes,
+            leftover: Mutex::default(),
             answered: AtomicBool::new(false),
             discarded: AtomicBool::new(false),
             overloaded: AtomicBool::new(false),
@@ -60,9 +67,16 @@ impl Intake {
             reservation: self.reserve(),
             intake: Arc::clone(self),
             held: 0,
+            read: 0,
+            begun: false,
             frame: None,
             cutter: Cutter::new(framing),
         })
+    }
+
+    /// How many bytes of a body are read although nobody needs them.
+    pub(crate) const fn drain_bytes(&self) -> u64 {
+        self.drain_bytes
     }
 
     /// A reservation for something else that comes of this request.
@@ -85,11 +99,17 @@ impl Intake {
         }
     }
 
-    /// The answer begins: what it is made of has been read.
-    pub(crate) fn answered(&self) {
+    /// The answer begins: what it is made of has been read. What has not been read comes back.
+    pub(crate) fn answered(&self) -> Option<Leftover> {
         self.answered.store(true, Ordering::Relaxed);
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         drop(std::mem::take(&mut *kept));
+        drop(kept);
+        self.leftover().take()
+    }
+
+    fn leftover(&self) -> MutexGuard<'_, Option<Leftover>> {
+        self.leftover.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the answer has begun.
@@ -125,6 +145,10 @@ struct Charging {
     reservation: Reservation,
     /// Bytes that came and are not done with.
     held: usize,
+    /// Bytes that came in all.
+    read: u64,
+    /// The reader has asked for it.
+    begun: bool,
     /// Came, and waits for room.
     frame: Option<Frame<Bytes>>,
     cutter: Cutter,
@@ -154,13 +178,17 @@ impl hyper::body::Body for Charging {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let this = &mut *self;
+        this.begun = true;
         if this.frame.is_none() {
             if this.intake.is(&this.intake.answered) {
                 this.held = this.cutter.unfinished;
                 this.reservation.shrink(this.held);
             }
             match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
-                Some(Ok(frame)) => this.frame = Some(frame),
+                Some(Ok(frame)) => {
+                    this.read += frame.data_ref().map_or(0, Bytes::len) as u64;
+                    this.frame = Some(frame);
+                }
                 end => return Poll::Ready(end),
             }
         }
@@ -193,9 +221,20 @@ impl hyper::body::Body for Charging {
     }
 }
 
-/// A reader lets a body go when it has all of it, and not when it has done with it.
+/// A reader lets a body go when it has all of it, and not when it has done with it; or when it refuses the request.
 impl Drop for Charging {
     fn drop(&mut self) {
+        if !self.body.is_end_stream() {
+            // The flag is looked at under the lock: a body that is let go later would be kept for nobody.
+            let mut leftover = self.intake.leftover();
+            if !self.intake.has_answered() {
+                *leftover = Some(Leftover {
+                    body: std::mem::take(&mut self.body),
+                    read: self.read,
+                    begun: self.begun,
+                });
+            }
+        }
         if !self.intake.is(&self.intake.discarded) {
             let none = self.intake.reserve();
             let reservation = std::mem::replace(&mut self.reservation, none);

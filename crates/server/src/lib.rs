@@ -29,6 +29,7 @@ pub mod health;
 mod heard;
 mod held;
 mod intake;
+mod leftover;
 pub mod listener;
 pub mod lmtp;
 pub mod metrics;

@@ -37,6 +37,8 @@ pub struct Config {
     pub patience: patience::Config,
     /// How much may be read at a time.
     pub body_budget: body_budget::Config,
+    /// Bytes of a refused request's body that are read before it is answered; of one without a valid key, at most 1 MiB.
+    pub drain_bytes: u64,
     /// A busy engine without a step for this long is stuck.
     pub engine_watchdog: Duration,
     /// `/metrics` needs no key.
@@ -55,6 +57,7 @@ impl Default for Config {
             origin: origin::Config::default(),
             patience: patience::Config::default(),
             body_budget: body_budget::Config::default(),
+            drain_bytes: 128 << 20,
             engine_watchdog: Duration::from_secs(30),
             metrics_public: false,
             query_key: false,
@@ -145,6 +148,7 @@ impl Builder {
             origin: config.origin.clone(),
             patience: config.patience,
             headers: config.listener.headers,
+            drain_bytes: config.drain_bytes,
         });
         let ours = ops::routes(shared.clone(), root, config.metrics_public);
         let ours = ours.into_iter().chain(grpc);

@@ -305,6 +305,7 @@ fn server_config(config: &Config, local: bool, tls: Option<Arc<Tls>>) -> sapwood
             each: limits.body_bytes_each,
             wait: limits.body_bytes_wait.get(),
         },
+        drain_bytes: limits.drain_bytes,
         engine_watchdog: config.engine.watchdog.get(),
         metrics_public: config.auth.metrics_public,
         query_key: config.auth.query_key,

@@ -19,8 +19,6 @@ use crate::failure::Failure;
 pub(crate) struct Generate {
     /// Bytes of a body, and of all its tensors together.
     pub(crate) http_max_input_size: usize,
-    /// Bytes of a refused body that are read before it is answered.
-    pub(crate) drain_bytes: u64,
     /// Tokens that one request may ask for; 0: the context is the only limit.
     pub(crate) new_tokens: u32,
     /// Bytes of one message of a gRPC client.
@@ -93,7 +91,6 @@ impl Default for Generate {
         let face = generate::Config::default();
         Self {
             http_max_input_size: limits.input_bytes,
-            drain_bytes: face.drain_bytes,
             new_tokens: limits.new_tokens,
             grpc_message_size: face.grpc_message_size,
             grpc_requests_per_stream: face.grpc_requests_per_stream,
@@ -168,7 +165,6 @@ impl Generate {
                 new_tokens: self.new_tokens,
                 ..Limits::default()
             },
-            drain_bytes: self.drain_bytes,
             grpc_message_size: self.grpc_message_size,
             grpc_requests_per_stream: self.grpc_requests_per_stream,
             resume_bytes: self.resume_bytes,

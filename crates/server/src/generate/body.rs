@@ -1,11 +1,7 @@
-//! The body of a request: read up to its limit, decoded, or read to its end and thrown away (TR-208, TR-209, TR-315,
-//! TR-316).
-//!
-//! Owns: [`Upload`]. Refuses to know: what is in it. Who closes a connection while a client still sends makes the client
-//! report a reset instead of our answer, so refused bodies are read too, within limits of bytes and time (D-35).
+//! The body of a request: read up to its limit and decoded (TR-209, TR-315, TR-316). What a refused client still sends is
+//! read by the gate.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use bytes::BytesMut;
@@ -22,17 +18,13 @@ use super::options::Config;
 use super::unpacking::Unpacking;
 use crate::body_budget::{Full, overloaded};
 use crate::intake::Intake;
+use crate::leftover::read_away;
 use crate::packed::{STEP, UNPACKED_HERE};
-
-/// A refused body may take this long to be read (D-35).
-const DRAIN_TIME: Duration = Duration::from_secs(30);
 
 /// A body that is still to come.
 pub(super) struct Upload {
     body: Body,
     length: Option<u64>,
-    /// The client sends nothing before we ask for it.
-    waits: bool,
     chunked: bool,
     read: u64,
     /// What it is charged to.
@@ -65,7 +57,6 @@ impl Upload {
         Self {
             body,
             length: text(header::CONTENT_LENGTH).and_then(|length| length.parse().ok()),
-            waits: text(header::EXPECT).is_some_and(|it| it.eq_ignore_ascii_case("100-continue")),
             chunked: parts.version < Version::HTTP_2
                 && headers.contains_key(header::TRANSFER_ENCODING),
             read: 0,
@@ -73,21 +64,9 @@ impl Upload {
         }
     }
 
-    /// Everything, decoded as the headers say. What fails is drained before.
+    /// Everything, decoded as the headers say.
     pub(super) async fn whole(
         mut self,
-        headers: &HeaderMap,
-        style: Style,
-        config: &Config,
-    ) -> Result<Bytes, Failure> {
-        match self.take(headers, style, config).await {
-            Ok(bytes) => Ok(bytes),
-            Err(failure) => Err(self.refuse(failure, config).await),
-        }
-    }
-
-    async fn take(
-        &mut self,
         headers: &HeaderMap,
         style: Style,
         config: &Config,
@@ -158,7 +137,6 @@ impl Upload {
                     "Chunked request body exceeds maximum of {chunks_max} non-empty chunks. Send fewer or larger HTTP \
                      chunks."
                 );
-                self.waits = true;
                 return Err(Failure::new(Code::InvalidRequest, message));
             }
             if all.is_empty() && first.is_empty() {
@@ -174,7 +152,11 @@ impl Upload {
             }
             if all.len().max(first.len()) > max {
                 // How much there was is known at its end.
-                self.drain(config).await;
+                if let Some(intake) = &self.intake {
+                    intake.discard();
+                    let most = intake.drain_bytes().saturating_sub(self.read);
+                    self.read += read_away(&mut self.body, most).await;
+                }
                 return Err(style.too_large(self.read, max));
             }
         }
@@ -191,36 +173,5 @@ impl Upload {
             }
         }
         Ok(None)
-    }
-
-    /// Reads what nobody needs and forgets it, as far as that is worth it.
-    pub(super) async fn discard(mut self, config: &Config) {
-        if !self.waits {
-            self.drain(config).await;
-        }
-    }
-
-    /// Reads what is still to come and forgets it, as far as that is worth it, for a request that `failure` refuses.
-    pub(super) async fn refuse(mut self, failure: Failure, config: &Config) -> Failure {
-        if !self.waits {
-            self.drain(config).await;
-        }
-        failure
-    }
-
-    /// What is left after the limits is the connection's: it closes, because its body was not read.
-    async fn drain(&mut self, config: &Config) {
-        if let Some(intake) = &self.intake {
-            intake.discard();
-        }
-        let draining = async {
-            while self.read < config.drain_bytes {
-                match self.frame().await {
-                    Ok(Some(_)) => {}
-                    Ok(None) | Err(_) => return,
-                }
-            }
-        };
-        let _ = tokio::time::timeout(DRAIN_TIME, draining).await;
     }
 }

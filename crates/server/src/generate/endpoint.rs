@@ -50,7 +50,7 @@ pub(super) async fn serve(catalogue: Arc<Catalogue>, request: Request<Body>) -> 
             }
             answered.unwrap_or_else(|failure| failure.answer())
         }
-        Err(failure) => upload.refuse(failure, &catalogue.config).await.answer(),
+        Err(failure) => failure.answer(),
     }
 }
 
@@ -93,11 +93,8 @@ async fn to(
         }
         Route::Infer(target) => infer::answer(target, catalogue, parts, upload).await,
         Route::InferStream(target) => infer::stream(target, catalogue, parts, upload).await,
-        Route::Request(id) => {
-            upload.discard(&catalogue.config).await;
-            cancel(catalogue, parts, &id)
-        }
-        Route::Stream(name) => resume::answer(&name, catalogue, parts, upload).await,
+        Route::Request(id) => cancel(catalogue, parts, &id),
+        Route::Stream(name) => resume::answer(&name, catalogue, parts),
         Route::Index | Route::Load(_) | Route::Unload(_) | Route::Repository => {
             repository::answer(route, catalogue, parts, upload).await
         }
@@ -146,15 +143,9 @@ async fn read(
     upload: Upload,
 ) -> Result<(Call, Counting, Wishes), Failure> {
     let config = &catalogue.config;
-    let wishes = match Wishes::of(&parts.headers) {
-        Ok(wishes) => wishes,
-        Err(failure) => return Err(upload.refuse(failure, config).await),
-    };
+    let wishes = Wishes::of(&parts.headers)?;
     let caller = Caller::of(&parts.extensions)?;
-    let found = match catalogue.find(caller, target) {
-        Ok(found) => found,
-        Err(failure) => return Err(upload.refuse(failure, config).await),
-    };
+    let found = catalogue.find(caller, target)?;
     let counting = catalogue.stats.begin(&found);
     let bytes = upload
         .whole(&parts.headers, Style::Generate, config)

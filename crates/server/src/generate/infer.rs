@@ -58,10 +58,7 @@ pub(super) async fn stream(
     parts: &Parts,
     upload: Upload,
 ) -> Result<Response<Body>, Failure> {
-    let wishes = match Wishes::of(&parts.headers) {
-        Ok(wishes) => wishes,
-        Err(failure) => return Err(upload.refuse(failure, &catalogue.config).await),
-    };
+    let wishes = Wishes::of(&parts.headers)?;
     let (call, _, counting) = read(target, catalogue, parts, upload).await?;
     let told = Told::infer(&call);
     let responses = begin(catalogue, call, &counting, parts, true)?;
@@ -78,10 +75,7 @@ async fn read(
 ) -> Result<(Call, Infer, Counting), Failure> {
     let config = &catalogue.config;
     let caller = Caller::of(&parts.extensions)?;
-    let found = match catalogue.find(caller, &target) {
-        Ok(found) => found,
-        Err(failure) => return Err(upload.refuse(failure, config).await),
-    };
+    let found = catalogue.find(caller, &target)?;
     let counting = catalogue.stats.begin(&found);
     let length = parts.headers.get(LENGTH);
     let style = length.map_or(Style::Infer, |_| Style::Raw);

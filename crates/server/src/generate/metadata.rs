@@ -69,8 +69,10 @@ pub(super) async fn answer(
             MemoryAct::Status => say(&json!([])),
             MemoryAct::Unregister => Response::new(Body::empty()),
             MemoryAct::Register => {
-                let failure = Failure::new(Code::Unimplemented, "shared memory is not supported");
-                return Err(upload.refuse(failure, &catalogue.config).await);
+                return Err(Failure::new(
+                    Code::Unimplemented,
+                    "shared memory is not supported",
+                ));
             }
         },
         _ => return Err(Failure::new(Code::NotFound, "Not Found")),

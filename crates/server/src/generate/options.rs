@@ -16,8 +16,6 @@ use super::wishes::Forwarded;
 pub struct Config {
     /// What one request may hold.
     pub limits: Limits,
-    /// Bytes of a refused body that are read before it is answered (TR-208).
-    pub drain_bytes: u64,
     /// Pieces of a chunked body (TR-316).
     pub http_chunks: usize,
     /// Bytes of one message of a gRPC client, unpacked (TR-907).
@@ -56,7 +54,6 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             limits: Limits::default(),
-            drain_bytes: 128 << 20,
             http_chunks: 65_536,
             grpc_message_size: 64 << 20,
             grpc_requests_per_stream: 1_024,

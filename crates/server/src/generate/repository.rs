@@ -38,12 +38,9 @@ pub(super) async fn answer(
         }
         Route::Load(name) => (name, true),
         Route::Unload(name) => (name, false),
-        _ => return Err(upload.refuse(named(), &catalogue.config).await),
+        _ => return Err(named()),
     };
-    let explicit = match allowed(catalogue, &parts.extensions, &name) {
-        Ok(explicit) => explicit,
-        Err(failure) => return Err(upload.refuse(failure, &catalogue.config).await),
-    };
+    let explicit = allowed(catalogue, &parts.extensions, &name)?;
     let asked = object(upload, parts, catalogue).await?;
     let act = if loads {
         Act::Load(said(asked.get("parameters"))?)

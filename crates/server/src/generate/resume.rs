@@ -7,7 +7,6 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Response, header};
 use sapwood_proto::code::Code;
 
-use super::body::Upload;
 use super::catalogue::Catalogue;
 use super::endpoint::nothing;
 use super::events::read_on;
@@ -31,13 +30,11 @@ pub(super) fn place<'a>(
 }
 
 /// Answers one request about the stream of this name.
-pub(super) async fn answer(
+pub(super) fn answer(
     name: &str,
     catalogue: &Catalogue,
     parts: &Parts,
-    upload: Upload,
 ) -> Result<Response<Body>, Failure> {
-    upload.discard(&catalogue.config).await;
     let visitor = Caller::of(&parts.extensions)?.identity.clone();
     let streams = &catalogue.streams;
     if parts.method == Method::DELETE {

@@ -15,7 +15,7 @@ fn intake(total: usize) -> (Arc<Intake>, IntGauge) {
     };
     let budget = BodyBudget::new(config, in_use.clone(), refused);
     let caller = Identity::Key("a".into());
-    (Intake::new(Arc::new(budget), caller), in_use)
+    (Intake::new(Arc::new(budget), caller, 0), in_use)
 }
 
 fn pieces(pieces: Vec<Vec<u8>>) -> Body {
