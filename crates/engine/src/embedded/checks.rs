@@ -15,6 +15,19 @@ const TENSOR_ALIGNMENT: u64 = 32;
 /// Numbers that size something: no model comes near, and llama.cpp multiplies them in 32 bits.
 const SIZE_MAX: u64 = 1 << 24;
 
+/// Architectures whose positions have several parts (`LLAMA_ROPE_TYPE_MROPE` and `IMROPE` by themselves).
+const SECTIONED: [&str; 9] = [
+    "clef",
+    "paddleocr",
+    "qwen2vl",
+    "qwen35",
+    "qwen35moe",
+    "qwen3tts",
+    "qwen3vl",
+    "qwen3vlmoe",
+    "qwen4exp",
+];
+
 /// The type of a token that stands for one byte (`LLAMA_TOKEN_TYPE_BYTE`).
 const BYTE_TYPE: u64 = 6;
 
@@ -40,6 +53,7 @@ pub(super) fn check(header: &Header) -> Result<(), String> {
     keys.layers()?;
     keys.heads()?;
     keys.experts()?;
+    keys.architecture()?;
     keys.fractions()?;
     let scaling = format!("{architecture}.rope.scaling.type");
     match header.text(&scaling) {
@@ -133,6 +147,37 @@ impl Keys<'_> {
         self.within("feed_forward_length", 0, SIZE_MAX)?;
         let layers = self.number("block_count").unwrap_or(LAYERS_MAX);
         self.within("nextn_predict_layers", 0, layers)
+    }
+
+    /// What single architectures assert although their keys may be left out.
+    fn architecture(&self) -> Result<(), String> {
+        match self.architecture {
+            "smallthinker" => {
+                let experts = self.number("expert_count").unwrap_or(0);
+                let used = self
+                    .range("expert_used_count")
+                    .map_or(0, |(least, _)| least);
+                if experts == 0 || used == 0 {
+                    return Err("smallthinker.expert_count must not be 0".to_owned());
+                }
+            }
+            name @ ("jamba" | "granitehybrid") => {
+                let width = self.number("embedding_length").unwrap_or(0);
+                if self.number("ssm.inner_size") != width.checked_mul(2) {
+                    return Err(format!(
+                        "{name}.ssm.inner_size must be twice its embedding_length"
+                    ));
+                }
+            }
+            name if SECTIONED.contains(&name) => {
+                let sections = self.range("rope.dimension_sections");
+                if sections.is_none_or(|(_, largest)| largest == 0) {
+                    return Err(format!("{name}.rope.dimension_sections has no section"));
+                }
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     /// A fraction that is no number makes every logit none. The epsilons keep norms from dividing by nothing: ggml asserts at
@@ -277,6 +322,35 @@ mod tests {
         }
         let usual = ("llama.rope.freq_base".to_owned(), 10_000.0);
         assert_eq!(checked(|shape| shape.fractions.push(usual)), Ok(()));
+    }
+
+    #[test]
+    fn what_single_architectures_assert_is_refused() {
+        let told = |name, numbers: &[(&str, u32)]| {
+            checked(|shape| {
+                shape.architecture = name;
+                let numbers = numbers.iter();
+                let numbers = numbers.map(|(key, value)| (format!("{name}.{key}"), *value));
+                shape.numbers.extend(numbers);
+            })
+        };
+        for (name, expected) in [
+            ("smallthinker", "expert_count must not be 0"),
+            ("jamba", "inner_size must be twice"),
+            ("granitehybrid", "inner_size must be twice"),
+            ("paddleocr", "has no section"),
+            ("qwen2vl", "has no section"),
+        ] {
+            let error = told(name, &[]).unwrap_err();
+            assert!(error.contains(expected), "{name}: {error}");
+        }
+        let width = Shape::tiny().width;
+        let fits = told("jamba", &[("ssm.inner_size", 2 * width)]);
+        assert_eq!(fits, Ok(()));
+        let fits = told("qwen3vl", &[("rope.dimension_sections", 8)]);
+        assert_eq!(fits, Ok(()));
+        let experts = [("expert_count", 4), ("expert_used_count", 2)];
+        assert_eq!(told("smallthinker", &experts), Ok(()));
     }
 
     #[test]
