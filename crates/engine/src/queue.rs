@@ -68,11 +68,11 @@ impl Queue {
         let Taken { requests, tokens } = places.all;
         let theirs = places.callers.get(&caller).copied().unwrap_or_default();
         let theirs = theirs.and(prompt_tokens);
-        if requests >= room(limits.requests, theirs.requests) {
+        if requests >= room(limits.requests, theirs.requests, requests) {
             return Err(Full::Requests);
         }
         let all = tokens.saturating_add(prompt_tokens);
-        if tokens > 0 && all > room(limits.tokens, theirs.tokens) {
+        if tokens > 0 && all > room(limits.tokens, theirs.tokens, tokens) {
             return Err(Full::Tokens);
         }
         places.all = places.all.and(prompt_tokens);
@@ -132,9 +132,11 @@ impl Taken {
     }
 }
 
-/// How much may be taken, where `most` is the limit, for a caller who has so much of it then.
-const fn room(most: usize, theirs: usize) -> usize {
-    if theirs <= most / 16 {
+/// How much may be taken, where `most` is the limit, for a caller who has so much of it then, and all have `taken`. Whoever
+/// has little gets more, but no more than is left: so each of many who do so leaves half of what it found, and whoever comes
+/// with nothing finds a place.
+const fn room(most: usize, theirs: usize, taken: usize) -> usize {
+    if theirs <= most / 16 && theirs <= at_most(most).saturating_sub(taken) {
         at_most(most)
     } else {
         most
@@ -289,5 +291,20 @@ mod tests {
                 assert_eq!(few, Some(4.min(400 / tokens)), "{tokens}");
             }
         }
+    }
+
+    /// Many callers who each have little do not lock out one who has nothing.
+    #[test]
+    fn d_54_several_callers_leave_room_for_one_who_comes_with_nothing() {
+        let limits = Limits {
+            requests: 1_024,
+            tokens: 1 << 20,
+        };
+        let queue = Queue::default();
+        for caller in 1..=8 {
+            while queue.enter(caller, 1, limits).is_ok() {}
+        }
+        assert_eq!(queue.enter(9, 1, limits), Ok(()));
+        assert_eq!(queue.enter(1, 1, limits), Err(Full::Requests));
     }
 }

@@ -119,8 +119,11 @@ impl BodyBudget {
         let theirs = state.callers.get(caller).copied().unwrap_or_default();
         let Config { total, each, .. } = self.config;
         let fits = |used: usize, most| used.checked_add(bytes).is_some_and(|sum| sum <= most);
-        // Many small requests of one caller are not little.
-        let theirs_is_little = fits(theirs, LITTLE.max(total / LITTLE_PART));
+        // Many small requests of one caller are not little; nor is more than is left where there are others, so that each of
+        // many callers leaves half of what it found.
+        let is_alone = theirs == state.used;
+        let left = if is_alone { total } else { total - state.used };
+        let theirs_is_little = fits(theirs, left.min(LITTLE.max(total / LITTLE_PART)));
         if !fits(state.used, room(total, theirs_is_little))
             || !fits(theirs, room(each, whole <= LITTLE))
         {
