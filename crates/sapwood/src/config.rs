@@ -519,12 +519,31 @@ impl Config {
                 "engine.parallel: at least one sequence must run",
             ));
         }
+        self.limits.check()?;
         check_message_bytes("limits.max_message_bytes", self.limits.max_message_bytes)?;
         self.check_ports()?;
         self.lmtp.check()?;
         self.generate.check()?;
         self.tls.files()?;
         self.upstreams.iter().try_for_each(check_upstream)
+    }
+}
+
+impl Limits {
+    /// Numbers for which room is made before anything comes are in bounds.
+    fn check(&self) -> Result<(), Failure> {
+        for (key, value, least, most) in [
+            // Below the least, HTTP has no room to begin.
+            ("header_bytes", self.header_bytes as usize, 8 << 10, 1 << 20),
+            ("headers", self.headers, 10, 10_000),
+            ("queue_requests", self.queue_requests, 0, 1 << 20),
+        ] {
+            if !(least..=most).contains(&value) {
+                let what = format!("limits.{key}: must be from {least} to {most}");
+                return Err(Failure::usage(what));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -160,6 +160,18 @@ const WRONG: &[(&str, [&str; 3])] = &[
         ["tls.certificate", "--tls-key", "both"],
     ),
     (
+        "[limits]\nheader_bytes = 8191",
+        ["limits.header_bytes", "from 8192", "to 1048576"],
+    ),
+    (
+        "[limits]\nheaders = 10001",
+        ["limits.headers", "from 10", "to 10000"],
+    ),
+    (
+        "[limits]\nqueue_requests = 9223372036854775807",
+        ["limits.queue_requests", "from 0", "to 1048576"],
+    ),
+    (
         "upstreams = [\"x\"]",
         ["upstreams", "`x`", "triton+grpc://"],
     ),
