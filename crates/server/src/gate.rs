@@ -134,10 +134,7 @@ async fn pass(State(before): State<Arc<Before>>, request: Request, next: Next) -
         Judged::Answered(_) => None,
     };
     let allowance = caller.as_ref().and_then(|caller| caller.allowance.clone());
-    let turn = Turn {
-        caller: caller.as_ref().map_or(0, |it| it.identity.number()),
-        connection: parts.extensions.get().map_or(0, |ConnectionId(id)| *id),
-    };
+    let turn = turn(caller.as_ref(), &parts);
     let entry = Entry::new(id.clone(), caller.map(|caller| caller.identity), &parts);
     let mut trail = Trail::new(entry, allowance.clone())
         .within_trace(Parent::of(&parts.headers))
@@ -149,13 +146,8 @@ async fn pass(State(before): State<Arc<Before>>, request: Request, next: Next) -
     let departures = parts.extensions.get::<Departures>().cloned();
     let mut answer = match judged {
         Judged::Answered(answer) => {
-            let body = Leftover {
-                body,
-                read: 0,
-                begun: false,
-            };
             let most = gate.drain_bytes.min(STRANGER_BYTES);
-            read_away(Some(body), &asked, most).await;
+            read_away(Some(Leftover::of(body)), &asked, most).await;
             answer
         }
         Judged::Passed(caller, deadline) => {
@@ -192,18 +184,25 @@ async fn pass(State(before): State<Arc<Before>>, request: Request, next: Next) -
         entry.status = answer.status().as_u16();
         entry.grpc = grpc_status(answer.headers());
     });
+    // A session over gRPC decides for itself how long its client may take nothing.
+    let departures = departures.filter(|_| face != Some(Face::Evergreen) || !is_grpc(&asked));
     let let_go = trail.let_go();
     answer.map(|body| {
         let body = Body::new(Trailed::new(body, trail, in_flight));
-        match departures {
-            // A session over gRPC decides for itself how long its client may take nothing.
-            Some(departures) if !(is_grpc(&asked) && face == Some(Face::Evergreen)) => {
-                let metrics = Arc::clone(&gate.shared.metrics);
-                departures.watching(body, version < Version::HTTP_2, metrics, let_go)
-            }
-            _ => body,
-        }
+        let Some(departures) = departures else {
+            return body;
+        };
+        let metrics = Arc::clone(&gate.shared.metrics);
+        departures.watching(body, version < Version::HTTP_2, metrics, let_go)
     })
+}
+
+/// In whose turn work on the request waits.
+fn turn(caller: Option<&Caller>, request: &Parts) -> Turn {
+    Turn {
+        caller: caller.map_or(0, |caller| caller.identity.number()),
+        connection: request.extensions.get().map_or(0, |ConnectionId(id)| *id),
+    }
 }
 
 /// Reads what the client of an answer still sends. Calls of gRPC are streams that need not end before their answer.

@@ -29,6 +29,15 @@ pub(crate) struct Leftover {
 }
 
 impl Leftover {
+    /// All of a body that nobody has asked for.
+    pub(crate) const fn of(body: Body) -> Self {
+        Self {
+            body,
+            read: 0,
+            begun: false,
+        }
+    }
+
     /// Reads the rest, as long as the whole body has no more than `most` bytes. `waits`: the client sends nothing before it
     /// is asked.
     pub(crate) async fn read_away(mut self, most: u64, waits: bool) {

@@ -309,6 +309,11 @@ async fn tr_605_errors_know_whether_something_had_come() {
 #[tokio::test]
 async fn tr_606_what_is_no_answer_breaks_the_protocol() {
     let long = format!("data: {}\n\n", "x".repeat(9 << 20));
+    // Each of these values takes sixteen times as much once it is read (D-47).
+    let many = format!(
+        r#"{{"text_output":"x","more":[{}0]}}"#,
+        "0,".repeat(1 << 20)
+    );
     for (script, limit) in [
         (ok("text/html", "<p>hello</p>"), false),
         (events(&[b"data: hello\n\n"], true), false),
@@ -330,6 +335,7 @@ async fn tr_606_what_is_no_answer_breaks_the_protocol() {
             false,
         ),
         (ok("text/event-stream", &long), true),
+        (ok("application/json", &many), true),
     ] {
         let (_server, client) = Server::saying(script).await;
         let (found, end) = asked(&client, two_words()).await;
