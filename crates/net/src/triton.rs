@@ -12,6 +12,7 @@
 //! (TR-608, TR-907), and a stream that is cut is known as such. A server that keeps streams is come back to then (TR-1303).
 
 mod address;
+mod bounded;
 mod error;
 mod grpc;
 mod http;

@@ -29,7 +29,7 @@ mod wire;
 
 pub use answer::{Head, Response, error_body, error_event};
 pub use datatype::Datatype;
-pub use decoded_size::decoded_bytes;
+pub use decoded_size::{decoded_answer_bytes, decoded_bytes, decoded_part_bytes};
 pub use infer::Infer;
 pub use limits::Limits;
 pub use refused::{Encoding, Refused};

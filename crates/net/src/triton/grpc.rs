@@ -11,6 +11,7 @@ use std::time::Duration;
 use ::http::uri::PathAndQuery;
 use futures::{StreamExt, stream};
 use prost::Message;
+use sapwood_proto::generate::{decoded_answer_bytes, decoded_part_bytes};
 use sapwood_proto::generated::inference::infer_parameter::ParameterChoice;
 use sapwood_proto::generated::inference::repository_index_response::ModelIndex;
 use sapwood_proto::generated::inference::{
@@ -21,6 +22,7 @@ use sapwood_proto::generated::inference::{
 };
 use std::sync::Arc;
 use tokio::time::timeout;
+use tonic::codec::Codec;
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Status, Streaming};
@@ -28,6 +30,7 @@ use tonic_prost::ProstCodec;
 
 use super::Responses;
 use super::address::{Address, Place};
+use super::bounded::{Bounded, TOO_LARGE};
 use super::error::{Error, LOST};
 use super::model::Model;
 use super::request::{Request, Response};
@@ -105,7 +108,8 @@ impl Grpc {
     pub(super) async fn generate(&self, request: Request) -> Result<Responses, Error> {
         let mut message = request.message(ID)?;
         if !request.model.decoupled {
-            let asked = self.ask::<_, ModelInferResponse>("ModelInfer", message);
+            let codec = Bounded::<_, ModelInferResponse>::by(decoded_answer_bytes);
+            let asked = self.ask_by(codec, "ModelInfer", message);
             let answer = timeout(self.silence, asked).await.map_err(|_| LOST)??;
             let response = Response::from_message(&request.model, answer).ok_or(UNREAD)?;
             return Ok(stream::iter([Ok(response)]).boxed());
@@ -118,7 +122,7 @@ impl Grpc {
         let flag = AsciiMetadataValue::from_static("true");
         asked.metadata_mut().insert(ERROR_AS_STATUS, flag);
         let mut client = self.client().await?;
-        let codec = ProstCodec::<ModelInferRequest, ModelStreamInferResponse>::default();
+        let codec = Bounded::<ModelInferRequest, ModelStreamInferResponse>::by(decoded_part_bytes);
         let answer = client.streaming(asked, path("ModelStreamInfer")?, codec);
         let answer = timeout(self.silence, answer).await.map_err(|_| LOST)?;
         let answer = answer.map_err(|status| Error::of_grpc(&status, false))?;
@@ -143,8 +147,8 @@ impl Grpc {
 
     async fn client(&self) -> Result<tonic::client::Grpc<Channel>, Error> {
         let mut client = tonic::client::Grpc::new(self.channel.clone())
-            .max_decoding_message_size(MESSAGE_BYTES_MAX)
-            .max_encoding_message_size(MESSAGE_BYTES_MAX);
+            .max_decoding_message_size(ANSWER_BYTES_MAX)
+            .max_encoding_message_size(REQUEST_BYTES_MAX);
         client.ready().await.map_err(|cause| {
             tracing::debug!(%cause, "the connection is gone");
             LOST
@@ -157,12 +161,23 @@ impl Grpc {
         Q: Message + Default + 'static,
         A: Message + Default + 'static,
     {
-        let mut client = self.client().await?;
-        let codec = ProstCodec::<Q, A>::default();
-        let asked = client.unary(self.request(message), path(method)?, codec);
-        let answer = asked
+        self.ask_by(ProstCodec::<Q, A>::default(), method, message)
             .await
-            .map_err(|status| Error::of_grpc(&status, false))?;
+    }
+
+    async fn ask_by<Q, A>(
+        &self,
+        codec: impl Codec<Encode = Q, Decode = A>,
+        method: &str,
+        message: Q,
+    ) -> Result<A, Error>
+    where
+        Q: Message + Default + 'static,
+        A: Message + Default + 'static,
+    {
+        let mut client = self.client().await?;
+        let asked = client.unary(self.request(message), path(method)?, codec);
+        let answer = asked.await.map_err(|status| failed(&status, false))?;
         Ok(answer.into_inner())
     }
 }
@@ -208,7 +223,7 @@ impl Streamed {
         while !self.ended {
             let message = timeout(self.silence, self.answer.message()).await;
             let message = message.map_err(|_| Error::Truncated)?;
-            let message = message.map_err(|status| self.failed(&status))?;
+            let message = message.map_err(|status| failed(&status, self.started))?;
             let Some(message) = message else {
                 return if self.marked {
                     Err(Error::Truncated)
@@ -234,22 +249,18 @@ impl Streamed {
         }
         Ok(None)
     }
+}
 
-    /// A message that is too large is the server's, and no word of its.
-    fn failed(&self, status: &Status) -> Error {
-        let large = matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted);
-        if large
-            && status
-                .message()
-                .contains("decoded message length too large")
-        {
-            return Error::Limit {
-                name: "bytes of an answer",
-                max: MESSAGE_BYTES_MAX as u64,
-            };
-        }
-        Error::of_grpc(status, self.started)
+/// A message that is too large is the server's, and no word of its.
+fn failed(status: &Status, started: bool) -> Error {
+    let large = matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted);
+    if large && status.message().contains(TOO_LARGE) {
+        return Error::Limit {
+            name: "bytes of an answer",
+            max: ANSWER_BYTES_MAX as u64,
+        };
     }
+    Error::of_grpc(status, started)
 }
 
 fn last(message: &ModelInferResponse) -> Option<bool> {
@@ -266,5 +277,7 @@ const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
 const ERROR_AS_STATUS: &str = "triton_grpc_error";
 const BAD_KEY: Error = Error::Address("the key holds characters that no header can carry");
 const UNREAD: Error = Error::Protocol("an output is not what it is declared to be");
-const MESSAGE_BYTES_MAX: usize = 64 << 20;
+const REQUEST_BYTES_MAX: usize = 64 << 20;
+/// An answer is text, or what is known of a model; walking through it to find its size is done where it is read.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
 const KEEPALIVE: Duration = Duration::from_secs(30);

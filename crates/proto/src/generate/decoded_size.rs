@@ -26,6 +26,39 @@ pub fn decoded_bytes(message: &[u8]) -> usize {
     total
 }
 
+/// The same of an encoded `ModelInferResponse`.
+#[must_use]
+pub fn decoded_answer_bytes(message: &[u8]) -> usize {
+    let mut total = 0;
+    walk(message, &mut |number, field| {
+        total = sum(
+            total,
+            match number {
+                // Its tensors have the fields of a request's, by the same numbers.
+                ANSWER_OUTPUTS => sum(INPUT, of_input(field)),
+                PARAMETERS => sum(ENTRY, field.len()),
+                ANSWER_RAW => ELEMENT,
+                _ => sum(ELEMENT, field.len()),
+            },
+        );
+    });
+    total
+}
+
+/// The same of an encoded `ModelStreamInferResponse`.
+#[must_use]
+pub fn decoded_part_bytes(message: &[u8]) -> usize {
+    let mut total = 0;
+    walk(message, &mut |number, field| {
+        let bytes = match number {
+            PART_ANSWER => decoded_answer_bytes(field),
+            _ => field.len(),
+        };
+        total = sum(total, sum(ELEMENT, bytes));
+    });
+    total
+}
+
 impl Limits {
     /// Whether a message may be decoded, whose decoded form takes so many bytes.
     ///
@@ -146,6 +179,9 @@ const UINTS: u64 = 4;
 const UINTS64: u64 = 5;
 const BYTES: u64 = 8;
 const RAW: u64 = 7;
+const ANSWER_OUTPUTS: u64 = 5;
+const ANSWER_RAW: u64 = 6;
+const PART_ANSWER: u64 = 2;
 
 /// A tensor without content: the struct, in a list that grows by doubling.
 const INPUT: usize = 1024;
@@ -162,7 +198,11 @@ mod tests {
     use crate::generated::inference::model_infer_request::{
         InferInputTensor, InferRequestedOutputTensor,
     };
-    use crate::generated::inference::{InferParameter, InferTensorContents, ModelInferRequest};
+    use crate::generated::inference::model_infer_response::InferOutputTensor;
+    use crate::generated::inference::{
+        InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse,
+        ModelStreamInferResponse,
+    };
 
     fn input(contents: InferTensorContents) -> ModelInferRequest {
         let inputs = vec![InferInputTensor {
@@ -299,6 +339,49 @@ mod tests {
         let sparse: Vec<u8> = [0x18, 1].repeat(N);
         let head = [&[0x2a][..], &prost_length(sparse.len())].concat();
         assert!(decoded_bytes(&[head, sparse].concat()) >= N * 8);
+    }
+
+    #[test]
+    fn d_47_every_list_of_an_answer_is_counted_before_it_is_decoded() {
+        const N: usize = 10_000;
+        let parameters = |n: usize| (0..n).map(|i| (i.to_string(), InferParameter::default()));
+        let plain = ModelInferResponse::default;
+        let shaped = InferOutputTensor {
+            shape: vec![1; N],
+            ..InferOutputTensor::default()
+        };
+        let texts = InferOutputTensor {
+            contents: Some(InferTensorContents {
+                bytes_contents: vec![Vec::new(); N],
+                ..InferTensorContents::default()
+            }),
+            ..InferOutputTensor::default()
+        };
+        let of = |outputs| ModelInferResponse { outputs, ..plain() };
+        let empty = vec![InferOutputTensor::default(); N];
+        let raw = ModelInferResponse {
+            raw_output_contents: vec![Vec::new().into(); N],
+            ..plain()
+        };
+        let told = ModelInferResponse {
+            parameters: parameters(N).collect(),
+            ..plain()
+        };
+        for (least, answer) in [
+            (N * size_of::<InferOutputTensor>(), of(empty)),
+            (N * 8, of(vec![shaped])),
+            (N * 24, of(vec![texts])),
+            (N * 32, raw),
+            (N * 80, told),
+        ] {
+            let bytes = answer.encode_to_vec();
+            assert!(decoded_answer_bytes(&bytes) >= least, "{}", bytes.len());
+            let part = ModelStreamInferResponse {
+                infer_response: Some(answer),
+                ..ModelStreamInferResponse::default()
+            };
+            assert!(decoded_part_bytes(&part.encode_to_vec()) >= least);
+        }
     }
 
     fn prost_length(length: usize) -> Vec<u8> {

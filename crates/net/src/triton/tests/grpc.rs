@@ -467,6 +467,27 @@ async fn tr_903_a_model_that_is_not_decoupled_is_asked_once() {
     }
 }
 
+/// What takes two bytes on the wire takes hundreds once it is decoded, and is not.
+#[tokio::test]
+async fn d_47_an_answer_that_would_take_much_memory_is_not_decoded() {
+    let empty = ModelInferResponse {
+        outputs: vec![InferOutputTensor::default(); 100_000],
+        ..ModelInferResponse::default()
+    };
+    let item = Ok(ModelStreamInferResponse {
+        infer_response: Some(empty),
+        ..ModelStreamInferResponse::default()
+    });
+    for decoupled in [true, false] {
+        let (_server, client) = Server::saying(script([item.clone()])).await;
+        let mut request = two_words();
+        Arc::make_mut(&mut request.model).decoupled = decoupled;
+        let (found, end) = asked(&client, request).await;
+        assert!(found.is_empty());
+        assert!(matches!(end, Err(Error::Limit { .. })), "{end:?}");
+    }
+}
+
 #[tokio::test]
 async fn tr_908_models_are_listed_and_described() {
     let (server, client) = Server::saying(Script::default()).await;

@@ -1,0 +1,67 @@
+//! The codec of answers over gRPC: how much memory a message takes once it is decoded is found out, and bounded, before it is
+//! (D-47). An empty tensor is two bytes on the wire and hundreds as a struct.
+
+use std::marker::PhantomData;
+
+use bytes::Buf;
+use prost::Message;
+use tonic::Status;
+use tonic::codec::{Codec, DecodeBuf, Decoder};
+use tonic_prost::ProstCodec;
+
+/// Messages that go out are `Q`, and those that come are `A`.
+pub(super) struct Bounded<Q, A> {
+    size: fn(&[u8]) -> usize,
+    of: PhantomData<(Q, A)>,
+}
+
+impl<Q, A> Bounded<Q, A> {
+    /// `size`: how many bytes an encoded `A` takes once it is decoded.
+    pub(super) const fn by(size: fn(&[u8]) -> usize) -> Self {
+        Self {
+            size,
+            of: PhantomData,
+        }
+    }
+}
+
+impl<Q, A> Codec for Bounded<Q, A>
+where
+    Q: Message + 'static,
+    A: Message + Default + 'static,
+{
+    type Encode = Q;
+    type Decode = A;
+    type Encoder = <ProstCodec<Q, A> as Codec>::Encoder;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstCodec::<Q, A>::default().encoder()
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self::by(self.size)
+    }
+}
+
+impl<Q, A: Message + Default> Decoder for Bounded<Q, A> {
+    type Item = A;
+    type Error = Status;
+
+    fn decode(&mut self, src: &mut DecodeBuf<'_>) -> Result<Option<A>, Status> {
+        let bytes = src.copy_to_bytes(src.remaining());
+        if (self.size)(&bytes) > DECODED_BYTES_MAX {
+            return Err(Status::out_of_range(TOO_LARGE));
+        }
+        let message = A::decode(bytes);
+        message.map(Some).map_err(|error| {
+            // As the library's own codec says it.
+            Status::internal(error.to_string())
+        })
+    }
+}
+
+/// What the library says of a message that has too many bytes, and this codec of one that takes too many.
+pub(super) const TOO_LARGE: &str = "decoded message length too large";
+/// Bytes that an answer may take: twice those of the text that an answer may have.
+pub(super) const DECODED_BYTES_MAX: usize = 32 << 20;
