@@ -153,11 +153,7 @@ impl Keys<'_> {
     fn architecture(&self) -> Result<(), String> {
         match self.architecture {
             "smallthinker" => {
-                let experts = self.number("expert_count").unwrap_or(0);
-                let used = self
-                    .range("expert_used_count")
-                    .map_or(0, |(least, _)| least);
-                if experts == 0 || used == 0 {
+                if self.number("expert_count").unwrap_or(0) == 0 {
                     return Err("smallthinker.expert_count must not be 0".to_owned());
                 }
             }

@@ -51,7 +51,7 @@ impl<Q, A: Message + Default> Decoder for Bounded<Q, A> {
     fn decode(&mut self, src: &mut DecodeBuf<'_>) -> Result<Option<A>, Status> {
         let bytes = src.copy_to_bytes(src.remaining());
         if (self.size)(&bytes) > DECODED_BYTES_MAX {
-            return Err(Status::out_of_range(TOO_LARGE));
+            return Err(Status::out_of_range(TAKES_TOO_MUCH));
         }
         let message = A::decode(bytes);
         message.map(Some).map_err(|error| {
@@ -61,7 +61,7 @@ impl<Q, A: Message + Default> Decoder for Bounded<Q, A> {
     }
 }
 
-/// What the library says of a message that has too many bytes, and this codec of one that takes too many.
-pub(super) const TOO_LARGE: &str = "decoded message length too large";
+/// What the codec says of a message that would take more than [`DECODED_BYTES_MAX`].
+pub(super) const TAKES_TOO_MUCH: &str = "message takes too much memory once it is decoded";
 /// Bytes that an answer may take: twice those of the text that an answer may have.
 pub(super) const DECODED_BYTES_MAX: usize = 32 << 20;

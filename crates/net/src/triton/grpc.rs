@@ -30,7 +30,7 @@ use tonic_prost::ProstCodec;
 
 use super::Responses;
 use super::address::{Address, Place};
-use super::bounded::{Bounded, TOO_LARGE};
+use super::bounded::{Bounded, DECODED_BYTES_MAX, TAKES_TOO_MUCH};
 use super::error::{Error, LOST};
 use super::model::Model;
 use super::request::{Request, Response};
@@ -253,14 +253,19 @@ impl Streamed {
 
 /// A message that is too large is the server's, and no word of its.
 fn failed(status: &Status, started: bool) -> Error {
-    let large = matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted);
-    if large && status.message().contains(TOO_LARGE) {
-        return Error::Limit {
-            name: "bytes of an answer",
-            max: ANSWER_BYTES_MAX as u64,
-        };
+    let is_limit = matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted);
+    let message = status.message();
+    let (name, max) = if is_limit && message.contains(TOO_LARGE) {
+        ("bytes of an answer", ANSWER_BYTES_MAX)
+    } else if is_limit && message == TAKES_TOO_MUCH {
+        ("bytes of an answer once it is decoded", DECODED_BYTES_MAX)
+    } else {
+        return Error::of_grpc(status, started);
+    };
+    Error::Limit {
+        name,
+        max: max as u64,
     }
-    Error::of_grpc(status, started)
 }
 
 fn last(message: &ModelInferResponse) -> Option<bool> {
@@ -277,6 +282,8 @@ const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
 const ERROR_AS_STATUS: &str = "triton_grpc_error";
 const BAD_KEY: Error = Error::Address("the key holds characters that no header can carry");
 const UNREAD: Error = Error::Protocol("an output is not what it is declared to be");
+/// What the library says of a message that has too many bytes.
+const TOO_LARGE: &str = "decoded message length too large";
 const REQUEST_BYTES_MAX: usize = 64 << 20;
 /// An answer is text, or what is known of a model; walking through it to find its size is done where it is read.
 const ANSWER_BYTES_MAX: usize = 16 << 20;

@@ -9,54 +9,35 @@ use super::refused::Refused;
 /// An upper bound of the memory that an encoded `ModelInferRequest` takes when it is decoded, its texts included.
 #[must_use]
 pub fn decoded_bytes(message: &[u8]) -> usize {
-    let mut total = 0;
-    walk(message, &mut |number, field| {
-        total = sum(
-            total,
-            match number {
-                INPUTS => sum(INPUT, of_input(field)),
-                OUTPUTS => sum(INPUT, of_entries(field, 2)),
-                PARAMETERS => sum(ENTRY, field.len()),
-                // A part of the message itself, and no copy of it.
-                RAW => ELEMENT,
-                _ => sum(ELEMENT, field.len()),
-            },
-        );
-    });
-    total
+    measured(message, |number, field| match number {
+        INPUTS => sum(INPUT, of_input(field)),
+        OUTPUTS => sum(INPUT, of_entries(field, 2)),
+        PARAMETERS => sum(ENTRY, field.len()),
+        // A part of the message itself, and no copy of it.
+        RAW => ELEMENT,
+        _ => sum(ELEMENT, field.len()),
+    })
 }
 
 /// The same of an encoded `ModelInferResponse`.
 #[must_use]
 pub fn decoded_answer_bytes(message: &[u8]) -> usize {
-    let mut total = 0;
-    walk(message, &mut |number, field| {
-        total = sum(
-            total,
-            match number {
-                // Its tensors have the fields of a request's, by the same numbers.
-                ANSWER_OUTPUTS => sum(INPUT, of_input(field)),
-                PARAMETERS => sum(ENTRY, field.len()),
-                ANSWER_RAW => ELEMENT,
-                _ => sum(ELEMENT, field.len()),
-            },
-        );
-    });
-    total
+    measured(message, |number, field| match number {
+        // Its tensors have the fields of a request's, by the same numbers.
+        ANSWER_OUTPUTS => sum(INPUT, of_input(field)),
+        PARAMETERS => sum(ENTRY, field.len()),
+        ANSWER_RAW => ELEMENT,
+        _ => sum(ELEMENT, field.len()),
+    })
 }
 
 /// The same of an encoded `ModelStreamInferResponse`.
 #[must_use]
 pub fn decoded_part_bytes(message: &[u8]) -> usize {
-    let mut total = 0;
-    walk(message, &mut |number, field| {
-        let bytes = match number {
-            PART_ANSWER => decoded_answer_bytes(field),
-            _ => field.len(),
-        };
-        total = sum(total, sum(ELEMENT, bytes));
-    });
-    total
+    measured(message, |number, field| match number {
+        PART_ANSWER => sum(ELEMENT, decoded_answer_bytes(field)),
+        _ => sum(ELEMENT, field.len()),
+    })
 }
 
 impl Limits {
@@ -74,36 +55,22 @@ impl Limits {
 }
 
 fn of_input(input: &[u8]) -> usize {
-    let mut total = 0;
-    walk(input, &mut |number, field| {
-        total = sum(
-            total,
-            match number {
-                SHAPE => numbers(field, 8),
-                INPUT_PARAMETERS => sum(ENTRY, field.len()),
-                CONTENTS => of_contents(field),
-                _ => field.len(),
-            },
-        );
-    });
-    total
+    measured(input, |number, field| match number {
+        SHAPE => numbers(field, 8),
+        INPUT_PARAMETERS => sum(ENTRY, field.len()),
+        CONTENTS => of_contents(field),
+        _ => field.len(),
+    })
 }
 
 fn of_contents(contents: &[u8]) -> usize {
-    let mut total = 0;
-    walk(contents, &mut |number, field| {
-        total = sum(
-            total,
-            match number {
-                INTS | UINTS => numbers(field, 4),
-                INTS64 | UINTS64 => numbers(field, 8),
-                BYTES => sum(ELEMENT, field.len()),
-                // Packed as they are, or one alone.
-                _ => field.len().max(8).saturating_mul(2),
-            },
-        );
-    });
-    total
+    measured(contents, |number, field| match number {
+        INTS | UINTS => numbers(field, 4),
+        INTS64 | UINTS64 => numbers(field, 8),
+        BYTES => sum(ELEMENT, field.len()),
+        // Packed as they are, or one alone.
+        _ => field.len().max(8).saturating_mul(2),
+    })
 }
 
 /// Packed numbers of so many bytes each, or one alone, in a list that grows by doubling.
@@ -113,9 +80,18 @@ fn numbers(packed: &[u8], bytes: usize) -> usize {
 }
 
 fn of_entries(message: &[u8], entries: u64) -> usize {
-    let mut total = message.len();
-    walk(message, &mut |number, _| {
-        total = sum(total, if number == entries { ENTRY } else { 0 });
+    let entries = measured(
+        message,
+        |number, _| if number == entries { ENTRY } else { 0 },
+    );
+    sum(message.len(), entries)
+}
+
+/// The sum of what each field takes, by its number and content.
+fn measured(message: &[u8], field_bytes: impl Fn(u64, &[u8]) -> usize) -> usize {
+    let mut total = 0;
+    walk(message, &mut |number, field| {
+        total = sum(total, field_bytes(number, field))
     });
     total
 }
