@@ -10,14 +10,14 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use futures::future::join_all;
-use http::Extensions;
+use http::{Extensions, Version};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -354,18 +354,23 @@ where
     let departures = Departures::new();
     let caller = with(with(caller, activity.clone()), departures.clone());
     let router = door.router.clone();
-    let service = hyper::service::service_fn(move |request: http::Request<Incoming>| {
-        let mut request = request.map(Body::new);
-        request.extensions_mut().extend(caller.clone());
-        router.clone().oneshot(request)
-    });
-    let heard = Heard::new(socket, activity.clone(), departures.clone());
     let wide = Arc::clone(&door.wide_places).try_acquire_owned().ok();
     let protocol = if wide.is_some() {
         &door.wide
     } else {
         &door.narrow
     };
+    let wide = Mutex::new(wide);
+    let service = hyper::service::service_fn(move |request: http::Request<Incoming>| {
+        if request.version() < Version::HTTP_2 {
+            // It has no windows: whoever speaks HTTP/2 is to have the place.
+            drop(wide.lock().unwrap_or_else(PoisonError::into_inner).take());
+        }
+        let mut request = request.map(Body::new);
+        request.extensions_mut().extend(caller.clone());
+        router.clone().oneshot(request)
+    });
+    let heard = Heard::new(socket, activity.clone(), departures.clone());
     let serving = protocol.serve_connection_with_upgrades(TokioIo::new(heard), service);
     tokio::pin!(serving);
     let told = tokio::select! {
