@@ -13,6 +13,8 @@ mod mock;
 mod models;
 mod run;
 mod serve;
+#[cfg(feature = "embedded")]
+mod try_model;
 
 use std::path::PathBuf;
 
@@ -72,6 +74,10 @@ enum Command {
     Mock(mock::Command),
     /// Print a completion script for a shell
     Completions(completions::Completions),
+    /// Load a file and compute a few tokens, for a server that is about to load it
+    #[cfg(feature = "embedded")]
+    #[command(hide = true)]
+    TryModel(try_model::TryModel),
 }
 
 /// Which models, and how they run.
@@ -269,6 +275,8 @@ pub(crate) fn main() -> Result<Exit, Failure> {
         Command::Key(command) => command.run(),
         Command::Mock(command) => command.run(),
         Command::Completions(command) => command.run(&mut Cli::command()),
+        #[cfg(feature = "embedded")]
+        Command::TryModel(command) => command.run(),
     }
 }
 

@@ -148,6 +148,8 @@ pub(crate) struct Engine {
     pub(crate) ageing_turns: u32,
     /// Bytes of memory that an embedded model may take; 0: what the system and its control group have available.
     pub(crate) memory_bytes: u64,
+    /// A file that is loaded while others are served, or that the server can start without, is tried by a process of its own first.
+    pub(crate) try_files: bool,
     /// A busy engine without a step for this long counts as stuck.
     pub(crate) watchdog: Span,
 }
@@ -175,6 +177,7 @@ impl Default for Engine {
             prefix_tokens_min: 16,
             ageing_turns: 8,
             memory_bytes: 0,
+            try_files: true,
             watchdog: Span::seconds(30),
         }
     }

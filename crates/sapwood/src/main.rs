@@ -19,6 +19,7 @@ mod repository;
 mod sampling;
 mod serving;
 mod telling;
+mod trial;
 mod upstreams;
 
 fn main() -> std::process::ExitCode {

@@ -4,6 +4,7 @@
 //! them.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -13,6 +14,7 @@ use sapwood_engine::embedded;
 use sapwood_engine::{Engine, PrefixSharing, scripted};
 use sapwood_kernel::Facts;
 use sapwood_server::generate;
+use serde::{Deserialize, Serialize};
 
 use crate::config::{Backend, Config, Model, PrefixScope};
 use crate::failure::{Exit, Failure};
@@ -32,6 +34,12 @@ pub(crate) struct Planned {
     )]
     size: Size,
     limits: sapwood_engine::Config,
+    /// Its file is tried in a process of its own where others would suffer.
+    #[cfg_attr(
+        not(feature = "embedded"),
+        allow(dead_code, reason = "there is no file to try")
+    )]
+    is_tried: bool,
 }
 
 /// How much of it runs at a time; 0 leaves it to the model or the machine.
@@ -39,8 +47,8 @@ pub(crate) struct Planned {
     not(feature = "embedded"),
     allow(dead_code, reason = "nothing to apply them to")
 )]
-#[derive(Clone, Copy, Debug)]
-struct Size {
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Size {
     ctx: u32,
     threads: u32,
     parallel: u32,
@@ -137,6 +145,7 @@ pub(crate) fn planned(config: &Config, model: &Model) -> Result<Option<Planned>,
         source,
         size,
         limits: limits(config),
+        is_tried: config.engine.try_files,
     }))
 }
 
@@ -272,6 +281,7 @@ fn demo(config: &Config) -> Result<Planned, Failure> {
         source: Source::Demo,
         size,
         limits: limits(config),
+        is_tried: false,
     })
 }
 
@@ -280,6 +290,17 @@ fn demo(_: &Config) -> Result<Planned, Failure> {
     let message = "this binary was built without the demo model, and no other is named; name a GGUF file with \
                    --model PATH, or build with `cargo xtask serve`";
     Err(Failure::exit(Exit::Model, message))
+}
+
+/// Loads a file and computes a few tokens, of which nothing is kept.
+///
+/// # Errors
+/// Why it cannot be used, for people.
+#[cfg(feature = "embedded")]
+pub(crate) fn try_out(file: std::path::PathBuf, size: Size) -> Result<(), String> {
+    let source = embedded::Source::File(file);
+    let loaded = embedded::load("trial", &source, &size.options(), &mut |_| true);
+    loaded.map_err(|why| why.to_string())?.try_out()
 }
 
 impl Planned {
@@ -345,6 +366,23 @@ impl Planned {
         let outline = embedded::outline(&self.name, &source, &self.size.options());
         let (info, vocabulary) = outline.ok()?;
         Some(Facts { info, vocabulary })
+    }
+
+    /// How a process is told to try its file, if it has one and that is wanted.
+    #[cfg(feature = "embedded")]
+    pub(crate) fn trial(&self) -> Option<Vec<OsString>> {
+        match &self.source {
+            Source::File(path) if self.is_tried => {
+                let size = serde_json::to_string(&self.size).ok()?;
+                Some(vec!["--size".into(), size.into(), "--".into(), path.into()])
+            }
+            _ => None,
+        }
+    }
+
+    #[cfg(not(feature = "embedded"))]
+    pub(crate) fn trial(&self) -> Option<Vec<OsString>> {
+        None
     }
 
     /// Scripted models have no file.

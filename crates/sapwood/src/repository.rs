@@ -24,6 +24,7 @@ use crate::config::{Config, Model};
 use crate::failure::Failure;
 use crate::models::{self, Planned};
 use crate::serving;
+use crate::trial;
 
 /// How often it is looked whether what runs has ended: engines count, and tell nobody.
 const LOOK: Duration = Duration::from_millis(20);
@@ -137,7 +138,11 @@ impl Inner {
             .replace(serving::absent(name, "is still loading"));
         serving::announce(&self.kernel, &planned).await;
         let began = Instant::now();
-        match serving::engine(planned).await {
+        let loading = async {
+            trial::pass(&planned).await?;
+            serving::engine(planned).await
+        };
+        match loading.await {
             Ok(engine) => {
                 // It is there before anybody is told.
                 let function = model(Name::shared(name), engine.clone());

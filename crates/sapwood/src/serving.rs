@@ -20,6 +20,7 @@ use crate::config::Config;
 use crate::failure::{Exit, Failure};
 use crate::models::Planned;
 use crate::progress::Bar;
+use crate::trial;
 
 /// A kernel that knows GENERATE, and the planned models as ones that are still loading.
 ///
@@ -89,7 +90,13 @@ pub(crate) async fn load(
         let (name, required) = (one.name.clone(), one.required);
         announce(kernel, &one).await;
         let began = Instant::now();
-        match engine(one).await {
+        let loading = async {
+            if !required {
+                trial::pass(&one).await?;
+            }
+            engine(one).await
+        };
+        match loading.await {
             Ok(engine) => {
                 // It is there before anybody is told.
                 kernel.replace(model(Name::shared(&name), engine.clone()));

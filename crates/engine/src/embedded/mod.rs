@@ -23,6 +23,7 @@ pub mod random;
 #[cfg(test)]
 mod tests;
 mod tokenizer_json;
+mod trial;
 mod vocabulary;
 
 use std::sync::Arc;

@@ -16,4 +16,6 @@ mod secrets;
 mod server;
 mod sockets;
 mod traces;
+#[cfg(all(feature = "embedded", target_os = "linux"))]
+mod trial;
 mod upstream;

@@ -1,0 +1,81 @@
+//! The first tokens of a model, computed to see whether it computes at all.
+//!
+//! llama.cpp asserts several hundred times what it takes for granted of a model, some of it only when it computes, and a
+//! failed assertion ends the process. No list of checks is complete, so whoever has other work in a process has a file loaded
+//! and tried in another process first.
+
+use sapwood_proto::steer::Token;
+use sapwood_proto::time::Time;
+
+use super::Embedded;
+use crate::model::{Entry, Model, Opening, Row, Slot, Stop};
+
+impl Embedded {
+    /// Computes a short prompt in two slots at once and one more token in each, which is what requests do. Their slots are
+    /// free afterwards if that succeeds.
+    ///
+    /// It may end the process instead of returning.
+    ///
+    /// # Errors
+    /// Why the model cannot be used, for people.
+    pub fn try_out(&mut self) -> Result<(), String> {
+        let capacity = self.capacity();
+        let slots = 0..capacity.slots.min(2);
+        let opening = Opening {
+            prompt: &[],
+            seed: 0,
+            choice: 0,
+            max_tokens: None,
+        };
+        slots.clone().for_each(|slot| self.open(slot, &opening));
+        // A context or a pass may be as short as one token.
+        let most = self
+            .info
+            .context_tokens
+            .min(capacity.batch_tokens / slots.end);
+        let prompt = PROMPT_TOKENS.min(most);
+        for positions in [0..prompt, prompt..most.min(prompt + 1)] {
+            let last = positions.end.saturating_sub(1);
+            let entry = |slot: Slot, position: u32| Entry {
+                slot,
+                position,
+                // Which tokens they are does not matter; every vocabulary has the first.
+                token: position as Token % self.info.vocabulary_tokens.max(1),
+                row: position == last,
+            };
+            let places = slots.clone();
+            let batch: Vec<Entry> = places
+                .flat_map(|slot| positions.clone().map(move |position| entry(slot, position)))
+                .collect();
+            self.compute(&batch)?;
+        }
+        slots.for_each(|slot| self.release(slot));
+        Ok(())
+    }
+
+    /// Computes a batch and looks at its rows.
+    fn compute(&mut self, batch: &[Entry]) -> Result<(), String> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        self.decode(batch, Time::ZERO).map_err(|stop| match stop {
+            Stop::Full => "its cache has no room for a few tokens".to_owned(),
+            Stop::Aborted => "it was interrupted at its first tokens".to_owned(),
+            Stop::Failed(fault) | Stop::Dead(fault) => fault.to_string(),
+        })?;
+        for (index, entry) in batch.iter().enumerate() {
+            if !entry.row {
+                continue;
+            }
+            match self.row(index, Time::ZERO) {
+                // Infinite ones rule tokens out.
+                Row::Logits(logits) if !logits.iter().any(|logit| logit.is_nan()) => {}
+                Row::Failed(fault) => return Err(fault.to_string()),
+                _ => return Err("its logits are no numbers".to_owned()),
+            }
+        }
+        Ok(())
+    }
+}
+
+const PROMPT_TOKENS: u32 = 4;

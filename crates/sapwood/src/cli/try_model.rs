@@ -1,0 +1,37 @@
+//! `sapwood try-model`: loads a file and computes a few tokens, for a server that is about to load it (see `trial`).
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::failure::{Exit, Failure};
+use crate::models::Size;
+use crate::{models, output, trial};
+
+#[derive(Debug, Args)]
+pub(super) struct TryModel {
+    /// How much of it runs at a time, as JSON
+    #[arg(long, value_parser = size)]
+    size: Size,
+    /// The GGUF file
+    file: PathBuf,
+}
+
+fn size(given: &str) -> Result<Size, serde_json::Error> {
+    serde_json::from_str(given)
+}
+
+impl TryModel {
+    /// Why a file cannot be used goes to standard output, so that nothing that llama.cpp says mixes with it.
+    pub(super) fn run(self) -> Result<Exit, Failure> {
+        trial::be_expendable();
+        match models::try_out(self.file, self.size) {
+            Ok(()) => Ok(Exit::Ok),
+            Err(why) => {
+                // If nobody reads it, nobody asks.
+                let _ = output::data(why);
+                Ok(Exit::Model)
+            }
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! A model's file is tried by a process of its own before a process that serves loads it.
+//!
+//! llama.cpp ends the process where a file is not as it takes for granted, and no list of checks is complete. What a request
+//! loads, and what a server is to start without, must not take with it what others have running.
+//!
+//! ```text
+//!   serving process ── starts ──► sapwood try-model FILE: loads it, computes a few tokens
+//!                   ◄─ succeeded: loads it too; anything else: says why not, and goes on
+//! ```
+
+use std::ffi::OsString;
+use std::process::{ExitStatus, Output, Stdio};
+
+use tokio::process::Command;
+use tokio::sync::Semaphore;
+
+use crate::failure::{Exit, Failure};
+use crate::models::Planned;
+use crate::plain::plain;
+
+/// Side by side each would count on memory that the other one takes.
+static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
+/// The command that tries a file; it stands in no help.
+const COMMAND: &str = "try-model";
+/// Of what a process said when it died, in characters.
+const LAST_WORDS_MAX: usize = 300;
+
+/// Has the file of a model tried, if it has one and that is wanted.
+///
+/// # Errors
+/// [`Exit::Model`]: it cannot be used, or could not be tried.
+pub(crate) async fn pass(planned: &Planned) -> Result<(), Failure> {
+    let Some(arguments) = planned.trial() else {
+        return Ok(());
+    };
+    let why = match try_with(arguments).await {
+        Ok(output) => verdict(&output),
+        Err(error) => Some(format!(
+            "no process could be started that tries it ({error}); with engine.try_files = false it is loaded untried"
+        )),
+    };
+    let Some(why) = why else { return Ok(()) };
+    let what = format!("cannot load the model `{}`: {why}", planned.name);
+    Err(Failure::exit(Exit::Model, what))
+}
+
+async fn try_with(arguments: Vec<OsString>) -> std::io::Result<Output> {
+    let _turn = ONE_AT_A_TIME.acquire().await;
+    let mut child = Command::new(program()?)
+        .arg(COMMAND)
+        .args(arguments)
+        // A debugger would be looked for, and started.
+        .env("GGML_NO_BACKTRACE", "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    // Closed when this process ends, however it does: see `be_expendable`.
+    let _open = child.stdin.take();
+    child.wait_with_output().await
+}
+
+/// This program, also if its file was replaced while it ran.
+fn program() -> std::io::Result<OsString> {
+    if cfg!(target_os = "linux") {
+        Ok("/proc/self/exe".into())
+    } else {
+        std::env::current_exe().map(Into::into)
+    }
+}
+
+/// Why a file cannot be used, by how the process ended that tried it.
+fn verdict(output: &Output) -> Option<String> {
+    if output.status.success() {
+        return None;
+    }
+    if output.status.code() == Some(Exit::Model as i32) {
+        return Some(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    }
+    let ended = if was_killed(output.status) {
+        "was killed, as happens when memory runs out"
+    } else {
+        "ended unexpectedly, as llama.cpp ends one for a file that it cannot use"
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    let last = said.lines().rfind(|line| !line.trim().is_empty());
+    let last: String = plain(last.unwrap_or("no word"))
+        .chars()
+        .take(LAST_WORDS_MAX)
+        .collect();
+    let status = output.status;
+    Some(format!(
+        "the process that tried it {ended} ({status}: {last})"
+    ))
+}
+
+#[cfg(unix)]
+fn was_killed(status: ExitStatus) -> bool {
+    use std::os::unix::process::ExitStatusExt;
+    status.signal() == Some(rustix::process::Signal::KILL.as_raw())
+}
+
+#[cfg(not(unix))]
+fn was_killed(_: ExitStatus) -> bool {
+    false
+}
+
+/// For the process that tries: it is the one to go when memory runs out, leaves no core file, and ends with the process that
+/// started it.
+#[cfg(feature = "embedded")]
+pub(crate) fn be_expendable() {
+    #[cfg(target_os = "linux")]
+    {
+        // Where this is not allowed, the system chooses by size.
+        let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+    }
+    #[cfg(unix)]
+    {
+        let none = rustix::process::Rlimit {
+            current: Some(0),
+            maximum: Some(0),
+        };
+        let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
+    }
+    std::thread::spawn(|| {
+        use std::io::Read;
+        let mut rest = [0; 64];
+        while std::io::stdin().read(&mut rest).is_ok_and(|read| read > 0) {}
+        std::process::exit(Exit::Interrupted as i32);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn ended(script: &str) -> Option<String> {
+        let mut shell = Command::new("sh");
+        verdict(&shell.args(["-c", script]).output().await.unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_file_is_refused_by_how_its_trial_ended() {
+        assert_eq!(ended("exit 0").await, None);
+        let told = ended("echo 'it has no tokens'; echo noise >&2; exit 5").await;
+        assert_eq!(told.as_deref(), Some("it has no tokens"));
+        for (script, parts) in [
+            (
+                "echo first >&2; echo 'GGML_ASSERT(n > 0) failed' >&2; echo >&2; kill -ABRT $$",
+                ["llama.cpp ends one", ": GGML_ASSERT(n > 0) failed)"],
+            ),
+            ("kill -KILL $$", ["when memory runs out", "no word"]),
+            (
+                "printf 'a\\033[2Jb' >&2; exit 1",
+                ["unexpectedly", "status: 1: a"],
+            ),
+        ] {
+            let told = ended(script).await.unwrap();
+            assert!(parts.iter().all(|part| told.contains(part)), "{told}");
+            assert!(!told.contains('\u{1b}'), "{told:?}");
+        }
+        let told = ended("head -c 100000 /dev/zero | tr '\\0' x >&2; exit 1").await;
+        assert!(told.unwrap().len() < 2 * LAST_WORDS_MAX);
+    }
+}

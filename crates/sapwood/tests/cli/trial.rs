@@ -1,0 +1,118 @@
+//! Files that end the process that uses them, at a server that others use.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Stdio;
+
+use sapwood_engine::embedded::random::{self, Shape};
+
+use crate::process::{Serving, folder, sapwood};
+
+const SIZE: &str = r#"{"ctx":0,"threads":1,"parallel":2,"kept_prefixes":0,"prefixes_asked":false,"cache_tokens":0,"memory_bytes":0}"#;
+
+fn write(to: &Path, change: impl FnOnce(&mut Shape)) {
+    let mut shape = Shape::tiny();
+    change(&mut shape);
+    let mut bytes = Vec::new();
+    random::write(&mut bytes, &shape, 7).unwrap();
+    std::fs::write(to, bytes).unwrap();
+}
+
+/// As every check says it may be; llama.cpp asserts that this architecture turns whole heads.
+fn write_fatal(to: &Path) {
+    write(to, |shape| {
+        shape.architecture = "qwen3";
+        let turned = ("qwen3.rope.dimension_count".to_owned(), 8);
+        shape.numbers.push(turned);
+    });
+}
+
+fn post(serving: &Serving, path: &str, body: &str) -> String {
+    let mut socket = TcpStream::connect(serving.address()).unwrap();
+    let length = body.len();
+    write!(
+        socket,
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn tr_706_a_file_that_ends_its_process_does_not_end_the_server() {
+    let here = folder("trial-served");
+    write(&here.join("good.gguf"), |_| {});
+    write_fatal(&here.join("fatal.gguf"));
+    let config = r#"
+        engine = { threads = 1, parallel = 2, kept_prefixes = 0 }
+        generate = { model_control = "explicit" }
+        models = [
+            { name = "steady", backend = "scripted" },
+            { name = "good", path = "good.gguf", required = false },
+            { name = "fatal", path = "fatal.gguf", required = false },
+        ]
+    "#;
+    std::fs::write(here.join("sapwood.toml"), config).unwrap();
+    let mut serving = Serving::start(&here, &[]);
+    let line = serving.wait_for("not loaded; the others serve without it");
+    assert_eq!(line["model"], "fatal");
+    let why = line["failure"].as_str().unwrap();
+    assert!(why.contains("GGML_ASSERT"), "{why}");
+    let told = post(&serving, "/v2/repository/models/fatal/load", "");
+    assert!(told.starts_with("HTTP/1.1 500 "), "{told}");
+    let told = post(&serving, "/v2/repository/models/good/load", "");
+    assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
+    let ask = r#"{"text_input": "hello", "max_tokens": 2}"#;
+    for (model, status) in [("steady", 200), ("good", 200), ("fatal", 404)] {
+        let told = post(&serving, &format!("/v2/models/{model}/generate"), ask);
+        let expect = format!("HTTP/1.1 {status} ");
+        assert!(told.starts_with(&expect), "{model}: {told}");
+    }
+}
+
+#[test]
+fn a_file_is_tried_and_the_reason_told() {
+    let here = folder("trial-alone");
+    write(&here.join("good.gguf"), |_| {});
+    write_fatal(&here.join("fatal.gguf"));
+    write(&here.join("short.gguf"), |shape| shape.context_tokens = 1);
+    write(&here.join("odd.gguf"), |shape| shape.token_types = 1);
+    for (file, code, out, err) in [
+        ("good.gguf", Some(0), "", ""),
+        ("short.gguf", Some(0), "", ""),
+        ("odd.gguf", Some(5), "token_type", ""),
+        ("none.gguf", Some(5), "there is no file", ""),
+        ("fatal.gguf", None, "", "GGML_ASSERT"),
+    ] {
+        let mut command = sapwood(&here, &["try-model", "--size", SIZE, "--", file]);
+        command.env("GGML_NO_BACKTRACE", "1").stdin(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let _open = child.stdin.take();
+        let ended = child.wait_with_output().unwrap();
+        assert_eq!(ended.status.code(), code, "{file}: {ended:?}");
+        for (said, expect) in [(ended.stdout, out), (ended.stderr, err)] {
+            let said = String::from_utf8(said).unwrap();
+            assert!(said.contains(expect), "{file}: {said}");
+        }
+    }
+}
+
+/// It does not outlive the server that wants to know.
+#[test]
+fn a_trial_ends_with_whoever_began_it() {
+    let here = folder("trial-left");
+    // A file that never comes: it waits where nothing else would wake it.
+    let pipe = here.join("pipe.gguf");
+    rustix::fs::mkfifoat(
+        rustix::fs::CWD,
+        &pipe,
+        rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+    )
+    .unwrap();
+    let mut command = sapwood(&here, &["try-model", "--size", SIZE, "--", "pipe.gguf"]);
+    let ended = command.status().unwrap();
+    assert_eq!(ended.code(), Some(130));
+}
