@@ -348,7 +348,7 @@ pub(crate) struct Limits {
     pub(crate) handshake: Span,
     /// A connection without a request for this long is closed.
     pub(crate) idle: Span,
-    /// A request's body may pause for this long.
+    /// A request's body may pause for this long, and of one with more than 4 KiB, 16 KiB must come in such a time.
     pub(crate) body_idle: Span,
     /// Bytes of requests that are read at a time, of all callers together; what does not fit waits, then 503.
     pub(crate) body_bytes_total: usize,

@@ -272,7 +272,7 @@ pub(crate) fn overloaded() -> Refusal {
 }
 
 /// Small bodies are not charged: the limits of connections and streams bound them.
-const FREE: usize = 4 << 10;
+pub(crate) const FREE: usize = 4 << 10;
 /// What an ordinary request holds at most.
 const LITTLE: usize = 1 << 20;
 /// Who holds no more than such a part of all that may be held holds little.

@@ -322,7 +322,12 @@ impl Gate {
         } else {
             Arriving::watching(body, self.patience.body_idle)
         };
-        let intake = Intake::new(Arc::clone(&self.bodies), caller, self.drain_bytes);
+        let intake = Intake::new(
+            Arc::clone(&self.bodies),
+            caller,
+            self.drain_bytes,
+            self.patience.body_idle,
+        );
         let body = intake.charging(body, framing);
         parts.extensions.insert(Arc::clone(&arrival));
         parts.extensions.insert(Arc::clone(&intake));
@@ -332,6 +337,7 @@ impl Gate {
         let answer = match handled {
             // Whatever the route made of half a body, this is what went wrong. The rest of it is not coming.
             Ok(_) if arrival.has_stalled() => return patience::stalled().answer_at(&path, &asked),
+            Ok(_) if intake.is_slow() => return patience::slow().answer_at(&path, &asked),
             Ok(_) if intake.is_overloaded() => body_budget::overloaded().answer_at(&path, &asked),
             Ok(Ok(answer)) => answer,
             Ok(Err(_panic)) => self.panicked(id, &path, &asked),

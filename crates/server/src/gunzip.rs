@@ -224,7 +224,12 @@ mod tests {
     fn request(bytes: &[u8], size: usize, in_use: &IntGauge) -> Request<Body> {
         let refused = IntCounter::new("refused", "-").unwrap();
         let budget = BodyBudget::new(Config::default(), in_use.clone(), refused);
-        let intake = Intake::new(Arc::new(budget), Identity::Anonymous(None), 0);
+        let intake = Intake::new(
+            Arc::new(budget),
+            Identity::Anonymous(None),
+            0,
+            std::time::Duration::from_secs(30),
+        );
         let parts: Vec<_> = bytes.chunks(size).map(Bytes::copy_from_slice).collect();
         let body = Body::from_stream(stream::iter(parts.into_iter().map(Ok::<_, io::Error>)));
         let request = Request::builder().header("grpc-encoding", "gzip");

@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use hyper::body::{Body as _, Frame, SizeHint};
@@ -15,6 +16,8 @@ use hyper::body::{Body as _, Frame, SizeHint};
 use crate::body_budget::{BodyBudget, Full, Reservation, overloaded};
 use crate::caller::Identity;
 use crate::leftover::Leftover;
+use crate::pace::Pace;
+use crate::patience;
 
 /// What a request's body and its reader tell each other about its bytes. Stands in the request's extensions.
 pub(crate) struct Intake {
@@ -25,12 +28,16 @@ pub(crate) struct Intake {
     /// What still comes is read and thrown away.
     discarded: AtomicBool,
     overloaded: AtomicBool,
+    /// It came so slowly that it was given up.
+    slow: AtomicBool,
     /// Charged until the answer begins.
     kept: Mutex<Vec<Reservation>>,
     /// The body, where its reader has let it go before its end and the answer has not begun.
     leftover: Mutex<Option<Leftover>>,
     /// Bytes of a body that are read although nobody needs them.
     drain_bytes: u64,
+    /// The time in which a client must send as much as [`Pace`] says of what is charged.
+    pace: Duration,
 }
 
 /// How a body of many messages is cut into them.
@@ -44,15 +51,22 @@ pub(crate) enum Framing {
 
 impl Intake {
     /// Nothing has come yet of what `caller` sends.
-    pub(crate) fn new(budget: Arc<BodyBudget>, caller: Identity, drain_bytes: u64) -> Arc<Self> {
+    pub(crate) fn new(
+        budget: Arc<BodyBudget>,
+        caller: Identity,
+        drain_bytes: u64,
+        pace: Duration,
+    ) -> Arc<Self> {
         Arc::new(Self {
             budget,
             caller,
             drain_bytes,
+            pace,
             leftover: Mutex::default(),
             answered: AtomicBool::new(false),
             discarded: AtomicBool::new(false),
             overloaded: AtomicBool::new(false),
+            slow: AtomicBool::new(false),
             kept: Mutex::default(),
         })
     }
@@ -70,6 +84,7 @@ impl Intake {
             read: 0,
             begun: false,
             frame: None,
+            pace: Pace::new(self.pace),
             cutter: Cutter::new(framing),
         })
     }
@@ -133,6 +148,11 @@ impl Intake {
         self.is(&self.overloaded)
     }
 
+    /// Whether it was given up because it came too slowly.
+    pub(crate) fn is_slow(&self) -> bool {
+        self.is(&self.slow)
+    }
+
     fn is(&self, flag: &AtomicBool) -> bool {
         flag.load(Ordering::Relaxed)
     }
@@ -151,6 +171,7 @@ struct Charging {
     begun: bool,
     /// Came, and waits for room.
     frame: Option<Frame<Bytes>>,
+    pace: Pace,
     cutter: Cutter,
 }
 
@@ -166,6 +187,23 @@ impl Charging {
         ready!(self.reservation.poll_hold(held, cx))?;
         self.held = held;
         Poll::Ready(Ok(()))
+    }
+
+    /// While nothing comes; ready if what is charged has come too slowly.
+    fn poll_slow(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.reservation.is_empty() {
+            self.pace.rest();
+            return Poll::Pending;
+        }
+        self.pace.poll_late(cx)
+    }
+
+    fn give_up(&mut self) -> axum::Error {
+        self.intake.slow.store(true, Ordering::Relaxed);
+        self.intake.discard();
+        self.held = 0;
+        self.reservation.shrink(0);
+        axum::Error::new(patience::slow().to_status())
     }
 }
 
@@ -184,12 +222,15 @@ impl hyper::body::Body for Charging {
                 this.held = this.cutter.unfinished;
                 this.reservation.shrink(this.held);
             }
-            match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
-                Some(Ok(frame)) => {
-                    this.read += frame.data_ref().map_or(0, Bytes::len) as u64;
+            match Pin::new(&mut this.body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    let bytes = frame.data_ref().map_or(0, Bytes::len);
+                    this.read += bytes as u64;
+                    this.pace.came(bytes);
                     this.frame = Some(frame);
                 }
-                end => return Poll::Ready(end),
+                Poll::Ready(end) => return Poll::Ready(end),
+                Poll::Pending => return this.poll_slow(cx).map(|()| Some(Err(this.give_up()))),
             }
         }
         let more = this

@@ -36,6 +36,7 @@ pub mod metrics;
 mod open;
 mod ops;
 pub mod origin;
+pub mod pace;
 mod packed;
 mod page;
 pub mod patience;

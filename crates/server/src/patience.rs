@@ -15,6 +15,8 @@ use hyper::body::{Body as _, Frame, SizeHint};
 use sapwood_proto::code::Code;
 use tokio::time::{Instant, Sleep, sleep};
 
+use crate::body_budget::FREE;
+use crate::pace::LEAST_BYTES;
 use crate::refusal::Refusal;
 
 /// Limits of time.
@@ -81,6 +83,15 @@ pub(crate) fn too_late() -> Refusal {
 /// What a request is answered whose body stopped arriving.
 pub(crate) fn stalled() -> Refusal {
     let message = "The body of this request stopped arriving.";
+    Refusal::new(Code::InvalidRequest, "request_timeout", message)
+        .with_status(http::StatusCode::REQUEST_TIMEOUT)
+}
+
+/// What a request is answered whose body came too slowly for what it held.
+pub(crate) fn slow() -> Refusal {
+    let message = format!(
+        "The body of this request arrives too slowly: of more than {FREE} bytes, {LEAST_BYTES} must come in the time that it may pause."
+    );
     Refusal::new(Code::InvalidRequest, "request_timeout", message)
         .with_status(http::StatusCode::REQUEST_TIMEOUT)
 }

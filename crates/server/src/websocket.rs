@@ -34,9 +34,10 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use self::carrier::{Carrier, Watched};
 use self::reader::{Reader, Said};
 use self::writer::{Kind, Writer};
-use crate::body_budget::{Full, Reservation};
+use crate::body_budget::{FREE, Full, Reservation};
 use crate::handover::Handover;
 use crate::intake::Intake;
+use crate::pace::LEAST_BYTES;
 use crate::refusal::Refusal;
 use crate::trail::{self, Trail};
 
@@ -228,9 +229,9 @@ pub(crate) struct Socket<S = Carrier> {
 struct UnderWay {
     /// Messages that came before it.
     before: u64,
-    /// How much of it had come.
+    /// How much of it had come when it last came fast enough.
     bytes: usize,
-    /// When that was first seen.
+    /// When that was seen.
     moved: Instant,
     /// When anything of it was first seen.
     since: Instant,
@@ -403,8 +404,8 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
         Poll::Ready(sent.map_err(|_| Lost::Gone))
     }
 
-    /// Whether nothing more comes of a message that has begun, for as long as a peer may be silent, or it is not whole after
-    /// [`MESSAGE_TIME`]: pongs keep a connection, but what has come of the message is charged to the byte budget (D-47).
+    /// Whether less than [`LEAST_BYTES`] come of a message that has begun, for as long as a peer may be silent, or it is not
+    /// whole after [`MESSAGE_TIME`]: pongs keep a connection, but what has come of the message is charged to the byte budget (D-47).
     fn stands_still(&mut self, deaf: bool, now: Instant) -> bool {
         let bytes = self.reader.held();
         let before = self.messages;
@@ -414,7 +415,10 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
         }
         match &mut self.under_way {
             Some(seen) if seen.before == before => {
-                if std::mem::replace(&mut seen.bytes, bytes) != bytes {
+                let more = bytes.saturating_sub(seen.bytes);
+                // Little is not charged, and may come as slowly as it likes.
+                if more >= LEAST_BYTES || more > 0 && bytes <= FREE {
+                    seen.bytes = bytes;
                     seen.moved = now;
                 }
                 now.duration_since(seen.moved) >= self.keepalive.silence

@@ -1,4 +1,4 @@
-use futures::stream;
+use futures::{StreamExt, stream};
 use http_body_util::BodyExt;
 use prometheus::{IntCounter, IntGauge};
 
@@ -15,8 +15,11 @@ fn intake(total: usize) -> (Arc<Intake>, IntGauge) {
     };
     let budget = BodyBudget::new(config, in_use.clone(), refused);
     let caller = Identity::Key("a".into());
-    (Intake::new(Arc::new(budget), caller, 0), in_use)
+    (Intake::new(Arc::new(budget), caller, 0, PACE), in_use)
 }
+
+/// In such a time 16 KiB must come.
+const PACE: Duration = Duration::from_secs(30);
 
 fn pieces(pieces: Vec<Vec<u8>>) -> Body {
     let pieces = pieces
@@ -61,6 +64,66 @@ async fn d_47_a_body_without_room_is_refused_and_can_be_read_away() {
         assert_eq!(next(&mut body).await, 10_000);
     }
     assert!(body.frame().await.is_none());
+    assert_eq!(in_use.get(), 0);
+}
+
+/// Pieces of so many bytes, each after so many seconds, without end.
+fn dripping(pieces: Vec<(usize, u64)>) -> Body {
+    let pieces = stream::iter(pieces).chain(stream::pending());
+    Body::from_stream(pieces.then(|(bytes, seconds)| async move {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        Ok::<_, std::io::Error>(Bytes::from(vec![0xa; bytes]))
+    }))
+}
+
+/// Of bodies, and of messages of streams. The last column: seconds until it is given up; pieces that came by then.
+#[tokio::test(start_paused = true)]
+async fn d_47_what_is_charged_must_come_fast_enough() {
+    let little = vec![(1, 29); 200];
+    let slow = vec![(16 << 10, 29); 200];
+    let begun = [vec![(100_000, 0)], little.clone()].concat();
+    let late = [slow.clone(), little.clone()].concat();
+    for (name, body, end) in [
+        ("what is not charged may take its time", little, None),
+        ("16 KiB within the time are enough", slow, None),
+        ("a body that drips is given up", begun, Some((30, 2))),
+        ("however fast it was", late, Some((200 * 29 + 30, 201))),
+    ] {
+        let (intake, in_use) = intake(8 << 20);
+        let length = body.len();
+        let mut body = intake.charging(dripping(body), Framing::Grpc);
+        let began = tokio::time::Instant::now();
+        let mut came = 0;
+        while came < length && body.frame().await.unwrap().is_ok() {
+            came += 1;
+        }
+        let told = (came < length).then(|| (began.elapsed().as_secs(), came));
+        assert_eq!(told, end, "{name}");
+        assert_eq!(intake.is_slow(), end.is_some(), "{name}");
+        if end.is_some() {
+            assert_eq!(in_use.get(), 0, "{name}");
+        }
+    }
+}
+
+/// What waits for room, or is not asked for, is not slow.
+#[tokio::test(start_paused = true)]
+async fn d_47_only_the_time_counts_in_which_the_client_is_waited_for() {
+    let (intake, in_use) = intake(8 << 20);
+    let pieces = vec![(10_000, 0), (1, 20), (1, 9), (1, 2)];
+    let mut body = intake.charging(dripping(pieces), Framing::Lines);
+    for _ in 0..3 {
+        assert!(next(&mut body).await > 0);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+    }
+    assert!(body.frame().await.unwrap().is_err());
+    // A stream of messages that have come whole may be silent for as long as it likes.
+    let pieces = vec![(10_000, 0), (1, 3600)];
+    let mut body = intake.charging(dripping(pieces), Framing::Lines);
+    intake.answered();
+    for _ in 0..2 {
+        assert!(next(&mut body).await > 0);
+    }
     assert_eq!(in_use.get(), 0);
 }
 

@@ -497,6 +497,35 @@ async fn oa_911_what_takes_too_long_is_answered_all_the_same() {
     }
 }
 
+/// A byte now and then is no pause, and yet no way to hold what others could use.
+#[tokio::test]
+async fn d_47_a_body_that_drips_is_answered() {
+    let config = Config {
+        patience: patience::Config {
+            body_idle: Duration::from_millis(500),
+            ..patience::Config::default()
+        },
+        ..Config::default()
+    };
+    let server = Running::start(config, Vec::new()).await;
+    let socket = TcpStream::connect(server.address).await.unwrap();
+    let (mut reads, mut writes) = socket.into_split();
+    let head = "POST /take HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n";
+    let begun = [head.as_bytes(), &[b'x'; 8192]].concat();
+    writes.write_all(&begun).await.unwrap();
+    let dripping = async {
+        while writes.write_all(b"x").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let mut answer = vec![0; 12];
+    tokio::select! {
+        read = reads.read_exact(&mut answer) => drop(read.unwrap()),
+        () = dripping => panic!("closed without an answer"),
+    }
+    assert_eq!(answer, b"HTTP/1.1 408");
+}
+
 /// Section 13: `header_bytes` at the limit and one past it.
 #[tokio::test]
 async fn oa_911_a_head_may_be_as_long_as_its_limit_and_no_longer() {

@@ -66,13 +66,13 @@ async fn ev_705_a_peer_that_is_not_listened_to_is_not_called_dead() {
 /// Pongs keep a connection, but no message that stands still: what came of it is charged to the byte budget.
 #[tokio::test(start_paused = true)]
 async fn d_47_a_message_that_stands_still_or_trickles_is_not_waited_for() {
-    // (how often a byte of it comes, when the connection is given up)
-    for (every, expect) in [(3600, 90), (10, 630)] {
+    // (how often some bytes of it come, how many, when the connection is given up)
+    for (every, bytes, expect) in [(3600, 1, 90), (10, 1, 630), (1, 120, 90)] {
         let (mut client, server) = duplex(1024);
         let mut socket = Socket::new(server, Vec::new(), 1 << 20, KEEPALIVE);
         let began = Instant::now();
         let heard = tokio::spawn(async move { socket.heard().await.unwrap_err() });
-        // One of 32 KiB, in frames of a byte.
+        // One that never ends, in small frames.
         let mut kind = 0x02;
         let mut second = tokio::time::interval(Duration::from_secs(1));
         let mut seconds = 0_u32;
@@ -80,7 +80,7 @@ async fn d_47_a_message_that_stands_still_or_trickles_is_not_waited_for() {
             second.tick().await;
             if seconds.is_multiple_of(every) {
                 let _ = client
-                    .write_all(&frame(std::mem::take(&mut kind), b"x"))
+                    .write_all(&frame(std::mem::take(&mut kind), &vec![b'x'; bytes]))
                     .await;
             }
             let _ = client.write_all(&frame(0x8a, b"")).await;
