@@ -30,6 +30,14 @@ async fn limited(config: server::Config, faces: Faces) -> (Running, Proxy) {
 async fn d_47_of_many_http2_connections_each_may_hold_little_unread() {
     let server = Running::with_test_functions().await;
     let mut open = Vec::new();
+    // Those of HTTP/1, which has no windows, take none of the places.
+    for _ in 0..32 {
+        let mut wire = Wire::connect(server.address).await;
+        wire.send("GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            .await;
+        assert_eq!(wire.bytes(12).await, b"HTTP/1.1 200");
+        open.push(wire);
+    }
     for index in 0..34 {
         let mut wire = Wire::connect(server.address).await;
         // The preface, and settings that say nothing.

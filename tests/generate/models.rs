@@ -1,6 +1,8 @@
 //! Which models there are, what is said of them, and every text of a look-up that fails.
 
+use futures::{StreamExt, stream};
 use sapwood_engine::scripted::Script;
+use sapwood_kernel::{Chunk, Spec, raw};
 use sapwood_server::generate::{Config, Model};
 use sapwood_tests::http::{Wire, head, post};
 use sapwood_tests::{Running, key};
@@ -532,6 +534,33 @@ async fn tr_1308_every_function_is_a_model_with_its_ports_as_tensors() {
     assert_eq!(wire.get("/v2/models/fn.demo").await.told().0, 400);
     let missing = wire.post("/v2/models/echo/generate", "{}").await;
     assert!(error(&missing).contains("missing required input(s) ['text']"));
+}
+
+/// What functions give, and models elsewhere, need have no end.
+#[tokio::test]
+async fn d_47_an_answer_in_one_piece_holds_so_many_bytes() {
+    let kernel = kernel(&[]);
+    for (name, is_model) in [("function", false), ("model", true)] {
+        let mut spec = Spec::new(name, "It says the same for ever.");
+        spec.model = is_model;
+        let generate = sapwood_kernel::generate(Default::default());
+        spec.inputs = generate.spec().inputs.clone();
+        spec.outputs = generate.spec().outputs.clone();
+        let piece = Chunk::text("x".repeat(1 << 20));
+        let endless = move |_| stream::repeat(piece.clone()).map(Ok).boxed();
+        kernel.add(raw(spec, endless)).unwrap();
+    }
+    let server = Running::generating(kernel, Config::default()).await;
+    for (name, input) in [("function", "prompt"), ("model", "text_input")] {
+        let path = format!("/v2/models/{name}/generate");
+        let answer = ask(&server, &path, &json!({input: "x"}).to_string()).await;
+        let said = error(&answer);
+        assert_eq!(answer.told().0, 400, "{name}: {said}");
+        assert!(
+            said.contains("holds at most 16777216 bytes"),
+            "{name}: {said}"
+        );
+    }
 }
 
 /// GENERATE as a function: its text, what became of it, and no token ids as if they were text.

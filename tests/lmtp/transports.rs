@@ -334,6 +334,22 @@ async fn lm_107_a_socket_that_answers_no_ping_is_dropped_after_90_seconds() {
 }
 
 #[tokio::test]
+async fn lm_105_compression_of_sockets_is_declined() {
+    let server = Running::start(
+        kernel("parrot", spawned(parrot())),
+        Default::default(),
+        Vec::new(),
+    )
+    .await;
+    let offer = "permessage-deflate; client_max_window_bits";
+    let deflate = [("sec-websocket-extensions", offer)];
+    for path in ["/lmtp", "/"] {
+        let socket = Socket::open(&server, path, &deflate).await.unwrap();
+        assert!(!socket.headers.contains_key("sec-websocket-extensions"));
+    }
+}
+
+#[tokio::test]
 async fn lm_108_keys_are_asked_for_before_the_upgrade() {
     for query_key in [false, true] {
         let config = server::Config {

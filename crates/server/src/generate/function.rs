@@ -17,7 +17,10 @@ use tokio::time::Instant;
 
 use super::call::{Call, Responses};
 use super::failure::Failure;
+use super::text::{PIECE_BYTES_MAX, too_much};
 
+/// What a part of an output takes besides its bytes.
+const PART_BYTES: usize = 64;
 /// Where the mimetype of a chunk stands in its response.
 const MIME: &str = "sapwood-mime";
 
@@ -207,16 +210,26 @@ impl Telling {
     async fn whole(&mut self) -> Result<Response, Failure> {
         let mut parts: Vec<Vec<(u32, Vec<u8>)>> = vec![Vec::new(); self.signature.outputs.len()];
         let mut mime = None;
+        let mut held = 0_usize;
         while let Some(chunk) = self.run.next().await {
             let chunk = chunk.map_err(|error| Failure::of(&error, &self.id))?;
             let Some(place) = self.place(&chunk) else {
                 continue;
             };
             let parts = &mut parts[place];
+            held += chunk.data.len();
             match parts.last_mut() {
                 Some((part, data)) if *part == chunk.part => data.extend_from_slice(&chunk.data),
-                _ => parts.push((chunk.part, chunk.data.to_vec())),
+                _ => {
+                    held += PART_BYTES;
+                    parts.push((chunk.part, chunk.data.to_vec()));
+                }
             }
+            if held > PIECE_BYTES_MAX {
+                return Err(too_much(&format!("{PIECE_BYTES_MAX} bytes")));
+            }
+            // One that is faster than this would keep the worker for itself.
+            tokio::task::coop::consume_budget().await;
             if place == 0 && mime.is_none() && !chunk.data.is_empty() {
                 mime = Some(chunk.mime.to_string());
             }

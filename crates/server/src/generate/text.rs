@@ -201,15 +201,12 @@ impl Telling {
             return None;
         } else if sum(|choice| choice.alternatives) > ALTERNATIVES_MAX {
             format!("{ALTERNATIVES_MAX} log-probabilities")
-        } else if sum(|choice| choice.text.len()) > TEXT_BYTES_MAX {
-            format!("{TEXT_BYTES_MAX} bytes of text")
+        } else if sum(|choice| choice.text.len()) > PIECE_BYTES_MAX {
+            format!("{PIECE_BYTES_MAX} bytes of text")
         } else {
             return None;
         };
-        let message = format!(
-            "an answer in one piece holds at most {most}: stream it, or ask for fewer tokens, choices or alternatives"
-        );
-        Some(Failure::new(Code::LimitExceeded, message).late())
+        Some(too_much(&most))
     }
 
     fn take(&mut self, chunk: &Chunk) {
@@ -431,10 +428,19 @@ impl Stream for Telling {
     }
 }
 
+/// What a request is answered whose answer in one piece would be too large.
+pub(super) fn too_much(most: &str) -> Failure {
+    let message = format!(
+        "an answer in one piece holds at most {most}: stream it, or ask for fewer tokens, choices or alternatives"
+    );
+    Failure::new(Code::LimitExceeded, message).late()
+}
+
 /// Each takes some 600 bytes until the answer is written (D-47).
 const ALTERNATIVES_MAX: usize = 65_536;
-/// Bytes of text that an answer in one piece holds. Models elsewhere have no length that is known here, and need have no end.
-const TEXT_BYTES_MAX: usize = 16 << 20;
+/// Bytes that an answer in one piece holds. What functions give, and models elsewhere, has no length that is known here, and
+/// need have no end.
+pub(super) const PIECE_BYTES_MAX: usize = 16 << 20;
 
 impl Choice {
     /// One line of the port `logprobs`: a token, and the best beside it.
