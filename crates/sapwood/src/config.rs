@@ -132,9 +132,10 @@ pub(crate) struct Engine {
     pub(crate) ctx: u32,
     /// Threads that compute; 0: one less than there are cores, so that the rest of the server has one.
     pub(crate) threads: u32,
-    /// Sequences computed together.
+    /// Sequences computed together; from 1 to 65,536.
     pub(crate) parallel: u32,
-    /// Beginnings of finished prompts that are kept, so that the next turn pays only for what is new.
+    /// Beginnings of finished prompts that are kept, so that the next turn pays only for what is new;
+    /// at most 65,536.
     pub(crate) kept_prefixes: u32,
     /// Tokens that all sequences and kept beginnings of an embedded model hold together; 0: `ctx` for each of `parallel`, but
     /// at most 16,384, or what fits into 128 MiB if that is more. With `ctx` for each of `parallel` or more, none is slower
@@ -517,11 +518,7 @@ impl Config {
             );
             return Err(Failure::usage(what));
         }
-        if self.engine.parallel == 0 || self.models.iter().any(|model| model.parallel == Some(0)) {
-            return Err(Failure::usage(
-                "engine.parallel: at least one sequence must run",
-            ));
-        }
+        self.check_sequences()?;
         self.limits.check()?;
         check_message_bytes("limits.max_message_bytes", self.limits.max_message_bytes)?;
         self.check_ports()?;
@@ -529,6 +526,30 @@ impl Config {
         self.generate.check()?;
         self.tls.files()?;
         self.upstreams.iter().try_for_each(check_upstream)
+    }
+
+    /// Room is made for each sequence and each kept beginning before anything is computed.
+    fn check_sequences(&self) -> Result<(), Failure> {
+        let engine = &self.engine;
+        let of_engine = ("engine", Some(engine.parallel), Some(engine.kept_prefixes));
+        let of_models = self.models.iter();
+        let of_models = of_models.map(|model| ("models", model.parallel, model.kept_prefixes));
+        for (table, parallel, kept_prefixes) in std::iter::once(of_engine).chain(of_models) {
+            if parallel == Some(0) {
+                let what = format!("{table}.parallel: at least one sequence must run");
+                return Err(Failure::usage(what));
+            }
+            for (key, least, value) in [
+                ("parallel", 1, parallel),
+                ("kept_prefixes", 0, kept_prefixes),
+            ] {
+                if value.is_some_and(|value| value > SEQUENCES_MOST) {
+                    let what = format!("{table}.{key}: must be from {least} to {SEQUENCES_MOST}");
+                    return Err(Failure::usage(what));
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -622,6 +643,7 @@ fn secret<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Secret>, D::Error
     Ok(secret.filter(|secret| !secret.is_empty()))
 }
 
+const SEQUENCES_MOST: u32 = 1 << 16;
 const MESSAGE_BYTES_LEAST: usize = 1 << 10;
 const MESSAGE_BYTES_MOST: usize = 1 << 30;
 

@@ -172,6 +172,18 @@ const WRONG: &[(&str, [&str; 3])] = &[
         ["limits.queue_requests", "from 0", "to 1048576"],
     ),
     (
+        "[engine]\nkept_prefixes = 65537",
+        ["engine.kept_prefixes", "from 0", "to 65536"],
+    ),
+    (
+        "[engine]\nparallel = 65537",
+        ["engine.parallel", "from 1", "to 65536"],
+    ),
+    (
+        "[[models]]\nname = \"p\"\nbackend = \"scripted\"\nkept_prefixes = 4294967295",
+        ["models.kept_prefixes", "from 0", "to 65536"],
+    ),
+    (
         "upstreams = [\"x\"]",
         ["upstreams", "`x`", "triton+grpc://"],
     ),
@@ -204,6 +216,18 @@ fn oa_912_unknown_keys_and_wrong_types_name_key_and_place() {
         let missing = Layers::read(Some(Path::new("nowhere.toml")), Flags::default());
         let message = missing.err().unwrap().message;
         assert!(message.contains("nowhere.toml"), "{message}");
+    });
+}
+
+/// One more of each is among [`WRONG`].
+#[test]
+fn as_many_sequences_as_there_may_be_are_sound() {
+    in_jail(|jail| {
+        let text = "[engine]\nparallel = 65536\nkept_prefixes = 65536";
+        jail.create_file("sapwood.toml", text).unwrap();
+        let config = Layers::read(None, Flags::default()).unwrap().config();
+        let engine = config.unwrap().engine;
+        assert_eq!((engine.parallel, engine.kept_prefixes), (65_536, 65_536));
     });
 }
 
