@@ -190,7 +190,11 @@ async fn there(url: &str, config: &Config, timeout: Duration) -> Result<Place, S
     let broken = |error: Error| Status::other(error.code(), "", error.to_string());
     let access = config.client.access();
     let access = access.map_err(|failure| Status::other(Code::InvalidRequest, "", failure.message));
-    let (session, listing) = join(&address(url, access?, timeout)).await?;
+    // One that takes connections and says nothing is no server, and is asked for longer by nobody who sits there.
+    let address = address(url, access?, timeout);
+    let joined = tokio::time::timeout(ANSWER_TIMEOUT, join(&address)).await;
+    let silent = || Status::other(Code::Unavailable, SILENT, "it says nothing");
+    let (session, listing) = joined.map_err(|_| silent())??;
     kernel.add_all(listing.functions).map_err(broken)?;
     Ok(Place {
         kernel,
@@ -273,6 +277,14 @@ pub(crate) fn unreachable(url: &str, status: &Status) -> Failure {
         );
         return Failure::exit(Exit::Unreachable, what);
     }
+    if status.reason == SILENT {
+        let what = format!(
+            "{url} takes connections but says nothing for {} seconds; look whether it is a Sapwood server (and whether \
+             http:// or https:// is right), and start it again if it is one that hangs",
+            ANSWER_TIMEOUT.as_secs()
+        );
+        return Failure::exit(Exit::Unreachable, what);
+    }
     match status.code {
         Code::Unauthenticated | Code::PermissionDenied => Failure::new(format!(
             "{url} does not let us in: {}; give a key with --api-key or SAPWOOD_CLIENT_KEY",
@@ -325,4 +337,41 @@ pub(crate) const HERE: &str = "here";
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A server on this machine accepts at once or not at all.
 const LOCAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// To connect, and to hear what the server has.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const GOODBYE: Duration = Duration::from_secs(2);
+/// The reason of a status that says that a server did not answer in time.
+const SILENT: &str = "SILENT_SERVER";
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// Who takes every connection and never says anything: no HTTP/2, no TLS, no upgrade.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_is_silent_is_waited_for_ten_seconds_and_no_longer() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let taking = tokio::spawn(async move {
+            let mut taken = Vec::new();
+            loop {
+                taken.push(listener.accept().await.unwrap());
+            }
+        });
+        for scheme in ["http", "https", "ws", "wss"] {
+            let url = format!("{scheme}://127.0.0.1:{port}");
+            let mut config = Config::default();
+            config.client.server = Some(url.clone().into());
+            let began = Instant::now();
+            let failure = open(&config).await.err().expect("nobody answers");
+            let waited = began.elapsed();
+            assert!(waited <= Duration::from_secs(11), "{url}: {waited:?}");
+            assert_eq!(failure.exit, Exit::Unreachable, "{url}: {failure}");
+            assert!(failure.message.contains(&url), "{failure}");
+        }
+        taking.abort();
+    }
+}
