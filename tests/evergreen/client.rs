@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use sapwood_engine::scripted;
 use sapwood_kernel::connect::evergreen::import;
-use sapwood_kernel::{Kernel, args};
+use sapwood_kernel::{Kernel, Name, args};
 use sapwood_net::evergreen::{Address, Options, Session};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Limits, Metadata};
+use sapwood_server::allowance::{self, Allowance};
+use sapwood_server::auth::Key;
 use sapwood_server::evergreen::Config;
 use sapwood_tests::{Running, key, request, spawned, until, with_model};
 
@@ -152,4 +154,64 @@ async fn a_session_says_when_it_has_made_much_of_what_it_may() {
     };
     let made = worn_after(bytes).await;
     assert!((15..35).contains(&made), "{made}");
+}
+
+/// The key `rye`, for these models.
+fn may(models: &[&str]) -> Vec<Key> {
+    let mut some = key("anna", "rye");
+    let models = models.iter().map(|name| Name::shared(name)).collect();
+    some.allowance = Some(Arc::new(Allowance::new(allowance::Limits {
+        models: Some(Arc::new(models)),
+        ..allowance::Limits::default()
+    })));
+    vec![some]
+}
+
+/// What a key may use can change while its sessions are open, to less and to more.
+#[tokio::test]
+async fn d_45_an_open_session_follows_the_models_of_its_key() {
+    let kernel = with_model(spawned(scripted::Config::default()));
+    let server = Running::start(kernel, Default::default(), may(&["parrot"])).await;
+    let open = async || {
+        let address = at(&server, "http://").with_key("rye");
+        let options = Options {
+            partial_failure: true,
+            ..Options::default()
+        };
+        Session::connect(&address, options).await.unwrap()
+    };
+    // Of both beginnings: one session opens while the key may, the other while it may not.
+    let wide = open().await;
+    let kernel = Kernel::new();
+    kernel.add_all(import(&wide).await.unwrap()).unwrap();
+    let call = async || {
+        let config = serde_json::json!({"prompt_mode": "raw"});
+        let run = kernel.run::<String>("parrot", args! { prompt: "Hi", config: config });
+        run.finish().await.map(|(text, _)| text)
+    };
+    let lists = async |session: &Session| {
+        let listed = import(session).await.unwrap();
+        let mut names = listed.iter().map(|function| &function.spec().name);
+        names.any(|name| name.as_str() == "parrot")
+    };
+    assert_eq!(call().await.unwrap(), "Hi");
+    server.shared.auth.replace(may(&["other"]));
+    let narrow = open().await;
+    for (models, good) in [("other", false), ("parrot", true), ("other", false)] {
+        server.shared.auth.replace(may(&[models]));
+        for session in [&wide, &narrow] {
+            assert_eq!(lists(session).await, good, "{models}");
+        }
+        match call().await {
+            Ok(text) => assert!(good && text == "Hi", "{models}: {text}"),
+            Err(error) => assert!(!good, "{models}: {error}"),
+        }
+    }
+    // What the second session was shown only later can be called in it.
+    server.shared.auth.replace(may(&["parrot"]));
+    let kernel = Kernel::new();
+    kernel.add_all(import(&narrow).await.unwrap()).unwrap();
+    let config = serde_json::json!({"prompt_mode": "raw"});
+    let run = kernel.run::<String>("parrot", args! { prompt: "Hi", config: config });
+    assert_eq!(run.finish().await.unwrap().0, "Hi");
 }

@@ -83,8 +83,8 @@ pub struct Options {
     pub timeout: Option<Duration>,
     /// The target of GENERATE where an action names none (EV-503).
     pub default_target: Option<String>,
-    /// The models that the client may know of; `None`: all.
-    pub models: Option<Arc<HashSet<Name>>>,
+    /// The models that the client may know of, now and later.
+    pub models: Known,
     /// Where references to content elsewhere are followed to; without it only `data:` is (EV-410).
     pub references: Option<Arc<dyn Resolve>>,
     /// The extensions that are on, by their names in section 2.
@@ -105,7 +105,7 @@ impl Default for Options {
             token: None,
             timeout: None,
             default_target: None,
-            models: None,
+            models: Known::default(),
             references: None,
             extensions: extensions(false, true),
             entropy: 0,
@@ -117,6 +117,33 @@ impl Options {
     /// Whether the client may offer functions (EV-810).
     fn takes_offers(&self) -> bool {
         self.extensions.contains(&REVERSE)
+    }
+}
+
+/// Which models a client may know of. Asked whenever it matters, since what a key may use can change while its sessions are
+/// open. The default: all.
+#[derive(Clone, Default)]
+pub struct Known(Option<Arc<Ask>>);
+
+type Ask = dyn Fn() -> Option<Arc<HashSet<Name>>> + Send + Sync;
+
+impl Known {
+    /// Those that `ask` tells at the moment; `None`: all. It is called at the beginning of each action and for each listing:
+    /// it must return at once.
+    #[must_use]
+    pub fn by(ask: impl Fn() -> Option<Arc<HashSet<Name>>> + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(ask)))
+    }
+
+    /// Those of this moment; `None`: all.
+    fn now(&self) -> Option<Arc<HashSet<Name>>> {
+        self.0.as_ref().and_then(|ask| ask())
+    }
+}
+
+impl fmt::Debug for Known {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Known").field(&self.now()).finish()
     }
 }
 

@@ -10,15 +10,14 @@ mod service;
 mod socket;
 mod tally;
 
-use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use axum::body::Body;
 use http::Request;
-use sapwood_kernel::session;
+use sapwood_kernel::Kernel;
 use sapwood_kernel::session::reference::Resolve;
-use sapwood_kernel::{Kernel, Name};
+use sapwood_kernel::session::{self, Known};
 use sapwood_net::evergreen::grpc;
 use sapwood_proto::evergreen::{Dialect, Limits, Reason, Status};
 use sapwood_proto::generated::DESCRIPTORS;
@@ -104,7 +103,7 @@ impl Config {
             retain: options.retain.unwrap_or_else(|| retain(dialect)),
             timeout: options.timeout,
             default_target: self.default_target.clone(),
-            models: None,
+            models: Known::default(),
             references: self.references.clone(),
             token: None,
             extensions: self.extensions(dialect),
@@ -114,9 +113,12 @@ impl Config {
     }
 }
 
-/// The models that a caller may know of, where those are not all.
-fn known_models(allowance: &Allowance) -> Option<Arc<HashSet<Name>>> {
-    allowance.limits().models.clone()
+/// The models that a caller may know of, as its key is at the time: one that is read anew changes what its sessions may.
+fn known_models(allowance: Option<Arc<Allowance>>) -> Known {
+    let Some(allowance) = allowance else {
+        return Known::default();
+    };
+    Known::by(move || allowance.limits().models.clone())
 }
 
 /// What a session keeps whose client has not said (EV-955).
@@ -135,8 +137,7 @@ pub fn face(shared: Shared, kernel: Kernel, config: Config) -> Face {
     let options = config.session(Dialect::Grpc, Options::default());
     let listed = kernel.clone();
     let listing = move |request: Request<Body>| async move {
-        let allowance = Caller::of(request.extensions())?.allowance.as_deref();
-        let models = allowance.and_then(known_models);
+        let models = known_models(Caller::of(request.extensions())?.allowance.clone());
         let options = session::Options { models, ..options };
         Ok::<_, Refusal>(axum::Json(session::listing(&listed, &options)))
     };

@@ -18,12 +18,8 @@ use crate::spec::{Input, Output, Spec};
 pub(super) fn actions(kernel: &Kernel, options: &Options) -> Value {
     let specs = kernel.specs();
     let (models, functions): (Vec<_>, Vec<_>) = specs.iter().partition(|spec| spec.model);
-    let may = |name: &Name| {
-        options
-            .models
-            .as_ref()
-            .is_none_or(|known| known.contains(name))
-    };
+    let known = options.models.now();
+    let may = |name: &Name| known.as_ref().is_none_or(|known| known.contains(name));
     let targets = models
         .iter()
         .map(|spec| &spec.name)

@@ -100,7 +100,7 @@ impl Runs {
 
     /// What the client may know of. What it may not and what is not there are told alike, and without the names of others.
     fn known(&self, found: Result<Fun>, name: &str) -> Result<Fun> {
-        let Some(models) = &self.options.models else {
+        let Some(models) = self.options.models.now() else {
             return found;
         };
         let permitted = |function: &Fun| {

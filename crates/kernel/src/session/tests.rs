@@ -391,7 +391,7 @@ async fn d_45_what_a_client_may_not_know_is_told_as_what_is_not_there() {
     let hidden = raw(hidden, |_| stream::empty().boxed());
     let options = Options {
         partial_failure: true,
-        models: Some(Arc::new(["mine".into()].into())),
+        models: Known::by(|| Some(Arc::new(["mine".into()].into()))),
         ..Options::default()
     };
     let mut probe = Probe::open([hidden], options);

@@ -90,7 +90,7 @@ impl House {
         );
         let mut options = self.config.session(dialect, options);
         let allowance = Trail::present().and_then(|trail| trail.allowance());
-        options.models = allowance.and_then(|allowance| known_models(&allowance));
+        options.models = known_models(allowance);
         options.token = token.map(|token| session::Token(token.text().into()));
         session::open(self.kernel.clone(), options, tally)
     }
