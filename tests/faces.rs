@@ -21,6 +21,7 @@ use sapwood_tests::http::{Answer, Wire, post};
 use sapwood_tests::{Running, spawned, with_model};
 use serde_json::json;
 
+use crate::generate::grpc::{self, Grpc};
 use crate::lmtp::parrot;
 
 /// How a client asks a model.
@@ -40,12 +41,14 @@ pub(crate) enum Way {
     GenerateStream,
     /// `infer`
     Infer,
+    /// `ModelInfer`
+    ModelInfer,
     /// `ModelStreamInfer`
     StreamInfer,
 }
 
 /// All of them.
-pub(crate) const WAYS: [Way; 10] = [
+pub(crate) const WAYS: [Way; 11] = [
     Way::EvergreenGrpc,
     Way::EvergreenSocket(""),
     Way::EvergreenSocket("?dialect=json"),
@@ -55,6 +58,7 @@ pub(crate) const WAYS: [Way; 10] = [
     Way::Generate,
     Way::GenerateStream,
     Way::Infer,
+    Way::ModelInfer,
     Way::StreamInfer,
 ];
 
@@ -64,9 +68,11 @@ impl Way {
         match self {
             Self::EvergreenGrpc | Self::EvergreenSocket(_) => Face::Evergreen,
             Self::Lmtp | Self::LmtpPost => Face::Lmtp,
-            Self::Generate | Self::GenerateStream | Self::Infer | Self::StreamInfer => {
-                Face::Generate
-            }
+            Self::Generate
+            | Self::GenerateStream
+            | Self::Infer
+            | Self::ModelInfer
+            | Self::StreamInfer => Face::Generate,
         }
     }
 
@@ -92,19 +98,8 @@ impl Way {
             Self::Generate | Self::GenerateStream | Self::Infer => {
                 self.http(server, key, prompt).await
             }
-            Self::StreamInfer => {
-                let mut address =
-                    sapwood_net::triton::Address::new(format!("triton+grpc://{server}"));
-                address.key = key.map(Into::into);
-                let client = sapwood_net::triton::Client::connect(&address)
-                    .await
-                    .map_err(told)?;
-                let kernel = Kernel::new();
-                kernel
-                    .add_all(triton::import(&client).await.map_err(told)?)
-                    .map_err(told)?;
-                called(&kernel, prompt).await
-            }
+            Self::ModelInfer => model_infer(server, key, prompt).await,
+            Self::StreamInfer => stream_infer(server, key, prompt).await,
         }
     }
 
@@ -173,6 +168,39 @@ fn succeeded(answer: Answer) -> Result<Answer, String> {
         return Ok(answer);
     }
     Err(format!("{} {}", answer.head.status, answer.text()))
+}
+
+/// Our own client streams wherever a model does, so that these messages are made by hand.
+async fn model_infer(
+    server: SocketAddr,
+    key: Option<&str>,
+    prompt: &str,
+) -> Result<String, String> {
+    let mut grpc = Grpc::at(server).await.map_err(told)?;
+    let mut request = tonic::Request::new(grpc::prompt("parrot", "1", prompt, false));
+    if let Some(key) = key {
+        let bearer = format!("Bearer {key}").parse().map_err(told)?;
+        request.metadata_mut().insert("authorization", bearer);
+    }
+    let answer = grpc.send("ModelInfer", request).await.map_err(told)?;
+    Ok(grpc::text(&answer))
+}
+
+async fn stream_infer(
+    server: SocketAddr,
+    key: Option<&str>,
+    prompt: &str,
+) -> Result<String, String> {
+    let mut address = sapwood_net::triton::Address::new(format!("triton+grpc://{server}"));
+    address.key = key.map(Into::into);
+    let client = sapwood_net::triton::Client::connect(&address)
+        .await
+        .map_err(told)?;
+    let kernel = Kernel::new();
+    kernel
+        .add_all(triton::import(&client).await.map_err(told)?)
+        .map_err(told)?;
+    called(&kernel, prompt).await
 }
 
 async fn session(url: String, key: Option<&str>, prompt: &str) -> Result<String, String> {

@@ -126,3 +126,33 @@ async fn d_54_ten_connections_of_one_address_get_the_share_of_one() {
         assert!(last <= 2 * FEW, "{many:?} beside {few:?}: {order:?}");
     }
 }
+
+/// OA-910: who waits too long is told so, by every way alike, and waits no more.
+#[tokio::test]
+async fn oa_910_a_request_that_waits_too_long_ends_at_every_face() {
+    const QUEUE_TIMEOUT_MS: u64 = 5_000;
+    for way in WAYS {
+        let config = Config {
+            queue_timeout_ms: QUEUE_TIMEOUT_MS,
+            ..Config::default()
+        };
+        let mut seat = Seat::taken(config);
+        let kernel = with_model(seat.engine.clone());
+        let server = Running::start(kernel, Default::default(), Vec::new()).await;
+        let address = server.address;
+        let mut asked = tokio::spawn(async move { way.ask(address, "Hi").await });
+        seat.waits_for(1).await;
+        let timed_out = |seat: &Seat| seat.engine.stats().cancelled_timeout.get();
+        let arrived = seat.now;
+        seat.now = arrived + QUEUE_TIMEOUT_MS - 2;
+        seat.step();
+        assert_eq!(timed_out(&seat), 0, "{way:?}");
+        seat.now = arrived + QUEUE_TIMEOUT_MS;
+        seat.step();
+        assert_eq!(timed_out(&seat), 1, "{way:?}");
+        assert_eq!(seat.engine.stats().requests_waiting.get(), 0, "{way:?}");
+        let said = timeout(Duration::from_secs(20), &mut asked).await;
+        let said = said.expect("it is told").unwrap().unwrap_err();
+        assert!(said.contains("waited too long"), "{way:?}: {said}");
+    }
+}

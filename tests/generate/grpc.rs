@@ -4,6 +4,8 @@ mod additional;
 mod ensemble;
 mod streams;
 
+use std::net::SocketAddr;
+
 use futures::stream;
 use prost::Message;
 use sapwood_proto::generated::inference::infer_parameter::ParameterChoice;
@@ -25,13 +27,17 @@ pub(crate) struct Grpc(tonic::client::Grpc<Channel>);
 
 impl Grpc {
     pub(crate) async fn connect(server: &Running) -> Self {
-        let address = format!("http://{}", server.address);
-        let channel = Channel::from_shared(address).unwrap();
+        Self::at(server.address).await.unwrap()
+    }
+
+    pub(crate) async fn at(address: SocketAddr) -> Result<Self, tonic::transport::Error> {
+        let channel = Channel::from_shared(format!("http://{address}")).unwrap();
         // What is not read soon holds up whoever sends it.
         let channel = channel.initial_stream_window_size(Some(1 << 16));
-        let channel = channel.connect().await.unwrap();
+        let channel = channel.connect().await?;
         let most = usize::MAX;
-        Self(tonic::client::Grpc::new(channel).max_encoding_message_size(most))
+        let grpc = tonic::client::Grpc::new(channel).max_encoding_message_size(most);
+        Ok(Self(grpc))
     }
 
     fn path(method: &str) -> http::uri::PathAndQuery {
