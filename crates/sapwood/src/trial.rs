@@ -10,9 +10,11 @@
 
 use std::ffi::OsString;
 use std::process::{ExitStatus, Output, Stdio};
+use std::time::Duration;
 
 use tokio::process::Command;
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use crate::failure::{Exit, Failure};
 use crate::models::Planned;
@@ -22,6 +24,8 @@ use crate::plain::plain;
 static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
 /// The command that tries a file; it stands in no help.
 const COMMAND: &str = "try-model";
+/// A disk that does not answer must not keep other models from being tried.
+const LONGEST: Duration = Duration::from_secs(20 * 60);
 /// Of what a process said when it died, in characters.
 const LAST_WORDS_MAX: usize = 300;
 
@@ -36,7 +40,7 @@ pub(crate) async fn pass(planned: &Planned) -> Result<(), Failure> {
     let why = match try_with(arguments).await {
         Ok(output) => verdict(&output),
         Err(error) => Some(format!(
-            "no process could be started that tries it ({error}); with engine.try_files = false it is loaded untried"
+            "it could not be tried in a process of its own ({error}); with engine.try_files = false it is loaded untried"
         )),
     };
     let Some(why) = why else { return Ok(()) };
@@ -58,7 +62,8 @@ async fn try_with(arguments: Vec<OsString>) -> std::io::Result<Output> {
         .spawn()?;
     // Closed when this process ends, however it does: see `be_expendable`.
     let _open = child.stdin.take();
-    child.wait_with_output().await
+    let ended = timeout(LONGEST, child.wait_with_output()).await;
+    ended.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
 }
 
 /// This program, also if its file was replaced while it ran.

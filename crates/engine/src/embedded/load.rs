@@ -460,11 +460,12 @@ pub(super) fn header_of_file(path: &Path) -> Result<Header, LoadError> {
             error,
         },
     };
-    let file = File::open(path).map_err(unreadable)?;
-    let metadata = file.metadata().map_err(unreadable)?;
+    // Before it is opened: a pipe would be waited for until somebody writes into it.
+    let metadata = std::fs::metadata(path).map_err(unreadable)?;
     if !metadata.is_file() {
         return Err(LoadError::NotAFile(path.to_owned()));
     }
+    let file = File::open(path).map_err(unreadable)?;
     header_of(BufReader::new(file), metadata.len(), path)
 }
 

@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::Stdio;
 
+use rustix::fs::{CWD, Mode, mkfifoat};
 use sapwood_engine::embedded::random::{self, Shape};
 
 use crate::process::{Serving, folder, sapwood};
@@ -80,11 +81,14 @@ fn a_file_is_tried_and_the_reason_told() {
     write_fatal(&here.join("fatal.gguf"));
     write(&here.join("short.gguf"), |shape| shape.context_tokens = 1);
     write(&here.join("odd.gguf"), |shape| shape.token_types = 1);
+    let mode = Mode::RUSR | Mode::WUSR;
+    mkfifoat(CWD, here.join("pipe.gguf"), mode).unwrap();
     for (file, code, out, err) in [
         ("good.gguf", Some(0), "", ""),
         ("short.gguf", Some(0), "", ""),
         ("odd.gguf", Some(5), "token_type", ""),
         ("none.gguf", Some(5), "there is no file", ""),
+        ("pipe.gguf", Some(5), "pipe.gguf is not a file", ""),
         ("fatal.gguf", None, "", "GGML_ASSERT"),
     ] {
         let mut command = sapwood(&here, &["try-model", "--size", SIZE, "--", file]);
@@ -104,15 +108,12 @@ fn a_file_is_tried_and_the_reason_told() {
 #[test]
 fn a_trial_ends_with_whoever_began_it() {
     let here = folder("trial-left");
-    // A file that never comes: it waits where nothing else would wake it.
-    let pipe = here.join("pipe.gguf");
-    rustix::fs::mkfifoat(
-        rustix::fs::CWD,
-        &pipe,
-        rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
-    )
-    .unwrap();
-    let mut command = sapwood(&here, &["try-model", "--size", SIZE, "--", "pipe.gguf"]);
+    write(&here.join("large.gguf"), |shape| {
+        (shape.width, shape.inner) = (512, 1024);
+        (shape.vocabulary, shape.token_types) = (32_000, 32_000);
+        shape.context_tokens = 1 << 17;
+    });
+    let mut command = sapwood(&here, &["try-model", "--size", SIZE, "--", "large.gguf"]);
     let ended = command.status().unwrap();
     assert_eq!(ended.code(), Some(130));
 }
