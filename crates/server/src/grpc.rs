@@ -4,23 +4,37 @@
 
 use std::convert::Infallible;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::response::IntoResponse;
+use futures::{StreamExt, stream};
+use http::HeaderMap;
+use http_body_util::{BodyStream, StreamBody};
+use hyper::body::Frame;
+use tokio_util::sync::CancellationToken;
 use tonic::server::NamedService;
 use tonic_health::ServingStatus;
+use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::HealthReporter;
-use tower::Service;
+use tower::{Service, ServiceExt};
 
 use crate::auth::{Access, Scope};
 use crate::drain::Phase;
 use crate::route::Route;
 use crate::shared::{Face, Shared};
 
+/// What [`follow`] reports through.
+pub(crate) struct Reporter {
+    reporter: HealthReporter,
+    /// The last word has been said: the server takes no new work, and whoever watches is let go.
+    over: CancellationToken,
+}
+
 /// The services' routes, and what [`follow`] reports through.
 pub(crate) fn routes(
     faces: &[Face],
-) -> Result<(Vec<Route>, HealthReporter), tonic_reflection::server::Error> {
+) -> Result<(Vec<Route>, Reporter), tonic_reflection::server::Error> {
     let (reporter, health) = tonic_health::server::health_reporter();
+    let over = CancellationToken::new();
     let reflection = || {
         let all = faces.iter().flat_map(|face| &face.descriptors);
         all.fold(
@@ -32,11 +46,45 @@ pub(crate) fn routes(
     // Older tools know the alpha name of reflection only.
     let routes = vec![
         // It stands open, and asks for the name of a service.
-        service(Access::Open, health.max_decoding_message_size(1024)),
+        health_route(health.max_decoding_message_size(1024), over.clone()),
         service(Access::Needs(Scope::Infer), reflection().build_v1()?),
         service(Access::Needs(Scope::Infer), reflection().build_v1alpha()?),
     ];
-    Ok((routes, reporter))
+    Ok((routes, Reporter { reporter, over }))
+}
+
+/// `Watch` is a stream that its client need not end, so that it ends here when `over` is cancelled.
+fn health_route<H: Health>(health: HealthServer<H>, over: CancellationToken) -> Route {
+    let path = format!("/{}/{{*rest}}", HealthServer::<H>::NAME);
+    let health = ServiceExt::<http::Request<Body>>::map_response(health, move |response| {
+        let over = over.clone();
+        response.map(|body| until_over(Body::new(body), over))
+    });
+    Route::grpc(path, Access::Open, health)
+}
+
+/// `body`, and once all that it has at the moment is told and `over` is cancelled, the end of a call whose server goes.
+fn until_over(body: Body, over: CancellationToken) -> Body {
+    let frames = BodyStream::new(body);
+    let over = Box::pin(over.cancelled_owned());
+    let ended = stream::unfold(Some((frames, over)), async |both| {
+        let (mut frames, mut over) = both?;
+        // Both may be cancelled: a body that is dropped is read no further.
+        tokio::select! {
+            biased;
+            frame = frames.next() => frame.map(|frame| (frame, Some((frames, over)))),
+            () = &mut over => Some((Ok(goodbye()), None)),
+        }
+    });
+    Body::new(StreamBody::new(ended))
+}
+
+fn goodbye() -> Frame<Bytes> {
+    let mut trailers = HeaderMap::new();
+    let status = tonic::Status::unavailable("the server is shutting down: ask another one");
+    // Its words can stand in a header: they are ours.
+    let _ = status.add_header(&mut trailers);
+    Frame::trailers(trailers)
 }
 
 fn service<S>(access: Access, service: S) -> Route
@@ -53,10 +101,15 @@ where
     Route::grpc(format!("/{}/{{*rest}}", S::NAME), access, service)
 }
 
-/// Keeps `grpc.health.v1` equal to readiness until the drain is over.
-pub(crate) async fn follow(reporter: HealthReporter, services: Vec<&'static str>, shared: Shared) {
+/// Keeps `grpc.health.v1` equal to readiness until the drain is over. When that takes no new work, whoever watches is let go.
+pub(crate) async fn follow(
+    Reporter { reporter, over }: Reporter,
+    services: Vec<&'static str>,
+    shared: Shared,
+) {
     let mut readiness = shared.health.readiness();
     loop {
+        let refusing = shared.drain.phase() >= Phase::Refusing;
         let ready = *readiness.borrow_and_update();
         let status = if ready {
             ServingStatus::Serving
@@ -67,9 +120,14 @@ pub(crate) async fn follow(reporter: HealthReporter, services: Vec<&'static str>
         for service in std::iter::once(&"").chain(&services) {
             reporter.set_service_status(*service, status).await;
         }
-        // Both may be cancelled: a change not yet seen is seen by the next wait.
+        // That it is not ready was told to all of them above, if not before.
+        if refusing && !ready {
+            over.cancel();
+        }
+        // All may be cancelled: a change not yet seen is seen by the next wait.
         tokio::select! {
             _ = readiness.changed() => {}
+            () = shared.drain.reached(Phase::Refusing), if !refusing => {}
             () = shared.drain.reached(Phase::Over) => return,
         }
     }

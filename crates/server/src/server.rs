@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use axum::Router;
 use tokio_util::task::AbortOnDropHandle;
-use tonic_health::server::HealthReporter;
 
 use crate::auth::{Auth, Key};
 use crate::body_budget::{self, BodyBudget};
@@ -189,7 +188,7 @@ pub struct Server {
     shared: Shared,
     routes: Router,
     listed: Vec<Route>,
-    reporter: HealthReporter,
+    reporter: grpc::Reporter,
     services: Vec<&'static str>,
     also: Vec<(Socket, Purpose)>,
 }

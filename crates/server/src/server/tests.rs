@@ -7,6 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
@@ -355,6 +356,37 @@ async fn oa_901_grpc_health_follows_readiness() {
     assert_eq!(missing.code(), tonic::Code::NotFound);
     server.stop();
     while next().await != 2 {}
+}
+
+/// Who only looks on is told that the server goes, and holds nothing up.
+#[tokio::test]
+async fn oa_904_a_drain_ends_whoever_watches_health() {
+    let mut server = Running::start(drains(Duration::from_secs(600)), Vec::new()).await;
+    let work: Work = server.shared.drain.admit().unwrap();
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", server.address));
+    let channel = endpoint.unwrap().connect().await.unwrap();
+    let mut client = HealthClient::new(channel);
+    let watch = client.watch(HealthCheckRequest::default()).await;
+    let mut watch = watch.unwrap().into_inner();
+    assert!(watch.message().await.unwrap().is_some());
+    server.stop();
+    server.shared.drain.reached(Phase::Refusing).await;
+    let rest = async {
+        let mut last = None;
+        loop {
+            match watch.message().await {
+                Ok(Some(answer)) => last = Some(answer.status),
+                Ok(None) => panic!("an end without a word"),
+                Err(status) => return (last, status.code()),
+            }
+        }
+    };
+    let rest = timeout(Duration::from_secs(20), rest).await;
+    let unavailable = tonic::Code::Unavailable;
+    assert_eq!(rest.expect("it ends"), (Some(2), unavailable));
+    drop(work);
+    let ended = timeout(Duration::from_secs(20), server.ended).await;
+    assert_eq!(ended.expect("nothing is waited for").unwrap().cut, 0);
 }
 
 #[tokio::test]
