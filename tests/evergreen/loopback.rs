@@ -119,6 +119,32 @@ async fn ev_601_generate_streams_an_answer_with_its_meta() {
         .unwrap_or_else(|status| panic!("{status}"));
 }
 
+/// EV-309
+#[tokio::test]
+async fn ev_610_a_prompt_that_comes_while_it_is_read_is_answered_as_one_that_has_come() {
+    let server = Running::over(with_model(spawned(scripted::Config::default()))).await;
+    let session = server.session().await;
+    let mut answers = Vec::new();
+    for comes_after in [false, true] {
+        let mut prompt = session.write().unwrap();
+        let node = prompt.node().clone();
+        let asked = || request("GENERATE", &[("prompt", &node)], &["response", "meta"]);
+        let early = comes_after.then(|| session.call(asked()).unwrap());
+        for word in ["Guten ", "Tag, ", "K\u{f6}ln"] {
+            prompt.write(&text("USER"), word.into()).await.unwrap();
+        }
+        prompt.end(&text("USER")).unwrap();
+        let call = early.unwrap_or_else(|| session.call(asked()).unwrap());
+        let meta = whole(call.output("meta")).await;
+        let meta: serde_json::Value = serde_json::from_str(&meta).unwrap();
+        let used = meta["usage"]["prompt_tokens"].clone();
+        answers.push((whole(call.output("response")).await, used));
+    }
+    assert_eq!(answers[0].0, "Guten Tag, Köln");
+    assert_eq!(answers[0], answers[1]);
+    session.close().await.unwrap();
+}
+
 /// EV-307, EV-973
 #[tokio::test]
 async fn ev_612_the_second_turn_is_sent_before_the_first_answer_exists() {

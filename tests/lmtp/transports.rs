@@ -33,6 +33,27 @@ const SESSION: [&str; 9] = [
 /// Items that it is answered with.
 const ITEMS: usize = 1 + 2 + 1 + 2 + 5;
 
+/// LM-105
+#[tokio::test]
+async fn lm_105_compression_is_declined_and_what_is_compressed_all_the_same_ends_the_connection() {
+    let server = of_parrot().await;
+    let offer = [("sec-websocket-extensions", "permessage-deflate")];
+    let mut socket = Socket::open(&server, "/lmtp", &offer).await.unwrap();
+    assert!(!socket.headers.contains_key("sec-websocket-extensions"));
+    socket
+        .say(r#"GENERATE {"model":"parrot","prompt":[72],"stream_id":1}"#)
+        .await;
+    let (tokens, why) = told(&stream(&mut socket, 1).await);
+    assert_eq!((tokens, why.as_str()), (vec![72, 257], "stop"));
+    // A text message whose first reserved bit says that it is compressed.
+    let mut masked = vec![0b1100_0001, 0x80 | 2];
+    masked.extend([0; 4]);
+    masked.extend(*b"{}");
+    socket.raw(&masked).await;
+    let (_, close) = socket.rest().await;
+    assert_eq!(close.map(|(code, _)| code), Some(1002));
+}
+
 /// The same as an array, where what is no JSON cannot stand.
 fn array() -> String {
     let pairs = SESSION.iter().filter(|line| line.ends_with('}'));
@@ -330,22 +351,6 @@ async fn lm_107_a_socket_that_answers_no_ping_is_dropped_after_90_seconds() {
             "{took:?}"
         );
         drop(mute);
-    }
-}
-
-#[tokio::test]
-async fn lm_105_compression_of_sockets_is_declined() {
-    let server = Running::start(
-        kernel("parrot", spawned(parrot())),
-        Default::default(),
-        Vec::new(),
-    )
-    .await;
-    let offer = "permessage-deflate; client_max_window_bits";
-    let deflate = [("sec-websocket-extensions", offer)];
-    for path in ["/lmtp", "/"] {
-        let socket = Socket::open(&server, path, &deflate).await.unwrap();
-        assert!(!socket.headers.contains_key("sec-websocket-extensions"));
     }
 }
 

@@ -55,6 +55,7 @@ function recorded(prompt) {
   ].map((message) => JSON.stringify(message));
 }
 
+/** EV-724: chunks are counted, since the client's own readers of version 0.0.5 are never told that a stream has ended. */
 async function theTypescriptClientsFramesAreAnswered() {
   const { said, code } = await converse("/", (socket) => {
     [...recorded("Hi!"), FINISH].forEach((text) => socket.send(text));
