@@ -76,7 +76,7 @@ impl Messages {
         }
         // Whoever asks for more of a stream has taken the last message. A call of one is worked on until its answer begins.
         if self.intake.has_answered() {
-            self.reservation.shrink(0);
+            self.hold_no_more_than(0);
         }
         loop {
             if self.passing > 0 && !self.buf.is_empty() {
@@ -113,10 +113,15 @@ impl Messages {
         }
     }
 
+    fn hold_no_more_than(&mut self, bytes: usize) {
+        self.reservation.shrink(bytes);
+        self.intake.holds_unpacked(!self.reservation.is_empty());
+    }
+
     /// Unpacks a message, and hands its head on.
     async fn unpack(&mut self, packed: Bytes) -> Part {
         // The message before was taken.
-        self.reservation.shrink(0);
+        self.hold_no_more_than(0);
         let here = packed.len() <= UNPACKED_HERE;
         let told = Unpacked::default();
         let mut unpacking = Unpacking {
@@ -152,7 +157,7 @@ impl Messages {
             self.ready = VecDeque::from([Bytes::from_static(&[0])]);
             return Ok(head(1, 1));
         }
-        self.reservation.shrink(unpacking.bytes);
+        self.hold_no_more_than(unpacking.bytes);
         let length = u32::try_from(unpacking.bytes).unwrap_or(u32::MAX);
         self.ready = unpacking.pieces;
         Ok(head(0, length))
@@ -210,6 +215,7 @@ mod tests {
     use super::*;
     use crate::body_budget::{BodyBudget, Config};
     use crate::caller::Identity;
+    use crate::intake::Framing;
 
     fn gzip(bytes: &[u8]) -> Vec<u8> {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
@@ -309,6 +315,25 @@ mod tests {
                 .len();
         }
         assert!(body.frame().await.is_none());
+        assert_eq!(in_use.get(), 0);
+    }
+
+    /// A call of one message, whose body never ends: little of it came, and much of it is charged.
+    #[tokio::test(start_paused = true)]
+    async fn d_47_what_is_unpacked_is_not_held_for_a_client_that_drips() {
+        let in_use = IntGauge::new("used", "-").unwrap();
+        let sent = message(1, &gzip(&vec![b'a'; 3 << 20]));
+        let drips = stream::repeat(()).then(|()| async {
+            tokio::time::sleep(std::time::Duration::from_secs(29)).await;
+            Ok::<_, io::Error>(Bytes::from_static(b"x"))
+        });
+        let body = Body::from_stream(stream::iter([Ok(Bytes::from(sent))]).chain(drips));
+        let request = request(b"", 1, &in_use);
+        let intake = request.extensions().get::<Arc<Intake>>().unwrap().clone();
+        let request = request.map(|_| intake.charging(body, Framing::Grpc));
+        let read = unpacked(request, 4 << 20).into_body().collect().await;
+        assert!(read.is_err() && intake.is_slow());
+        intake.answered();
         assert_eq!(in_use.get(), 0);
     }
 

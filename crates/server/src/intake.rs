@@ -30,6 +30,8 @@ pub(crate) struct Intake {
     overloaded: AtomicBool,
     /// It came so slowly that it was given up.
     slow: AtomicBool,
+    /// What was unpacked of it is charged, beside what came.
+    unpacked: AtomicBool,
     /// Charged until the answer begins.
     kept: Mutex<Vec<Reservation>>,
     /// The body, where its reader has let it go before its end and the answer has not begun.
@@ -67,6 +69,7 @@ impl Intake {
             discarded: AtomicBool::new(false),
             overloaded: AtomicBool::new(false),
             slow: AtomicBool::new(false),
+            unpacked: AtomicBool::new(false),
             kept: Mutex::default(),
         })
     }
@@ -148,6 +151,11 @@ impl Intake {
         self.is(&self.overloaded)
     }
 
+    /// Says whether something that was unpacked of it is charged: the client must not keep that for nothing either.
+    pub(crate) fn holds_unpacked(&self, holds: bool) {
+        self.unpacked.store(holds, Ordering::Relaxed);
+    }
+
     /// Whether it was given up because it came too slowly.
     pub(crate) fn is_slow(&self) -> bool {
         self.is(&self.slow)
@@ -191,7 +199,7 @@ impl Charging {
 
     /// While nothing comes; ready if what is charged has come too slowly.
     fn poll_slow(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.reservation.is_empty() {
+        if self.reservation.is_empty() && !self.intake.is(&self.intake.unpacked) {
             self.pace.rest();
             return Poll::Pending;
         }
