@@ -57,7 +57,6 @@ pub(crate) fn routes(
 fn health_route<H: Health>(health: HealthServer<H>, over: CancellationToken) -> Route {
     let path = format!("/{}/{{*rest}}", HealthServer::<H>::NAME);
     let health = ServiceExt::<http::Request<Body>>::map_response(health, move |response| {
-        let over = over.clone();
         response.map(|body| until_over(Body::new(body), over))
     });
     Route::grpc(path, Access::Open, health)
