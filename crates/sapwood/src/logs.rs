@@ -5,6 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tracing::{Level, Metadata};
+use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
@@ -62,6 +64,7 @@ impl Logs {
         // A second subscriber in one process cannot be: only tests could ask for it, and they start processes.
         let _ = tracing_subscriber::registry()
             .with(filter)
+            .with(filter_fn(tells_no_secret))
             .with(lines)
             .try_init();
         Ok(Self(handle))
@@ -113,6 +116,12 @@ pub(crate) fn parse(filter: &str) -> Result<EnvFilter, Failure> {
             "log: `{filter}` is no filter ({error}); write for example info or sapwood=debug"
         ))
     })
+}
+
+/// Whether a line may be written, whatever the filter asks for: at `trace`, tungstenite prints the first line of its
+/// request, where the key of an LMTP address stands, and every message whole.
+fn tells_no_secret(line: &Metadata<'_>) -> bool {
+    *line.level() != Level::TRACE || !line.target().starts_with("tungstenite")
 }
 
 /// What waits for the reader of the log at most: some 3,000 lines.

@@ -62,6 +62,8 @@ pub(crate) fn interrupt(child: &Child, signal: Signal) {
 pub(crate) struct Serving {
     child: Child,
     logs: BufReader<ChildStderr>,
+    /// What was read of the log.
+    read: String,
     pub(crate) url: String,
 }
 
@@ -79,6 +81,7 @@ impl Serving {
         let mut serving = Self {
             child,
             logs,
+            read: String::new(),
             url: String::new(),
         };
         let line = serving.wait_for("listening");
@@ -88,19 +91,14 @@ impl Serving {
 
     /// Reads the log until a line has this message.
     pub(crate) fn wait_for(&mut self, message: &str) -> Value {
-        let mut seen = String::new();
         loop {
-            let mut line = String::new();
-            assert_ne!(
-                self.logs.read_line(&mut line).unwrap(),
-                0,
-                "no `{message}` in:\n{seen}"
-            );
-            let json: Value = serde_json::from_str(&line).unwrap_or_default();
+            let before = self.read.len();
+            let bytes = self.logs.read_line(&mut self.read).unwrap();
+            assert_ne!(bytes, 0, "no `{message}` in:\n{}", self.read);
+            let json: Value = serde_json::from_str(&self.read[before..]).unwrap_or_default();
             if json["message"] == message {
                 return json;
             }
-            seen += &line;
         }
     }
 
@@ -130,11 +128,11 @@ impl Serving {
         interrupt(&self.child, signal);
     }
 
-    /// Waits for the end; the exit code and the rest of the log.
+    /// Waits for the end; the exit code and the whole log.
     pub(crate) fn end(mut self) -> (i32, String) {
-        let mut rest = String::new();
-        self.logs.read_to_string(&mut rest).unwrap();
-        (self.child.wait().unwrap().code().unwrap_or(-1), rest)
+        self.logs.read_to_string(&mut self.read).unwrap();
+        let code = self.child.wait().unwrap().code().unwrap_or(-1);
+        (code, std::mem::take(&mut self.read))
     }
 }
 

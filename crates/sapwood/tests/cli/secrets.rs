@@ -103,7 +103,7 @@ fn d_46_over_grpc_the_servers_own_key_opens_no_upstream() {
     assert_eq!(run_with(call, "").code, 0);
 }
 
-/// A server between a client and two upstreams, each with a key of its own, everything logged.
+/// A server between a client and four upstreams, each with a key of its own, everything logged: no key and no prompt shows.
 #[test]
 fn d_46_no_key_is_in_the_most_detailed_log_or_in_an_error() {
     let key =
@@ -122,17 +122,26 @@ fn d_46_no_key_is_in_the_most_detailed_log_or_in_an_error() {
     );
     std::fs::write(here.join("sapwood.toml"), text).unwrap();
     let mut front = Serving::start(&here, &loud);
-    front.wait_for("joined an upstream");
+    // Each of the four has sent its key, and one that takes a prompt of text is there.
+    for _ in 0..4 {
+        front.wait_for("joined an upstream");
+    }
     let away = folder("loud-client");
     for (secret, code) in [("hush-2", 0), ("hush-3", 1)] {
         let call = [
-            "run", "GENERATE", "--input", "prompt=x", "--server", &front.url,
+            "run",
+            "GENERATE",
+            "--input",
+            "prompt=whispered",
+            "--server",
+            &front.url,
         ];
         let mut call = sapwood(&away, &[&call[..], &loud].concat());
         call.env("SAPWOOD_CLIENT_KEY", secret);
         let ended = run_with(call, "");
         assert_eq!(ended.code, code, "{ended:?}");
         no_secret(&ended);
+        assert!(!ended.err.contains("whispered"), "{ended:?}");
     }
     front.get("/lmtp?key=hush-2", "");
     let (_, logs) = [front, back]
@@ -143,6 +152,7 @@ fn d_46_no_key_is_in_the_most_detailed_log_or_in_an_error() {
         });
     assert!(logs.len() > 10_000 && logs.contains("TRACE"), "{logs}");
     assert!(!logs.contains("hush"), "{}", around(&logs));
+    assert!(!logs.contains("whispered"), "{logs}");
 }
 
 fn end(serving: Serving) -> (i32, String) {
