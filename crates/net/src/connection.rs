@@ -66,6 +66,9 @@ pub(crate) async fn connect(
 /// else.
 pub const UNTRUSTED: &str = "UNTRUSTED_SERVER";
 
+/// The reason of a status that says that no connection came about: nobody listens there, or nobody is there.
+pub const NO_ANSWER: &str = "NO_ANSWER";
+
 /// What is wrong with TLS, if that is what an error comes from.
 pub(crate) fn distrust(error: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
     let mut next = Some(error);

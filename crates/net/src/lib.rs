@@ -13,4 +13,4 @@ pub mod references;
 mod tls;
 pub mod triton;
 
-pub use connection::UNTRUSTED;
+pub use connection::{NO_ANSWER, UNTRUSTED};

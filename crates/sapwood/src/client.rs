@@ -8,9 +8,9 @@ use sapwood_engine::recommended::RecommendedSampling;
 use sapwood_kernel::connect::evergreen::Listing;
 use sapwood_kernel::connect::{evergreen, triton};
 use sapwood_kernel::{Error, Fun, Kernel};
-use sapwood_net::UNTRUSTED;
 use sapwood_net::evergreen::{Address, Options, Session};
 use sapwood_net::triton::{Address as TritonAddress, Client as TritonClient};
+use sapwood_net::{NO_ANSWER, UNTRUSTED};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
 use sapwood_proto::secret::masked;
@@ -293,11 +293,16 @@ pub(crate) fn unreachable(url: &str, status: &Status) -> Failure {
         Code::InvalidRequest | Code::Unimplemented => {
             Failure::usage(format!("--server {url}: {}", status.message))
         }
-        _ => Failure::exit(
+        Code::Unavailable if status.reason == NO_ANSWER => Failure::exit(
             Exit::Unreachable,
             format!(
                 "no server answers at {url}; start one with `sapwood serve`, or correct the address"
             ),
+        ),
+        // Somebody does: to start another one would not help.
+        _ => Failure::exit(
+            Exit::Unreachable,
+            format!("the server at {url} cannot be used: {}", status.message),
         ),
     }
 }

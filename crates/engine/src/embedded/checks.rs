@@ -152,10 +152,8 @@ impl Keys<'_> {
     /// What single architectures assert although their keys may be left out.
     fn architecture(&self) -> Result<(), String> {
         match self.architecture {
-            "smallthinker" => {
-                if self.number("expert_count").unwrap_or(0) == 0 {
-                    return Err("smallthinker.expert_count must not be 0".to_owned());
-                }
+            "smallthinker" if self.number("expert_count").unwrap_or(0) == 0 => {
+                return Err("smallthinker.expert_count must not be 0".to_owned());
             }
             name @ ("jamba" | "granitehybrid") => {
                 let width = self.number("embedding_length").unwrap_or(0);

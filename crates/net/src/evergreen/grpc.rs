@@ -176,12 +176,17 @@ fn cut(status: &tonic::Status) -> Option<Status> {
     broken.then(|| Status::other(Code::Unavailable, "", message))
 }
 
-/// A message that the library could not take out of its frame.
+/// A message that the library could not take out of its frame. What a server says with the same codes is its own: the
+/// library's texts are all that tells them apart.
 fn unframed(status: &tonic::Status) -> Option<Status> {
     if std::error::Error::source(status).is_some() {
         return None;
     }
+    let is_the_librarys = LIBRARY_TEXTS
+        .iter()
+        .any(|text| status.message().starts_with(text));
     match status.code() {
+        _ if !is_the_librarys => None,
         tonic::Code::OutOfRange => Some(too_large(MESSAGE_BYTES_MAX)),
         tonic::Code::Internal => {
             let message = "a message could not be taken out of its gRPC frame";
@@ -207,9 +212,25 @@ const BUFFER_BYTES: usize = 1024;
 /// So many encoded bytes are gathered before they are handed to the connection.
 const YIELD_BYTES: usize = 32 * 1024;
 
+/// How tonic begins what it says of frames that it cannot read.
+const LIBRARY_TEXTS: [&str; 4] = [
+    "protocol error: received",
+    "Error decompressing",
+    "Unexpected EOF decoding",
+    "Error, decoded message length too large",
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_that_fails_is_quoted_and_not_taken_for_a_broken_frame() {
+        for code in [tonic::Code::Internal, tonic::Code::OutOfRange] {
+            let status = from_grpc(&tonic::Status::new(code, "the disk is full"));
+            assert_eq!(status.message, "the disk is full");
+        }
+    }
 
     #[test]
     fn ev_109_a_lost_connection_is_a_cancel_and_not_a_defect() {

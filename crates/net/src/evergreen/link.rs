@@ -272,7 +272,8 @@ impl Back {
 
 /// Whether nobody has said how the session ends: its connection did.
 fn was_cut(status: &Status) -> bool {
-    status.code == Code::Unavailable && status.reason.is_empty()
+    status.code == Code::Unavailable
+        && (status.reason.is_empty() || status.reason == crate::NO_ANSWER)
 }
 
 /// From a half to one and a half, so that many clients do not come back as one.

@@ -19,7 +19,7 @@ use tonic::{Request, Streaming};
 
 use super::grpc::{self, Wire};
 use super::websocket::Place;
-use crate::connection::{UNTRUSTED, distrust, is_loopback};
+use crate::connection::{NO_ANSWER, UNTRUSTED, distrust, is_loopback};
 
 /// Where a server is, and how to be let in.
 #[derive(Clone)]
@@ -172,7 +172,7 @@ impl Connection {
                 "no answer from {}: is the server running there?",
                 masked(&address.url)
             );
-            Status::other(Code::Unavailable, "", message)
+            Status::other(Code::Unavailable, NO_ANSWER, message)
         })?;
         Ok(Self::Grpc { channel, key })
     }

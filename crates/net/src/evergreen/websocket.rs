@@ -137,7 +137,9 @@ impl Place {
                 if let Some(why) = connection::distrust(&cause) {
                     return Status::other(Code::Unavailable, connection::UNTRUSTED, why);
                 }
-                unavailable(address, "is the server running there?")
+                let mut status = unavailable(address, "is the server running there?");
+                status.reason = connection::NO_ANSWER.into();
+                status
             }
         })
     }

@@ -573,3 +573,23 @@ fn oa_902_an_upstream_that_says_nothing_keeps_nobody_waiting() {
         drop(connection);
     }
 }
+
+/// Who starts another server where one answers is no further.
+#[test]
+fn a_server_of_something_else_is_not_taken_for_none() {
+    let here = with_echo("remote-else", "");
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", other.local_addr().unwrap());
+    let serving = std::thread::spawn(move || {
+        let (mut socket, _) = other.accept().unwrap();
+        let _ = socket.read(&mut [0; 100]);
+        socket
+            .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            .unwrap();
+    });
+    let ended = run(&here, &["models", "--server", &url]);
+    serving.join().unwrap();
+    assert_eq!((ended.code, &*ended.out), (4, ""), "{ended:?}");
+    assert!(ended.err.contains("cannot be used"), "{ended:?}");
+    assert!(!ended.err.contains("start one"), "{ended:?}");
+}
