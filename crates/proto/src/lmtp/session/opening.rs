@@ -161,6 +161,9 @@ impl Session {
         let prompt_logprobs = extended.is_some_and(|stream| stream.prompt_logprobs);
         let statuses = extended.is_some_and(|stream| stream.features.has(Feature::Status));
         self.ids.insert(id.clone(), first);
+        // A stream without numbers keeps nothing, and what is kept under its id is of another one: whoever came back to it
+        // would be given that.
+        self.rings.forget(id);
         if let Some(extended) = admitted.extended {
             let due = extended.deadline.into_iter().chain(extended.first_due);
             self.due.extend(due.map(|due| (due, first)));

@@ -163,6 +163,13 @@ impl Rings {
         self.adopt(key, Ring::new(id.clone(), request, window));
     }
 
+    /// Nobody comes back any more to what was kept under an id.
+    pub(super) fn forget(&mut self, id: &Id) {
+        if let Some(key) = self.named(id) {
+            drop(self.take(key));
+        }
+    }
+
     /// The ring of the latest stream with this id.
     pub(super) fn named(&self, id: &Id) -> Option<StreamKey> {
         self.ids.get(id).copied()

@@ -152,3 +152,36 @@ fn lm_963_a_stream_whose_beginning_is_gone_is_replaced() {
     assert_eq!(server.outputs(), ["cancel 0"]);
     assert_eq!((server.started.len(), server.session.live()), (2, 1));
 }
+
+/// An id whose stream is kept may begin a stream that keeps nothing, after features were given up: nobody who asks for that
+/// one is given the other.
+#[test]
+fn lm_963_a_stream_without_numbers_is_not_mistaken_for_the_one_that_is_kept_under_its_id() {
+    let negotiate = |server: &mut Server, features: &str| {
+        let answer = server.ask(&format!(
+            r#"MODEL_INFO {{"stream_id":0,"model":"tiny","data":{{"lmtp":{{"version":2,"features":{features}}}}}}}"#
+        ));
+        assert!(answer.contains(r#""lmtp":"#), "{answer}");
+    };
+    for features in ["[]", r#"["usage"]"#] {
+        let mut server = agreed();
+        let stream = begin(&mut server);
+        server.step(vec![(
+            stream,
+            Piece::Item(item(65, -0.5, Some(Finish::Stop))),
+        )]);
+        negotiate(&mut server, features);
+        let stream = server.open(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[7]}"#);
+        negotiate(&mut server, r#"["resume"]"#);
+        let retry = server.open(&again(ASK));
+        assert_eq!(
+            server.session.live(),
+            2,
+            "both run, and nothing is told again"
+        );
+        let said = server.step(vec![(stream, piece(66)), (retry, piece(67))]);
+        let said = said.join("\n");
+        assert!(said.contains(r#""token":66,"stream_id":3,"#), "{said}");
+        assert!(said.contains(r#""token":67,"stream_id":8,"#), "{said}");
+    }
+}
