@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prost_types::Any;
 
+use super::leaves::Leaf;
 use super::{
     ActionKey, Call, CancelledBy, Config, CursorId, NodeKey, Output, Phase, Read, Retain, Session,
     Side,
@@ -452,9 +453,11 @@ impl<'a> Play<'a> {
             .iter()
             .map(|(_, entry)| entry.aside_bytes)
             .sum();
+        let being_read: u64 = session.leaves.iter().map(Leaf::text_bytes).sum();
         assert_eq!(
             session.retained_bytes(),
             held + configs
+                + being_read
                 + session
                     .resume
                     .as_ref()

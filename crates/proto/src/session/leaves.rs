@@ -40,6 +40,11 @@ impl Leaf {
     pub(super) const fn is_of_resume(&self) -> bool {
         !matches!(self.wanted, Wanted::Ttl(_))
     }
+
+    /// Bytes of the text, which the quota counts until the input was read.
+    pub(super) const fn text_bytes(&self) -> u64 {
+        self.text.len() as u64
+    }
 }
 
 impl Session {
@@ -173,7 +178,7 @@ impl Session {
     fn leaf_is_done(&mut self, leaf: &Leaf) {
         let root = self.cursors.get(leaf.cursor.0).map(|cursor| cursor.root);
         self.close(leaf.cursor);
-        self.store.give_back(leaf.text.len() as u64);
+        self.store.give_back(leaf.text_bytes());
         if let Some(root) = root.filter(|_| leaf.is_of_resume()) {
             // What was said once for coming back is not kept for ever.
             self.drop_nodes(&[(root, false)]);
